@@ -52,8 +52,10 @@ def characters() -> Any:
 def numbers() -> Any:
     """361 ids: the numbers 0 to 99 are tokens, and `<think`, `</`, `><` are, where Llama-3 cuts tags."""
     pairs = [(tens, ones) for tens in "123456789" for ones in "0123456789"]
-    pairs += [(word[:i], word[i]) for word in ("think", "answer") for i in range(1, len(word))]
-    return _byte_level([*pairs, ("<", "think"), ("<", "answer"), ("<", "/"), (">", "<")], _PIECES)
+    for word in ("think", "answer"):
+        pairs += [(word[:end], word[end]) for end in range(1, len(word))]
+    pairs += [("<", "think"), ("<", "answer"), ("<", "/"), (">", "<")]
+    return _byte_level(pairs, _PIECES)
 
 
 def merged() -> Any:
@@ -74,9 +76,10 @@ def _byte_level(merges: list[tuple[str, str]], pieces: str = "") -> Any:
     """A byte-level BPE that gives back every byte; `pieces` is a pattern whose matches no merge crosses."""
     vocabulary = {token: i for i, token in enumerate([*_BYTES, *(one + other for one, other in merges)])}
     backend = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
-    split = [pre_tokenizers.Split(Regex(pieces), behavior="isolated")] if pieces else []
-    level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    backend.pre_tokenizer = pre_tokenizers.Sequence([*split, level])
+    steps: list[Any] = [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    if pieces:
+        steps.insert(0, pre_tokenizers.Split(Regex(pieces), behavior="isolated"))
+    backend.pre_tokenizer = pre_tokenizers.Sequence(steps)
     backend.decoder = decoders.ByteLevel()
     return transformers.PreTrainedTokenizerFast(
         tokenizer_object=backend, pad_token=PAD, eos_token=END, clean_up_tokenization_spaces=False, padding_side="left"

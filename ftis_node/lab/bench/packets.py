@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -43,21 +42,38 @@ def make_text_run(tokens: int) -> Run:
     """The same for models of any tokenizer."""
     kept = {"task", "data", "template", "reward", "group", "slots", "temperature"}
     shared = make_run(tokens).model_dump(include=kept)
-    caps = {"prompt_bytes": 5 * 512, "completion_bytes": 5 * tokens, "completion_tokens": tokens}
-    return Run(**shared | caps | {"packet": 2, "tokenizer": "any"})
+    return Run(
+        **shared,
+        prompt_bytes=5 * 512,
+        completion_bytes=5 * tokens,
+        completion_tokens=tokens,
+        packet=2,
+        tokenizer="any",
+    )
 
 
 def make_text_packet(run: Run, author: bytes, round: int, slot: int, random: np.random.Generator) -> TextPacket:
     """Pieces as long as Qwen2.5's of GSM8K's solutions: 2.6 bytes on average; every second completion is finished."""
     completions = []
     for index in range(GROUP):
-        finished = index % 2 == 0
-        pieces = np.minimum(random.geometric(1 / 2.6, run.completion_tokens - finished), 40).astype(np.uint8)
-        claims = -random.exponential(0.4, len(pieces)).astype(np.float32)
+        count = run.completion_tokens
+        end = None
+        if index % 2 == 0:
+            count -= 1
+            end = -0.1
+        lengths = random.geometric(1 / 2.6, count)
+        pieces = np.minimum(lengths, 40).astype(np.uint8)
+        claims = -random.exponential(0.4, count).astype(np.float32)
         text = b"x" * int(pieces.sum(dtype=np.int64))
-        completions.append(TextCompletion(text, pieces, claims, -0.1 if finished else None))
+        completions.append(TextCompletion(text, pieces, claims, end))
     return packet.pack_text_group(
-        run_id=run.id, author=author, round=round, slot=slot, policy_step=round, prompt="", completions=completions
+        run_id=run.id,
+        author=author,
+        round=round,
+        slot=slot,
+        policy_step=round,
+        prompt="",
+        completions=completions,
     )
 
 
@@ -68,8 +84,16 @@ def make_context(run: Run) -> AdmissionContext:
 
 def packed(run: Run, where: tuple[bytes, int, int, int], ids: Sequence[int], made: Sequence[Completion]) -> Packet:
     """A packet of a run. where: its author, round, slot and policy step. ids: of the prompt."""
-    named: dict[str, Any] = dict(zip(("author", "round", "slot", "policy_step"), where, strict=True))
-    return packet.pack_group(run_id=run.id, prompt_ids=ids, completions=made, **named)
+    author, round, slot, policy_step = where
+    return packet.pack_group(
+        run_id=run.id,
+        author=author,
+        round=round,
+        slot=slot,
+        policy_step=policy_step,
+        prompt_ids=ids,
+        completions=made,
+    )
 
 
 def make_packet(run: Run, author: bytes, round: int, slot: int, random: np.random.Generator) -> Packet:
@@ -81,8 +105,10 @@ def make_packet(run: Run, author: bytes, round: int, slot: int, random: np.rando
         finished = index % 2 == 0
         if finished:
             ids[-1] = EOS[1]
-        completions.append(Completion(ids, -random.exponential(0.4, tokens).astype(np.float32), finished))
-    return packed(run, (author, round, slot, round), [draw(run.id, author, round, slot, ROWS)] * 60, completions)
+        logprobs = -random.exponential(0.4, tokens).astype(np.float32)
+        completions.append(Completion(ids, logprobs, finished))
+    row = draw(run.id, author, round, slot, ROWS)
+    return packed(run, (author, round, slot, round), [row] * 60, completions)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from itertools import permutations
 
 import numpy as np
+from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
 from ftis_node.lab.bench.packets import GROUP
@@ -37,11 +38,11 @@ def bench_reading(tokens: int, repeats: int, tokenizers: Mapping[str, PreTrained
         RuntimeError: a reader cannot read a text, or reads it in its author's cut, so the times would mean nothing.
     """
     codecs = {name: Codec(tokenizer) for name, tokenizer in tokenizers.items()}
-    found: dict[str, float] = {}
-    for author, reader in permutations(codecs, 2):
-        for key, cost in _pair(codecs[author], codecs[reader], tokens, repeats).items():
-            found[key] = max(found.get(key, 0.0), cost)
-    return found
+    slowest: dict[str, float] = {}
+    for author, reader in permutations(codecs.values(), 2):
+        for key, cost in _pair(author, reader, tokens, repeats).items():
+            slowest[key] = max(slowest.get(key, 0.0), cost)
+    return slowest
 
 
 def built_in_tokenizers() -> dict[str, PreTrainedTokenizerBase]:
@@ -51,7 +52,8 @@ def built_in_tokenizers() -> dict[str, PreTrainedTokenizerBase]:
 
 def median_us(call: Callable[[], object], repeats: int) -> float:
     """CPU time of this thread, so that other work on the machine does not count."""
-    return statistics.median(timeit.repeat(call, "gc.enable()", time.thread_time, repeats, 1)) * 1e6
+    seconds = timeit.repeat(call, setup="gc.enable()", timer=time.thread_time, repeat=repeats, number=1)
+    return statistics.median(seconds) * 1e6
 
 
 def _pair(author: Codec, reader: Codec, tokens: int, repeats: int) -> dict[str, float]:
@@ -62,15 +64,30 @@ def _pair(author: Codec, reader: Codec, tokens: int, repeats: int) -> dict[str, 
         read = reader.from_text(completion)
         if isinstance(read, Unreadable) or read.chunks is None:
             raise RuntimeError("the benchmark's own text cannot be read in chunks")
-    # The reader's cut in bytes; a codec keeps these sizes.
-    cuts = [[len(reader.decode(np.array([index]))) for index in reader.encode(text).tolist()] for text in texts]
-    pairs = list(zip(sent, (np.array(cut, np.int64) for cut in cuts), strict=True))
-    calls: dict[str, Callable[[], object]] = {
-        "spell": lambda: [author.to_text(one) for one in group] + [reader.encode(text) for text in texts],
-        "align": lambda: [align(one.pieces, one.logprobs, size) for one, size in pairs],
-        "read": lambda: [reader.from_text(one) for one in sent],
-    }
+    cuts = [_cut(reader, text) for text in texts]
+
+    def spell() -> None:
+        for completion in group:
+            author.to_text(completion)
+        for text in texts:
+            reader.encode(text)
+
+    def aligned() -> None:
+        for completion, cut in zip(sent, cuts, strict=True):
+            align(completion.pieces, completion.logprobs, cut)
+
+    def read_all() -> None:
+        for completion in sent:
+            reader.from_text(completion)
+
+    calls = {"spell": spell, "align": aligned, "read": read_all}
     return {f"{key}_us_per_token": median_us(call, repeats) / (GROUP * tokens) for key, call in calls.items()}
+
+
+def _cut(reader: Codec, text: str) -> NDArray[np.int64]:
+    """Bytes of each of the reader's own tokens of a text; a codec keeps these sizes."""
+    sizes = [len(reader.decode(np.array([index]))) for index in reader.encode(text).tolist()]
+    return np.array(sizes, np.int64)
 
 
 def _completion(codec: Codec, tokens: int, seed: int) -> Completion:
@@ -80,7 +97,8 @@ def _completion(codec: Codec, tokens: int, seed: int) -> Completion:
     ids = codec.encode(text)
     while len(ids) < tokens:
         sentence = rng.choice(_SENTENCES)
-        text += sentence.format(*(rng.randrange(2, 400) for _ in range(sentence.count("{}"))))
+        numbers = [rng.randrange(2, 400) for _ in range(sentence.count("{}"))]
+        text += sentence.format(*numbers)
         ids = codec.encode(text)
     claims = np.full(tokens, -0.5, np.float32)
     return Completion(np.append(ids[: tokens - 1], codec.end).astype(np.uint32), claims, True)

@@ -30,31 +30,41 @@ def bench_wire(repeats: int = 200) -> dict[str, float]:
     Raises:
         RuntimeError: admission refuses the group or takes the other, which would make its time meaningless.
     """
-    run = packets.make_run(TOKENS)
     identity = Identity(bytes(32))
+    author = identity.author
+    run = packets.make_run(TOKENS)
     context = packets.make_context(run)
-    packet = packets.make_packet(run, identity.author, ROUND, SLOT, np.random.default_rng(0))
-    data, times = _timed(context, identity.author, packet, repeats)
-    refs = [PacketRef(slot, packet_digest(data), len(data), 1) for slot in range(ANNOUNCED_PACKETS)]
-    announcement = announce(
-        identity, run_id=run.id, round=ROUND, policy_step=ROUND, issued_at=1_760_000_000, packets=refs
-    )
-    garbage = data[:-4] + b"\xff" * 4
-    if isinstance(admit(context, identity.author, garbage), Group):
-        raise RuntimeError("a packet without a last log-prob was admitted")
+    packet = packets.make_packet(run, author, ROUND, SLOT, np.random.default_rng(0))
+    data, times = _timed(context, author, packet, repeats)
     tokens = sum(packet.lengths)
+
+    garbage = data[:-4] + b"\xff" * 4
+    if isinstance(admit(context, author, garbage), Group):
+        raise RuntimeError("a packet without a last log-prob was admitted")
+
+    digest = packet_digest(data)
+    announcement = announce(
+        identity,
+        run_id=run.id,
+        round=ROUND,
+        policy_step=ROUND,
+        issued_at=1_760_000_000,
+        packets=[PacketRef(slot, digest, len(data), 1) for slot in range(ANNOUNCED_PACKETS)],
+    )
+
     text_run = packets.make_text_run(TOKENS)
-    text = packets.make_text_packet(text_run, identity.author, ROUND, SLOT, np.random.default_rng(0))
     text_context = AdmissionContext(text_run, prompt_digests([""] * ROWS))
-    text_data, text_times = _timed(text_context, identity.author, text, repeats)
+    text = packets.make_text_packet(text_run, author, ROUND, SLOT, np.random.default_rng(0))
+    text_data, text_times = _timed(text_context, author, text, repeats)
+    text_tokens = sum(text.lengths) + sum(text.finished)
     return {
-        "text_bytes_per_token": len(text_data) / (sum(text.lengths) + sum(text.finished)),
+        "text_bytes_per_token": len(text_data) / text_tokens,
         **{f"text_{name}": spent for name, spent in text_times.items()},
         **bench_reading(TOKENS, max(1, repeats // READING), built_in_tokenizers()),
         "bytes_per_token": len(data) / tokens,
         "header_bytes": len(data) - 8 * tokens,
         **times,
-        "refuse_us": median_us(lambda: admit(context, identity.author, garbage), repeats),
+        "refuse_us": median_us(lambda: admit(context, author, garbage), repeats),
         "announcement_bytes": len(announcement.encode()),
     }
 

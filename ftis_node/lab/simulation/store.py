@@ -6,6 +6,7 @@ network counts it as if it had a real packet's bytes, see `Network.packet_scale`
 
 from collections.abc import Iterable, Sequence
 
+import msgspec
 import numpy as np
 
 from ftis_node.config.run import Run
@@ -27,8 +28,10 @@ _RIGHT = 1
 
 def make_packet(author: bytes, round: int, slot: int, policy_step: int, right: int) -> tuple[Packet, bytes]:
     """A group of two answers, of which so many are right."""
-    answers = [_RIGHT] * right + [_WRONG] * (RUN.group - right)
-    completions = [Completion(np.array([answer, EOS], np.uint32), np.zeros(2, np.float32), True) for answer in answers]
+    completions = []
+    for answer in [_RIGHT] * right + [_WRONG] * (RUN.group - right):
+        ids = np.array([answer, EOS], np.uint32)
+        completions.append(Completion(ids, logprobs=np.zeros(2, np.float32), finished=True))
     packet = packed(RUN, (author, round, slot, policy_step), PROMPT, completions)
     return packet, encode(packet)
 
@@ -101,8 +104,8 @@ class Reader:
     def __call__(self, data: bytes, *, max_packets: int) -> Announcement:
         known = self._read.get(data)
         if known is None:
-            a = decode_announcement(data, max_packets=max_packets)
-            fields = (a.run_id, a.author, a.round, a.policy_step, a.issued_at, a.packets, a.signature)
-            known = Checked(*fields, a.verify(), data)
+            announcement = decode_announcement(data, max_packets=max_packets)
+            fields = msgspec.structs.asdict(announcement)
+            known = Checked(**fields, sound=announcement.verify(), data=data)
             self._read[data] = known
         return known
