@@ -22,6 +22,7 @@ from ftis_node.text import called, counted, duration, escaped, in_json, say, wit
 ANSWER_SECONDS = 5.0
 STARTING_SECONDS = 60.0  # loading PyTorch takes some, on a loaded machine many
 POLL_SECONDS = 0.3
+LOOK_SECONDS = 1.0  # between two looks of `top`
 PATIENCE = 30.0
 ENDING_SECONDS = 5.0
 LINES = 6
@@ -173,10 +174,7 @@ def _told(peer: PeerRow) -> list[str]:
     return [f"  {line}" for line in [*lines, *peer.addresses]]
 
 
-def top(
-    home: HomeOption = DEFAULT_HOME,
-    seconds: Annotated[float, typer.Option(min=0.1, help="Between two looks.")] = 1.0,
-) -> None:
+def top(home: HomeOption = DEFAULT_HOME) -> None:
     """Show the node on this home live: state, learning, peers, traffic and its last log lines."""
     from rich.console import RenderableType
     from rich.live import Live
@@ -194,7 +192,7 @@ def top(
 
     with Live(look(), console=terminal, auto_refresh=False, screen=terminal.is_terminal) as live:
         while True:
-            time.sleep(seconds)
+            time.sleep(LOOK_SECONDS)
             live.update(look(), refresh=True)
 
 

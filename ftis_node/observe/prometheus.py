@@ -225,7 +225,8 @@ def _families(
         for value, told in found.items():
             for labels, number in metric.values(told):
                 family.add_metric([value, *labels] if of else labels, number)
-        yield from _if_known(family)
+        if family.samples:
+            yield family
 
 
 def _one_of(
@@ -236,10 +237,6 @@ def _one_of(
     for value, word in found.items():
         for known in dict.fromkeys((*words, word)) if word is not None else ():
             family.add_metric([value, known] if of else [known], float(known == word))
-    yield from _if_known(family)
-
-
-def _if_known(family: Family) -> Iterator[Family]:
     if family.samples:
         yield family
 
