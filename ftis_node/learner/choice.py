@@ -1,7 +1,6 @@
 """The objective that settings and task name."""
 
 from ftis_node.config.settings import Settings
-from ftis_node.errors import UsageError, did_you_mean
 from ftis_node.objective import PRESETS, Objective
 
 
@@ -9,14 +8,9 @@ def choose_objective(settings: Settings, task: str, completion_tokens: int) -> O
     """The named preset with the parts that the settings or the task replace.
 
     Args:
+        settings: checked, see `config.consistency`.
         completion_tokens: the run's cap; the divisor of the loss under `fixed`.
-
-    Raises:
-        UsageError: there is no such preset.
     """
-    if settings.objective not in PRESETS:
-        hint = did_you_mean(settings.objective, PRESETS)
-        raise UsageError(f"There is no objective {settings.objective!r}.", f"{hint}Use one of: {', '.join(PRESETS)}.")
     preset = PRESETS[settings.objective]
     standard = PRESETS["ftis"]
     alike = all(getattr(preset, part) == getattr(standard, part) for part in ("divergence", "reduction", "threshold"))

@@ -61,7 +61,6 @@ def memory(case: Case) -> Iterator[Finding | UserError]:
     """The memory: whether the model can be trained in it, by the plan that `join` would make."""
     from ftis_node.fit.context import refuse_run
     from ftis_node.fit.plan import slow_parts
-    from ftis_node.learner import choose_objective
     from ftis_node.node.remembered import settled
     from ftis_node.policy.availability import described
     from ftis_node.policy.load import choose_device
@@ -74,8 +73,6 @@ def memory(case: Case) -> Iterator[Finding | UserError]:
     load = workload(case)
     with described(settings.model, _hub(case)) as folder:
         case.shape = shape = replace(geometry(folder), name=settings.model)
-    task = case.task.name if case.task is not None else ""
-    yield from noted(lambda: choose_objective(settings, task, load.completion_tokens))
     yield from noted(lambda: refuse_run(settings.model, shape.context, load.completion_tokens))
     case.settled, case.plan = settle(settings, load, settled(case.home.checkpoints, settings.model), shape)
     chosen = case.plan

@@ -94,19 +94,16 @@ class Engine:
         """The token ids of the prompt of each row of the training data."""
         return self._rows.prompts
 
-    def load(self, settings: Settings, task: str, **asked: Any) -> m.ModelFacts:
+    def load(self, settings: Settings, task: str, **others: Any) -> m.ModelFacts:
         """Load the task, plan, then load the model.
 
         Args:
-            asked: the other fields of `messages.Load`.
+            others: the other fields of `messages.Load`.
 
         Raises:
             UserError: the data or the model cannot be loaded.
         """
-        return self._load(m.Load(settings=settings, task=task, **asked))
-
-    def _load(self, asked: m.Load) -> m.ModelFacts:
-        settings = asked.settings
+        asked = m.Load(settings=settings, task=task, **others)
         files = {"data": asked.data, "eval_data": asked.eval_data}
         paths = {name: Path(file) if file else None for name, file in files.items()}
         with doing("reading the task"):
@@ -124,7 +121,6 @@ class Engine:
         workload = Workload(**caps, batch_groups=settings.batch_groups)
         remembered = asked.remembered or {}
         # Check this before a model is loaded and before the home belongs to a run.
-        choose_objective(settings, self.task.name, workload.completion_tokens)
         shape = geometry(settings.model)
         self._context = shape.context
         refuse_run(settings.model, shape.context, workload.completion_tokens)
