@@ -167,7 +167,7 @@ class Engine:
 
         Raises:
             UsageError: a prompt has no token, or is longer than the run or the model's context allows; the rule is not
-                available; or the objective is unknown.
+                available.
         """
         policy = self.policy
         settings = self._settings
