@@ -1,4 +1,4 @@
-"""A hub of datasets on loopback: files with ranges, revisions, and downloads that break off."""
+"""A hub on loopback: datasets with ranges, revisions, and downloads that break off; files of one model."""
 
 import contextlib
 import hashlib
@@ -17,7 +17,9 @@ class Hub:
     def __init__(self) -> None:
         self.address = ""
         self.datasets: dict[str, dict[str, bytes]] = {}
+        self.model: dict[str, bytes] = {}  # whatever its name
         self.asked: list[str] = []
+        self.agents: set[str] = set()
         self.ranges: list[str] = []
         self.sent = 0
         self.breaks: int | None = None
@@ -44,10 +46,21 @@ def running(hub: Hub) -> Iterator[Hub]:
 
         def _answer(self, *, body: bool) -> None:
             hub.asked.append(self.path)
+            hub.agents.add(self.headers.get("user-agent", ""))
             if info := re.fullmatch(r"/api/datasets/([^/]+/[^/?]+)(?:/revision/([^/?]+))?(?:\?.*)?", self.path):
                 self._info(info[1], info[2])
             elif found := re.fullmatch(r"/datasets/([^/]+/[^/]+)/resolve/([^/]+)/(.*)", self.path):
-                self._file(found[1], found[3], body=body)
+                if not self._refused(found[1]):
+                    self._file(hub.datasets[found[1]][found[3]], body=body)
+            elif found := re.fullmatch(rf"/[^/]+/[^/]+/resolve/(?:{REVISION}|main)/(.*)", self.path):
+                self._file(hub.model.get(found[1]), body=body)
+            elif "/discussions" in self.path:
+                self._send(200, b'{"discussions": [], "count": 0, "start": 0}')
+            elif "/commits/main" in self.path:
+                one = {"id": REVISION, "title": "", "message": "", "date": "2026-01-01T00:00:00.000Z", "authors": []}
+                self._send(200, json.dumps([one]).encode())
+            elif self.path.startswith("/api/models/"):
+                self._send(200, json.dumps({"id": "a/model", "private": False, "sha": REVISION}).encode())
             else:
                 self._send(200, b"{}")
 
@@ -66,10 +79,10 @@ def running(hub: Hub) -> Iterator[Hub]:
                 self._send(403 if code == "GatedRepo" else 404, b"{}", {"X-Error-Code": code})
             return bool(code)
 
-        def _file(self, name: str, file: str, *, body: bool) -> None:
-            if self._refused(name):
+        def _file(self, data: bytes | None, *, body: bool) -> None:
+            if data is None:
+                self._send(404, b"no", {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": REVISION})
                 return
-            data = hub.datasets[name][file]
             headers = {"X-Repo-Commit": REVISION, "ETag": f'"{hashlib.sha256(data).hexdigest()}"'}
             start = 0
             if asked := self.headers.get("Range"):
