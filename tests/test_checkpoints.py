@@ -2,8 +2,6 @@
 
 import random
 import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from ftis_node.store.checkpoints import CHECKPOINTS_KEPT, CheckpointError, Checkpoints, verify
+from tests.support.daemons import program
 
 # Commits one checkpoint after another, at first its newest once more as a restarted node does, and tells its parent.
 WRITER = """
@@ -183,7 +182,7 @@ def test_kill_nine_at_any_moment_loses_only_the_step_that_was_being_written(tmp_
     rng = random.Random(0)
     newest = interrupted = 0
     for _ in range(30):
-        child = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+        child = program(WRITER, tmp_path)
         assert child.stdout is not None
         lines = [child.stdout.readline()]
         began = time.monotonic()

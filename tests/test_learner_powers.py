@@ -1,10 +1,6 @@
 """What the learner can beyond one plain step: parts of groups, inner steps, few digits, little memory, bad numbers."""
 
 import math
-import os
-import subprocess
-import sys
-import textwrap
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -26,7 +22,7 @@ from ftis_node.packet import Completion
 from ftis_node.policy import room
 from ftis_node.policy.load import checkpoint_activations
 from ftis_node.policy.policy import Policy
-from tests.support.daemons import ENVIRONMENT
+from tests.support.daemons import program
 from tests.support.learners import (
     BATCH,
     FOREIGN,
@@ -302,7 +298,7 @@ def test_another_error_is_not_taken_for_a_lack_of_memory() -> None:
 
 def test_a_real_lack_of_memory_is_survived() -> None:
     """A process that may have little address space more than it has: torch's own allocator fails, the step succeeds."""
-    program = """
+    text = """
         import resource, psutil, torch
         from tests.support.learners import OWN, learner
         from ftis_node.packet import Completion
@@ -323,10 +319,8 @@ def test_a_real_lack_of_memory_is_survived() -> None:
         report = subject.step(groups)
         print(report.memory_retries, report.skipped, report.tokens)
     """
-    words = [sys.executable, "-m", "tests.support.program", textwrap.dedent(program)]
-    done = subprocess.run(words, capture_output=True, text=True, env=os.environ | ENVIRONMENT)
-    assert done.returncode == 0, done.stderr
-    retries, skipped, tokens = done.stdout.split()
+    ran = program(text)
+    retries, skipped, tokens = ran.communicate()[0].split()
     assert int(retries) >= 1 and skipped == "None" and int(tokens) == 25_600
 
 

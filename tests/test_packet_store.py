@@ -3,8 +3,6 @@
 import random
 import signal
 import sqlite3
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
@@ -16,6 +14,7 @@ from ftis_node.errors import UserError
 from ftis_node.packet import Group, packet_digest
 from ftis_node.store.packets import PACKET_BYTES, SEEN_BYTES, PacketStore
 from tests.support.clock import Clock
+from tests.support.daemons import program
 from tests.support.swarm import OTHER_RUN, RUN, group, identity, packet, take_round
 
 ALICE, BOB = identity(1).author, identity(2).author
@@ -67,9 +66,7 @@ def test_kill_nine_never_makes_a_round_come_twice(tmp_path: Path) -> None:
     rng = random.Random(1)
     taken: list[int] = []
     for _ in range(8):
-        child = subprocess.Popen(
-            [sys.executable, "-c", ROUND_TAKER, str(tmp_path / "store.sqlite")], stdout=subprocess.PIPE, text=True
-        )
+        child = program(ROUND_TAKER, tmp_path / "store.sqlite")
         assert child.stdout is not None
         for _ in range(rng.randint(1, 20)):
             taken.append(int(child.stdout.readline()))

@@ -69,6 +69,12 @@ def restless() -> Watched:
     return Watched(RESTLESS)
 
 
+@cache
+def settled() -> Watched:
+    """Who has come stays, and can be dialled."""
+    return Watched(Scenario(nodes=12, seconds=600.0, session_seconds=1e9, outbound_only=0.0))
+
+
 def test_the_same_seed_gives_the_same_figures_in_each_process_without_hivemind_and_another_seed_others() -> None:
     """Also where sets are walked through in another order."""
     code = """
@@ -99,7 +105,7 @@ def test_every_byte_sent_is_received_or_lost_or_under_way() -> None:
     totals = restless().network.totals
     assert totals["lost"] > 0, "nodes left in the middle of everything"
     assert totals["sent"] == totals["received"] + totals["lost"] + totals["flying"]
-    figures = Simulation(Scenario(nodes=10, seconds=90.0, session_seconds=1e9)).run()
+    figures = settled().figures
     for kind in KINDS:  # but for what is under way at either end
         assert figures["bytes_in_per_node_s"][kind] == pytest.approx(figures["bytes_out_per_node_s"][kind], rel=0.1)
 
@@ -148,9 +154,7 @@ def test_honest_nodes_blame_nobody_though_they_leave_without_a_word() -> None:
 
 
 def test_authors_get_a_record_and_newcomers_then_share_a_quarter_of_a_batch() -> None:
-    simulation = Simulation(Scenario(nodes=8, seconds=400.0, session_seconds=1e9))
-    simulation.run()
-    assert any(node.swarm.reputation.newcomers_room(24) == 6 for node in simulation.nodes.values())
+    assert any(node.swarm.reputation.newcomers_room(24) == 6 for node in settled().members)
 
 
 def test_a_packet_passes_admission_and_says_whether_its_rewards_differ() -> None:
@@ -181,7 +185,7 @@ def test_ten_nodes_fill_their_batches_and_step_faster_than_alone() -> None:
 
 def test_fast_authors_do_not_serve_everybody() -> None:
     """The busiest sent 2.3 times the mean while every holder was as likely to be asked."""
-    figures = Simulation(Scenario(nodes=12, seconds=600.0, session_seconds=1e9, outbound_only=0.0)).run()
+    figures = settled().figures
     assert figures["upload_max_over_mean"] < 2 and figures["authors_per_batch"] > 10
 
 

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -44,6 +45,12 @@ def run_cli(*args: str, timeout: float = PATIENCE, **environment: str) -> subpro
         env=os.environ | ENVIRONMENT | environment,
         stdin=subprocess.DEVNULL,
     )
+
+
+def program(text: str, *words: object) -> subprocess.Popen[str]:
+    """Begins a program that has torch imported already; its stdout is to be read."""
+    line = [sys.executable, "-m", "tests.support.program", textwrap.dedent(text), *map(str, words)]
+    return subprocess.Popen(line, stdout=subprocess.PIPE, text=True, env=os.environ | ENVIRONMENT)
 
 
 def until(condition: Callable[[], Any], what: str, process: subprocess.Popen[Any] | None = None) -> None:

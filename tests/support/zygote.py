@@ -40,7 +40,7 @@ from ftis_node.host.quiet import QUIET, be_quiet
 
 NAME = "ftis-zygote"
 LOADED = ("ftis_node.cli", "ftis_node.node.daemon", "ftis_node.worker.parallel")
-MODULES = ("ftis_node", "ftis_node.worker", "tests.support.ranks", "tests.support.program")
+MODULES = ("ftis_node", "ftis_node.worker", "tests.support.ranks", "tests.support.parts", "tests.support.program")
 SET_BY_IMPORTS = ("PYTORCH_CUDA_ALLOC_CONF", "TORCHINDUCTOR_CACHE_DIR", "HIVEMIND_LOGLEVEL")
 # What is read when it is used. Threads are set anew in each process.
 PASSED = (
@@ -57,7 +57,7 @@ PASSED = (
 )
 LIMITS = [getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")]
 # They import what a zygote does, or start what does.
-HEAVY = {"join", "demo", "ftis_node.worker", "tests.support.program"}
+HEAVY = {"join", "demo", "ftis_node.worker", "tests.support.parts", "tests.support.program"}
 ROOM = 1 << 20  # bytes of a request
 MOST = 64  # descriptors of one
 ABOVE = 200  # descriptors that are not in anybody's way
