@@ -20,7 +20,8 @@ from ftis_node.swarm.sessions import LATEST, ClockDifference, Sessions
 from tests.support.statuses import answered
 from tests.support.swarm import RUN, announcement, group, identity, member, packet
 
-ALICE, BOB = identity(1), identity(2)
+ALICE = identity(1)
+BOB = identity(2)
 HOUR = 3600.0
 
 
@@ -69,7 +70,8 @@ def test_row_42_one_liar_makes_no_difference(clock: SimpleNamespace) -> None:
 def test_row_42_a_clock_that_is_set_right_is_right_at_once(clock: SimpleNamespace) -> None:
     peers = Sessions()
     peers[b"a"].note_time(clock.time + 4 * HOUR)
-    clock.time, clock.passed = clock.time + 60.0, clock.passed + 60.0
+    clock.time = clock.time + 60.0
+    clock.passed = clock.passed + 60.0
     assert peers.clock_difference([b"a"]) == ClockDifference(4 * HOUR, 1)
     clock.time += 4 * HOUR
     assert peers.clock_difference([b"a"]) == ClockDifference(0.0, 1)
@@ -88,7 +90,8 @@ def test_row_42_a_handshake_says_the_time_and_one_without_it_is_taken() -> None:
 
 
 async def test_row_42_two_nodes_learn_that_their_clocks_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, now = time.time, [0.0]
+    real = time.time
+    now = [0.0]
     monkeypatch.setattr(time, "time", lambda: real() + now[0])
     async with member(1, tmp_path) as alice:
         now[0] = 4 * HOUR

@@ -118,26 +118,32 @@ def distance(one: Mapping[str, Tensor], other: Mapping[str, Tensor] | None = Non
 
 @pytest.mark.parametrize(("kind", "ranks"), some(*TWO, later=[("full", 3), ("lora", 2), ("lora", 3), ("shards", 3)]))
 def test_the_gradient_and_five_steps_are_those_of_one_process(node_of: NodeOf, kind: str, ranks: int) -> None:
-    alone, together = node_of(kind, 1), node_of(kind, ranks)
+    alone = node_of(kind, 1)
+    together = node_of(kind, ranks)
     made = alone.ask(ask.Generate(ROWS)).groups
-    first, other = alone.move(made, 1), together.move(made, 1)
+    first = alone.move(made, 1)
+    other = together.move(made, 1)
     assert first.loss == pytest.approx(other.loss, abs=1e-5)
     assert other.gradient_norm == pytest.approx(first.gradient_norm)
     for source, figures in first.diagnostics.sources.items():
         assert other.diagnostics.sources[source] == pytest.approx(figures, rel=1e-3, abs=1e-4)
-    expected, found = alone.state()[1], together.state()[1]  # the first moment is then a tenth of the gradient
+    expected = alone.state()[1]
+    found = together.state()[1]  # the first moment is then a tenth of the gradient
     assert expected.keys() == found.keys() and distance(expected, found) <= 1e-5 * distance(expected)
     alone.move(made, 4)
     together.move(made, 4)
-    expected, found = alone.state()[0], together.state()[0]
+    expected = alone.state()[0]
+    found = together.state()[0]
     assert distance(expected, found) <= 1e-3 * distance(expected, alone.renewed)
 
 
 @pytest.mark.parametrize(("kind", "ranks"), some(*TWO, later=[("full", 3), ("lora", 3), ("shards", 3)]))
 def test_tokens_answers_and_their_figures_are_the_same(node_of: NodeOf, kind: str, ranks: int) -> None:
-    alone, together = node_of(kind, 1), node_of(kind, ranks)
+    alone = node_of(kind, 1)
+    together = node_of(kind, ranks)
     for rows in (ROWS, [3], []):
-        made, same = alone.ask(ask.Generate(rows, slots=rows)), together.ask(ask.Generate(rows, slots=rows))
+        made = alone.ask(ask.Generate(rows, slots=rows))
+        same = together.ask(ask.Generate(rows, slots=rows))
         assert len(made.groups) == len(same.groups) == len(rows)
         for one, other in zip(made.groups, same.groups, strict=True):
             assert one.rewards == other.rewards
@@ -167,7 +173,8 @@ def test_tokens_answers_and_their_figures_are_the_same(node_of: NodeOf, kind: st
 def test_a_checkpoint_of_any_number_of_ranks_is_restored_on_any_other(
     node_of: NodeOf, kind: str, saved: int, restored: int
 ) -> None:
-    first, second = node_of(kind, saved), node_of(kind, restored)
+    first = node_of(kind, saved)
+    second = node_of(kind, restored)
     made = first.ask(ask.Generate(ROWS)).groups
     first.move(made, 2)
     kept = first.state()
@@ -188,7 +195,8 @@ def test_a_snapshot_is_of_its_moment_and_whole(node_of: NodeOf, tmp_path: Path, 
     node.ask(ask.Snapshot(str(tmp_path)))
     node.move(made, 1)
     node.ask(ask.Write(str(tmp_path)))
-    kept, state = load_file(tmp_path / WEIGHTS), load_file(tmp_path / OPTIMISER)
+    kept = load_file(tmp_path / WEIGHTS)
+    state = load_file(tmp_path / OPTIMISER)
     assert kept.keys() == weights.keys() and all(torch.equal(kept[name], weights[name]) for name in weights)
     assert all(torch.equal(state[name], moments[name]) for name in moments)
     assert {float(value) for name, value in state.items() if name.endswith("/step")} == {1.0}
@@ -238,7 +246,8 @@ def failing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callabl
 
 
 def test_where_memory_is_short_in_one_all_begin_anew(failing: Callable[..., Node], node_of: NodeOf) -> None:
-    node, alone = failing("memory"), node_of("full", 1)
+    node = failing("memory")
+    alone = node_of("full", 1)
     made = alone.ask(ask.Generate(ROWS)).groups
     report = node.move(made, 1)
     assert report.memory_retries == 1 and report.skipped is None
@@ -393,7 +402,8 @@ def planned(budget: float, **wishes: Any) -> Plan:
 
 def test_full_training_beyond_one_card_is_in_shards_and_within_it_in_replicas() -> None:
     assert not planned(80, devices=2).sharded and not planned(80, devices=2).lora
-    alone, together = planned(46), planned(46, devices=2)
+    alone = planned(46)
+    together = planned(46, devices=2)
     assert alone.lora and together.fits and together.sharded and not together.lora
     assert "shards over 2 devices" in " ".join(together.reasons)
     assert planned(46, devices=2, sharded=False).lora

@@ -174,7 +174,8 @@ def test_data_that_would_be_downloaded_are_not(join: Cli, tmp_path: Path, monkey
 
 
 PICTURE = '{"prompt": "1<pic>=", "answer": 1}'
-LONG, STRANGE = '{"prompt": "1+2+3+4+5+6+7+8+9=", "answer": 45}', '{"prompt": "ÆØÅ", "answer": 1}'
+LONG = '{"prompt": "1+2+3+4+5+6+7+8+9=", "answer": 45}'
+STRANGE = '{"prompt": "ÆØÅ", "answer": 1}'
 MISTAKES = {
     "a row of one's own that is too long": ("--own-data {tmp}/long.jsonl", r"Line 31 of long.jsonl .*allows 16\.$"),
     "one that is held out": ("--own-data {tmp}/held.jsonl", "Line 3 of held.jsonl .*own held-out data.*tokens"),
@@ -216,7 +217,8 @@ def _models(tmp: Path) -> None:
     _changed(tmp / "capped" / "config.json", {"final_logit_softcapping": 30.0})
     _changed(tmp / "short" / "config.json", {"max_position_embeddings": 20})
     words = json.loads((tmp / "gap" / "tokenizer.json").read_text())
-    vocabulary, added = words["model"]["vocab"], words["added_tokens"]
+    vocabulary = words["model"]["vocab"]
+    added = words["added_tokens"]
     _changed(tmp / "gap" / "tokenizer.json", {"model": words["model"] | {"vocab": vocabulary | {",": 30}}})
     _changed(tmp / "tag" / "tokenizer.json", {"added_tokens": [one | {"special": True} for one in added]})
     picture = added[-1] | {"content": "<pic>", "id": 26}

@@ -202,7 +202,8 @@ def test_prompts_that_are_read_a_few_at_a_time_are_read_as_well(kind: str, monke
 
 
 def test_a_call_that_reaches_beyond_the_window_is_left_to_the_modules() -> None:
-    policy, sampling = policy_of("mistral"), Sampling(30, 1.0, (26,), greedy=True)
+    policy = policy_of("mistral")
+    sampling = Sampling(30, 1.0, (26,), greedy=True)
     assert policy.lean
     assert_same(generate(policy, PROMPTS, group=1, sampling=sampling), by_transformers(policy, 1, sampling))
 
@@ -230,7 +231,8 @@ def test_training_goes_on_after_generating(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["qwen2", "gpt2"])
 def test_generating_repeats_itself_and_leaves_the_global_state_alone(kind: str) -> None:
-    policy, sampling = policy_of(kind), Sampling(10, 1.0, (1,))
+    policy = policy_of(kind)
+    sampling = Sampling(10, 1.0, (1,))
     before = torch.get_rng_state()
     one, same, other = (
         generate(policy, PROMPTS, group=4, sampling=sampling, generator=small_models.seeded(s)) for s in (7, 7, 8)

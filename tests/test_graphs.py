@@ -170,7 +170,8 @@ def test_a_lack_of_memory_during_a_capture_is_passing(
     first: int, times: int, recorded: list[pretended.CUDAGraph], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once: what is cached is given back, and it is captured all the same. Twice: the caller makes room."""
-    begin, short = torch.cuda.CUDAGraph.capture_begin, [times]
+    begin = torch.cuda.CUDAGraph.capture_begin
+    short = [times]
 
     def captured(graph: Any, **how: Any) -> None:
         begin(graph, **how)
@@ -182,7 +183,8 @@ def test_a_lack_of_memory_during_a_capture_is_passing(
 
     monkeypatch.setattr(torch.cuda.CUDAGraph, "capture_begin", captured)
     monkeypatch.setattr(room, "time", SimpleNamespace(sleep=lambda _: None))
-    policy, tried = replace(twin(policy_of("qwen2")), graphs=True), []
+    policy = replace(twin(policy_of("qwen2")), graphs=True)
+    tried = []
 
     def attempt(batch: int) -> Any:
         tried.append(batch)
@@ -221,7 +223,8 @@ def test_graphs_that_replay_something_else_are_not_used(monkeypatch: pytest.Monk
 
 def test_a_replay_repeats_what_was_captured_and_no_number_of_the_host() -> None:
     """Otherwise the tests above could not fail."""
-    count, total = [0], torch.zeros(())
+    count = [0]
+    total = torch.zeros(())
 
     def function(x: Tensor) -> tuple[Tensor]:
         count[0] += 1

@@ -74,7 +74,9 @@ def test_a_decoders_product_is_that_of_the_dequantised_weight(sizes: tuple[int, 
 
 
 def test_tokens_are_decoded_without_dequantising_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    policy, calls, dense = small(torch.float32, 64), [], nf4.NF4Linear.dense
+    policy = small(torch.float32, 64)
+    calls = []
+    dense = nf4.NF4Linear.dense
     monkeypatch.setattr(nf4.NF4Linear, "dense", lambda module: calls.append(1) or dense(module))
     for tokens in (1, 12):
         generate(policy, [[2, 3]], group=2, sampling=Sampling(tokens, 1.0, ()), generator=seeded(0))

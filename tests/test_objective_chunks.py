@@ -74,7 +74,8 @@ def test_the_gradient_is_that_of_the_value(name: str) -> None:
             .value.sum()
         )
 
-    start, ended = drawn(3)["start_logprobs"].double(), torch.tensor([True, False, False])
+    start = drawn(3)["start_logprobs"].double()
+    ended = torch.tensor([True, False, False])
     samples = {"lengths": LENGTHS, "advantages": ADVANTAGES.double(), "ended": ended}
     claims = -torch.rand(6, generator=torch.Generator().manual_seed(4)).double() * 4
     assert torch.autograd.gradcheck(value, (start.clone().requires_grad_(),), eps=1e-6, atol=1e-6)
@@ -137,7 +138,8 @@ def of_samples(log_weights: Tensor) -> dict[str, float]:
 
 def test_claims_over_whole_samples_doubt_a_liar_and_no_honest_author() -> None:
     generator = torch.Generator().manual_seed(1)
-    honest, liar = Claims(), Claims()
+    honest = Claims()
+    liar = Claims()
     doubted = 0
     for _ in range(500):  # log W is normal with E[W] = 1
         logs = torch.randn(100, generator=generator) - 0.5

@@ -49,7 +49,8 @@ def test_figures_of_two_sources_worked_by_hand() -> None:
     divergences = [-math.log(4) - math.log(0.5), 2.0, -math.log(1.5)]
     assert a["divergence_mean"] == pytest.approx(sum(divergences) / 3) and a["divergence_p99"] == 2.0
     assert a["k1"] == pytest.approx(sum(divergences) / 4)
-    mine, theirs = 1.0 * 2, 2.0 * 2.5 + 1.0 * 1.5
+    mine = 1.0 * 2
+    theirs = 2.0 * 2.5 + 1.0 * 1.5
     assert a["loss_share"] == pytest.approx(theirs / (mine + theirs))
     # Divided by length: 1 for me, 2 · 2.5/2 + 1 · 1.5 for the peer.
     assert a["loss_share_per_sample"] == pytest.approx(4 / 5)

@@ -24,7 +24,8 @@ def test_equal_rewards_have_advantages_of_exactly_zero(value: float, dtype: torc
 def test_advantages_of_a_group_worked_on_paper() -> None:
     # Three right of twelve: mean 1/4, population std √3/4.
     rewards = torch.tensor([1.0] * 3 + [0.0] * 9, dtype=torch.float64)
-    right, wrong = 0.75 / (math.sqrt(3) / 4), -0.25 / (math.sqrt(3) / 4)
+    right = 0.75 / (math.sqrt(3) / 4)
+    wrong = -0.25 / (math.sqrt(3) / 4)
     assert PRESETS["ftis"].advantages(rewards).tolist() == pytest.approx([right] * 3 + [wrong] * 9, rel=1e-14)
     assert PRESETS["ftis"].replace(advantage="mean").advantages(rewards).tolist() == [0.75] * 3 + [-0.25] * 9
     assert PRESETS["ftis"].replace(advantage="maxrl").advantages(rewards).tolist() == [3.0] * 3 + [-1.0] * 9

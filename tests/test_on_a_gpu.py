@@ -69,7 +69,8 @@ def test_a_snapshot_is_the_state_bit_for_bit(kind: str) -> None:
 
 
 def test_a_step_says_what_the_cpu_says() -> None:
-    here, there = opened("cpu", dtype="float32"), opened(DEVICE, dtype="float32")
+    here = opened("cpu", dtype="float32")
+    there = opened(DEVICE, dtype="float32")
     groups = here.generate(ROWS).groups
     one, other = (engine.step(batch_of(ROWS, groups, uneven=True)) for engine in (here, there))
     assert other.loss == pytest.approx(one.loss, rel=1e-3, abs=1e-5)

@@ -50,7 +50,8 @@ async def saved(worker: Worker, directory: Path) -> dict[str, Tensor]:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 async def test_8_bit_adamw_goes_on_bit_for_bit_in_a_new_process(kind: dict[str, Any], tmp_path: Path) -> None:
-    one, other = await process(**kind), Worker()
+    one = await process(**kind)
+    other = Worker()
     try:
         batch = await groups(one)
         for _ in range(2):

@@ -17,7 +17,8 @@ from tests.support.clock import Clock
 from tests.support.daemons import program
 from tests.support.swarm import OTHER_RUN, RUN, group, identity, packet, take_round
 
-ALICE, BOB = identity(1).author, identity(2).author
+ALICE = identity(1).author
+BOB = identity(2).author
 ROOMY = 1 << 30
 HOUR = 3_600_000  # in milliseconds
 
@@ -78,7 +79,8 @@ def test_kill_nine_never_makes_a_round_come_twice(tmp_path: Path) -> None:
 
 
 def test_two_runs_in_one_home_do_not_mix(tmp_path: Path) -> None:
-    first, second = opened(tmp_path), opened(tmp_path, OTHER_RUN.id)
+    first = opened(tmp_path)
+    second = opened(tmp_path, OTHER_RUN.id)
     first.add([made(ALICE, 0)[0]], own=False)
     first.settle([(BOB, 1, 0)], "refused")
     take_round(first)
@@ -122,7 +124,9 @@ def test_row_32_only_what_is_trained_on_waits_for_the_disk(tmp_path: Path, fate:
 
 def test_only_foreign_groups_without_a_fate_are_waiting(tmp_path: Path) -> None:
     store = opened(tmp_path)
-    waits, trained, own = made(ALICE, 0), made(ALICE, 1), made(BOB, 0)
+    waits = made(ALICE, 0)
+    trained = made(ALICE, 1)
+    own = made(BOB, 0)
     store.add([waits[0], trained[0]], own=False)
     store.add([own[0]], own=True)
     store.settle([trained[0].key], "trained")
@@ -168,7 +172,8 @@ def test_the_oldest_make_just_enough_room(
 
 @pytest.mark.parametrize("size", [300, 1100, 1500, 5000, 20_000])
 def test_the_file_is_no_larger_than_the_quota(tmp_path: Path, size: int) -> None:
-    content, quota = made(ALICE, 0)[0], 1 << 21
+    content = made(ALICE, 0)[0]
+    quota = 1 << 21
     store = opened(tmp_path, quota=quota)
     for number in range(3 * quota // (size + PACKET_BYTES)):
         body = number.to_bytes(4, "big") + b"x" * (size - 4)
@@ -178,7 +183,8 @@ def test_the_file_is_no_larger_than_the_quota(tmp_path: Path, size: int) -> None
 
 
 def test_a_smaller_quota_gives_the_disk_its_room_back(tmp_path: Path) -> None:
-    content, body = made(ALICE, 0)[0], b"x" * 100_000
+    content = made(ALICE, 0)[0]
+    body = b"x" * 100_000
     store = opened(tmp_path, quota=1 << 22)
     for number in range(20):
         key = packet_digest(own := body + bytes([number]))

@@ -55,7 +55,9 @@ def qwen(size: str) -> Geometry:
     return geometry_of(config, f"qwen2.5-{size}")
 
 
-THREE, HALF, MIDDLE = qwen("3b"), qwen("0.5b"), qwen("1.5b")
+THREE = qwen("3b")
+HALF = qwen("0.5b")
+MIDDLE = qwen("1.5b")
 
 TINYLLAMA = {"hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 22, "num_attention_heads": 32}
 # On an H100 with the kernels of `policy.kernels`, less what generation kept; docs/performance.md. GB of 1e9 bytes.
@@ -87,7 +89,8 @@ def test_the_sizes_of_qwen_are_known_without_a_network(size: str) -> None:
 
 def test_coder_and_instruct_have_the_shape_of_their_base() -> None:
     for alias, hub_id in ALIASES.items():
-        config, by_id = known_config(alias), known_config(hub_id)
+        config = known_config(alias)
+        by_id = known_config(hub_id)
         assert config is not None and by_id is not None and config.to_dict() == by_id.to_dict()
     assert known_config("tiny-a") is known_config("someone/their-model") is None
 
@@ -130,8 +133,15 @@ ALONE = {"num_kv_shared_layers": 0}
     ],
 )
 def test_a_model_that_takes_longer_says_so_and_what_it_costs(kind: str, more: dict[str, Any]) -> None:
-    sizes = {"vocab_size": 40, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 8}
-    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2}
+    sizes = {
+        "vocab_size": 40,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "head_dim": 8,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    }
     shape = geometry_of(getattr(transformers, f"{kind}Config")(**sizes | more), "m")
     text = " ".join(planned(shape, 8, SHORT).reasons)
     assert "Transformers' modules generate" in text and "30 to 50 ms a token" in text
@@ -171,8 +181,14 @@ class Alive(TorchDispatchMode):
 
 
 def small_config(kind: str, words: int = 26) -> Any:
-    sizes: dict[str, Any] = {"vocab_size": words, "hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 6}
-    sizes |= {"num_attention_heads": 8, "num_key_value_heads": 2}
+    sizes: dict[str, Any] = {
+        "vocab_size": words,
+        "hidden_size": 128,
+        "intermediate_size": 384,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+    }
     return Qwen2Config(**sizes) if kind == "qwen" else LlamaConfig(**sizes)
 
 
@@ -228,7 +244,8 @@ def test_activations_are_what_a_real_pass_takes(
 ) -> None:
     workload = Workload(prompt_tokens=48, completion_tokens=32, group=4, batch_groups=4)
     packed = not kind.endswith("padded")
-    tokens, four_bits = workload.step_tokens(packed), quantisation == "nf4"
+    tokens = workload.step_tokens(packed)
+    four_bits = quantisation == "nf4"
     way = {"lora": bool(targets), "dtype": dtype, "quantisation": quantisation, "gradient_checkpointing": checkpointing}
     setup = full(**way, micro_batch_tokens=tokens, generation_batch=16, lora_rank=8, lora_targets=targets)
     shape = replace(geometry_of(small_config(kind), "small"), padded="" if packed else "a test")
@@ -329,7 +346,8 @@ def full(**changes: Any) -> Setup:
 
 
 def test_what_the_weights_need_follows_from_their_number() -> None:
-    n, adapters = HALF.parameters, HALF.lora_parameters(128, ATTENTION)
+    n = HALF.parameters
+    adapters = HALF.lora_parameters(128, ATTENTION)
     mastered = estimate(HALF, GSM8K, full(), "cuda")
     assert (mastered.weights, mastered.master, mastered.optimiser) == (2 * n, 4 * n, 8 * n)
     assert mastered.gradients == 2 * (n + HALF.vocabulary * HALF.hidden)
@@ -454,8 +472,14 @@ def test_more_memory_is_never_worse(
 
 
 def test_wishes_are_kept_whether_they_fit_or_not() -> None:
-    wishes = {"lora": False, "dtype": "float32", "optimiser": "adamw8bit", "gradient_checkpointing": False}
-    wishes |= {"micro_batch_tokens": 1000, "generation_batch": 100}
+    wishes = {
+        "lora": False,
+        "dtype": "float32",
+        "optimiser": "adamw8bit",
+        "gradient_checkpointing": False,
+        "micro_batch_tokens": 1000,
+        "generation_batch": 100,
+    }
     for gb in (1, 24, 500):
         chosen = planned(HALF, gb, **wishes)
         assert {name: getattr(chosen, name) for name in wishes} == wishes

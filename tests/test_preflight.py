@@ -31,7 +31,8 @@ try:
 finally:
     print(*(name for name in {HEAVY} if name in sys.modules))
 """
-PEER, RSA = identity(1).peer_id, "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
+PEER = identity(1).peer_id
+RSA = "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
 
 
 def checked(tmp_path: Path, flags: dict[str, Any] | None = None, **options: Any) -> Case:
@@ -53,8 +54,20 @@ def good(count: int) -> list[str]:
 
 @pytest.mark.parametrize("dry", [(), ("--dry-run",)])
 def test_cheap_mistakes_are_told_at_once_and_nothing_heavy_is_imported(dry: tuple[str, ...], tmp_path: Path) -> None:
-    wrong = ("--peers", "foo", "--task", str(rows(tmp_path / "bad.jsonl", "x", "[]")), "--set", "lerning_rate=1")
-    wrong += ("--run", str(tmp_path / "none.toml"), "--own-share", "3", "--home", str(tmp_path / "home"))
+    wrong = (
+        "--peers",
+        "foo",
+        "--task",
+        str(rows(tmp_path / "bad.jsonl", "x", "[]")),
+        "--set",
+        "lerning_rate=1",
+        "--run",
+        str(tmp_path / "none.toml"),
+        "--own-share",
+        "3",
+        "--home",
+        str(tmp_path / "home"),
+    )
     ended = subprocess.run([sys.executable, "-c", ENDING, "join", *dry, *wrong], capture_output=True, text=True)
     assert (ended.returncode, ended.stdout.split()) == (2, [])
     told = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
@@ -124,7 +137,8 @@ def test_nothing_is_downloaded_to_look_at_a_file(tmp_path: Path, monkeypatch: py
 
 
 def test_the_same_mistake_is_one() -> None:
-    one, other = UsageError("It is wrong.", "Mend it."), UsageError("That is wrong.", "Mend that.")
+    one = UsageError("It is wrong.", "Mend it.")
+    other = UsageError("That is wrong.", "Mend that.")
     raise_all(())
     with pytest.raises(UsageError) as alone:
         raise_all([one, UsageError("It is wrong.", "Mend it.")])

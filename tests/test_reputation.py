@@ -196,7 +196,10 @@ def test_row_36_rounds_far_ahead_do_not_follow_but_for_one_new_beginning_near_th
 
 
 def test_row_36_an_author_that_keeps_near_its_clock_is_heard_by_all_who_heard_early_late_or_once() -> None:
-    early, once, wall, number = Receiver(), Receiver(), 1000 * START, 1000 * START
+    early = Receiver()
+    once = Receiver()
+    wall = 1000 * START
+    number = 1000 * START
     assert once.takes(number)
     for minute in range(24 * 60):
         number = number + 1 if number >= wall - 2 * HOUR_MS else wall
@@ -233,7 +236,8 @@ def test_row_36_a_receiver_whose_clock_was_set_back_hears_an_author_again() -> N
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 2**64 - 1) | st.integers(-10, 20_000), st.floats(0, 4000)), max_size=30))
 def test_row_36_what_is_taken_lies_near_the_highest_and_never_beyond_the_fence(steps: list[tuple[int, float]]) -> None:
-    receiver, highest = Receiver(), 0
+    receiver = Receiver()
+    highest = 0
     for round, passed in steps:
         number = round if round > 20_000 else max(0, highest or 1000 * START) + round
         if receiver.takes(number):

@@ -80,7 +80,8 @@ class Node:
         """Another compute process, as `Node._renew` starts one."""
         self.compute = Marks()
         self.progress = self.do(self.saving.restore(self.compute, older=older))  # type: ignore[arg-type]
-        fresh, step = self.progress is None, self.progress.step if self.progress else 0
+        fresh = self.progress is None
+        step = self.progress.step if self.progress else 0
         self.log.write("started", step=step, fresh=fresh, branch=self.saving.branch, **MACHINE)
         if fresh and self.saving.written:
             self.progress = Progress()

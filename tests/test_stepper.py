@@ -47,7 +47,8 @@ def test_a_node_counts_on_what_comes_and_not_on_who_announces() -> None:
 
 def test_what_waits_need_not_come_and_what_has_no_room_in_a_batch_is_not_counted_on() -> None:
     for room, first, later in ((None, 12, 10), (4, 6, 4)):
-        demand, waiting = Demand(), Waiting(10, 10, room)
+        demand = Demand()
+        waiting = Waiting(10, 10, room)
         demand.stepped(0, NOTHING)
         demand.stepped(10, waiting)
         assert demand.own(BATCH, 6, waiting) == BATCH - first, "those that have room, and 2 that a step brings"
@@ -81,9 +82,12 @@ async def test_after_a_restart_the_pool_has_again_what_is_young_enough_at_the_no
     tmp_path: Path, pace: float, found: int
 ) -> None:
     """Ages are counted from when the author made a group, not from its arrival here or from the start."""
-    node, author, came = stepper(tmp_path, max_age=600.0), identity(1).author, {}
+    node = stepper(tmp_path, max_age=600.0)
+    author = identity(1).author
+    came = {}
     node.means.progress = Progress.from_facts(Progress(step_seconds=pace).facts())
-    arrived, ages = [], (500.0, 2300.0, 3500.0, 3700.0)
+    arrived = []
+    ages = (500.0, 2300.0, 3500.0, 3700.0)
     for round, age in enumerate(ages):
         body = packet(author, round, 0)
         arrived.append(Arrival(group(author, body), boot_seconds() - age, 1))
@@ -108,7 +112,8 @@ def test_of_a_banned_author_nothing_waits(tmp_path: Path) -> None:
 
 
 async def test_of_a_removed_member_nothing_waits_once_the_removal_is_heard(tmp_path: Path) -> None:
-    founder, ann = identity(1), identity(2)
+    founder = identity(1)
+    ann = identity(2)
     who = {"run_id": RUN.id, "member": ann.author, "issuer": founder.author, "issued_at": int(unix_seconds())}
     roster = Roster(RUN.id, founder.peer_id, identity(3))
     roster.hear([encode((Certificate(**who, expires=2**40).signed_by(founder),))], ann.author)

@@ -226,7 +226,8 @@ def test_a_new_run_asks_instruct_models_in_the_words_that_were_measured(
     rows: str, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(task_module, "IN_CHAT", "boxed-example")
-    folder, file = tmp_path / "instruct", tmp_path / "run.toml"
+    folder = tmp_path / "instruct"
+    file = tmp_path / "run.toml"
     shutil.copytree(resolve("tiny-bpe"), folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tokenizer.chat_template = "{% for m in messages %}{{ m.role }}: {{ m.content }}{{ eos_token }}\n{% endfor %}A:"
@@ -236,7 +237,8 @@ def test_a_new_run_asks_instruct_models_in_the_words_that_were_measured(
     assert cli("run", "new", "--task", rows, "--model", str(folder), "-o", str(file), "--overwrite")[0] == 0
     run = load_run_file(file).run
     assert (known_as(run.template), run.reward) == ("boxed-example", "integer-boxed") and run.chat
-    engine, settings = Engine(), arithmetic_settings(model=str(folder), lora=False)
+    engine = Engine()
+    settings = arithmetic_settings(model=str(folder), lora=False)
     begun = engine.load(settings, rows)
     assert (begun.template, begun.reward) == (run.template, run.reward), "as join begins one"
     old = engine.load(settings, rows, reward="integer", caps={"completion_tokens": 8})
@@ -256,7 +258,8 @@ def dry(monkeypatch: pytest.MonkeyPatch, cli: Cli) -> Cli:
 
 
 def test_a_run_holds_text_and_rule_and_others_see_the_name(rows: str, cli: Cli, dry: Cli, tmp_path: Path) -> None:
-    file, home = tmp_path / "run.toml", ("--home", str(tmp_path / "home"))
+    file = tmp_path / "run.toml"
+    home = ("--home", str(tmp_path / "home"))
     line = ("run", "new", "--task", rows, "--model", "tiny-bpe", "--template", "boxed", "-o", str(file))
     assert cli(*line)[0] == 0
     run = load_run_file(file).run
@@ -275,7 +278,8 @@ def test_a_run_holds_text_and_rule_and_others_see_the_name(rows: str, cli: Cli, 
 def test_a_stranger_s_template_is_shown_escaped_and_refused_if_nothing_could_earn(
     rows: str, cli: Cli, dry: Cli, tmp_path: Path
 ) -> None:
-    file, home = tmp_path / "run.toml", ("--home", str(tmp_path / "home"))
+    file = tmp_path / "run.toml"
+    home = ("--home", str(tmp_path / "home"))
     assert cli("run", "new", "--task", rows, "--model", "tiny-bpe", "-o", str(file))[0] == 0
     run = load_run_file(file).run
     strange = run.model_copy(update={"template": "\x1b[2J\n{question} Say \u202e it."})

@@ -29,7 +29,9 @@ from ftis_node.worker.engine import Engine  # noqa: E402
 from ftis_node.worker.messages import ScoredPacket  # noqa: E402
 from tests.support import small_models  # noqa: E402
 
-SHORT, LONG, ROWS = 9, 25, 3
+SHORT = 9
+LONG = 25
+ROWS = 3
 
 
 class Drive:
@@ -66,7 +68,8 @@ class Drive:
             made = engine.generate(rows).groups
         for tokens in (SHORT, LONG):
             engine.open(engine.run.model_copy(update={"eos": (), "completion_tokens": tokens}))
-            state, policy = engine.random.get_state(), engine.policy
+            state = engine.random.get_state()
+            policy = engine.policy
             with self.phase(f"{tokens} tokens"):
                 replayed = engine.generate(rows).groups
             with self.phase(f"{tokens} tokens again"):
@@ -122,7 +125,8 @@ def _refused() -> list[bool]:
         return False
 
     with device.pretending():
-        here, there = torch.ones(2, device=device.NAME), torch.ones(2)
+        here = torch.ones(2, device=device.NAME)
+        there = torch.ones(2)
         drawn = partial(torch.rand, 2, device=device.NAME, generator=torch.Generator())
         return [*map(refuses, (lambda: here + there, lambda: here @ there, here.numpy, drawn, lambda: here + 1.0))]
 
