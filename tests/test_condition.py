@@ -145,7 +145,8 @@ def test_evaluations_of_weights_that_a_kill_took_are_not_in_the_curve(tmp_path: 
 
 
 def test_of_quick_steps_only_some_are_logged(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    now, steps = 0.0, StepLog()
+    now = 0.0
+    steps = StepLog()
     monkeypatch.setattr(time, "monotonic", lambda: now)
     caplog.set_level("INFO")
     for number in range(1, 22):
@@ -161,7 +162,8 @@ def test_a_limit_on_disk_leaves_packets_and_steps_what_checkpoints_and_logs_do_n
     unlimited = Quotas(100 * megabyte, OLDER_METRICS_BYTES)
     assert quotas(Settings(packet_quota_mb=100), 10**12) == unlimited
     assert quotas(Settings(packet_quota_mb=100, disk_gb=3), 10 * megabyte) == unlimited
-    tight, room = quotas(Settings(disk_gb=0.2), 10 * megabyte), round(0.2 * (1 << 30)) - 30 * megabyte - LOG_BYTES
+    tight = quotas(Settings(disk_gb=0.2), 10 * megabyte)
+    room = round(0.2 * (1 << 30)) - 30 * megabyte - LOG_BYTES
     assert tight.packets + tight.older_metrics == room and tight.older_metrics == room // 8
     with pytest.raises(UsageError, match=r"may take 102 MB .* need 112 MB"):
         quotas(Settings(disk_gb=0.1), 10 * megabyte)

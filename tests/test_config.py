@@ -65,8 +65,12 @@ def test_each_value_is_shown_with_where_it_came_from(cli: Cli, tmp_path: Path) -
     assert code == 0
     shown = {line.split()[0]: line.rsplit("# ", 1)[1] for line in out.splitlines() if " = " in line}
     expected = {
-        **{"port": "default", "lora_rank": "task arithmetic", "nice": f"file {file}", "max_age": f"file {file}"},
-        **{"wait": "environment FTIS_WAIT", "seed": "flags"},
+        "port": "default",
+        "lora_rank": "task arithmetic",
+        "nice": f"file {file}",
+        "max_age": f"file {file}",
+        "wait": "environment FTIS_WAIT",
+        "seed": "flags",
     }
     assert {name: shown[name] for name in expected} == expected
     answer = json.loads(cli("config", "show", "--origin", "--json", *flags)[1])
@@ -131,14 +135,17 @@ def test_a_share_of_main_memory_is_never_more_than_is_free() -> None:
 
 
 def test_a_home_shows_what_its_daemon_would_run_with(cli: Cli, tmp_path: Path) -> None:
-    home, other = tmp_path / "home", tmp_path / "other.toml"
+    home = tmp_path / "home"
+    other = tmp_path / "other.toml"
     begun(home, 7, "tiny-b", "lora")
     (home / "run.toml").write_text(dump_run_file(RunFile(run=RUN.model_copy(update={"task": "gsm8k"}))))
     flags = ("config", "show", "--json", "--origin", "--home", str(home), "--set", "device=cpu", "--set", "vram_gb=8")
     shown = json.loads(cli(*flags)[1])
     found = {name: (shown["settings"][name], shown["origins"][name]) for name in ("model", "lora", "wait", "optimiser")}
     assert found == {
-        **{"model": ("tiny-b", "home"), "lora": (True, "home"), "optimiser": ("adamw", "home")},
+        "model": ("tiny-b", "home"),
+        "lora": (True, "home"),
+        "optimiser": ("adamw", "home"),
         "wait": (10.0, "default"),  # of the home's run, which is not of arithmetic
     }
     assert json.loads(cli(*flags, "--set", "lora=false")[1])["origins"]["lora"] == "flags"

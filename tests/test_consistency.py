@@ -94,11 +94,22 @@ def test_what_contradicts_is_told_with_where_it_came_from(mistake: str) -> None:
 @pytest.mark.parametrize(
     "flags",
     [
-        *({"port": 4001, "http_port": 4001, "page": False}, {"port": 0, "http_port": 0}, {"own_share": 0}),
-        *({"disk_gb": 0.5}, {"disk_gb": 0.1}, {"device": "cuda:11"}, {"host": "::"}),
-        *({"http_host": "trainer"}, {"http_host": "gpu-1.example.org"}, {"http_host": "::1"}),
-        *({"device": "cpu,cpu"}, {"device": "cpu,cpu,cpu"}, {"device": "cuda:0,cuda:1"}),
-        *({"vram_share": 1}, {"lora": False, "lora_targets": ""}, {"device": "cpu", "optimiser": "adamw8bit"}),
+        {"port": 4001, "http_port": 4001, "page": False},
+        {"port": 0, "http_port": 0},
+        {"own_share": 0},
+        {"disk_gb": 0.5},
+        {"disk_gb": 0.1},
+        {"device": "cuda:11"},
+        {"host": "::"},
+        {"http_host": "trainer"},
+        {"http_host": "gpu-1.example.org"},
+        {"http_host": "::1"},
+        {"device": "cpu,cpu"},
+        {"device": "cpu,cpu,cpu"},
+        {"device": "cuda:0,cuda:1"},
+        {"vram_share": 1},
+        {"lora": False, "lora_targets": ""},
+        {"device": "cpu", "optimiser": "adamw8bit"},
     ],
 )
 def test_what_only_looks_like_a_contradiction_is_allowed(flags: dict[str, Any]) -> None:
@@ -124,8 +135,13 @@ def test_a_choice_that_is_none_is_answered_with_the_nearest() -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        *(("disk_gb", 1e300), ("vram_gb", 1e300), ("learning_rate", 1e300), ("packet_quota_mb", 10**23)),
-        *(("eval_every", 10**23), ("lora_alpha", 10**23), ("generation_batch", 10**23)),
+        ("disk_gb", 1e300),
+        ("vram_gb", 1e300),
+        ("learning_rate", 1e300),
+        ("packet_quota_mb", 10**23),
+        ("eval_every", 10**23),
+        ("lora_alpha", 10**23),
+        ("generation_batch", 10**23),
     ],
 )
 def test_a_number_that_nothing_can_hold_is_refused_before_anything_computes_with_it(name: str, value: float) -> None:

@@ -238,7 +238,8 @@ def hub_that(answers: Callable[[str], int], monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_hub_that_hangs_is_not_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    forever, asked = threading.Event(), []
+    forever = threading.Event()
+    asked = []
     monkeypatch.setattr("ftis_node.policy.availability.ask_hub", lambda: asked.append(1) or forever.wait())
     found = list(examine(a_case(tmp_path), [Check("hub", models.hub, 0.05), Check("memory", models.memory, 60.0)]))
     assert [(one.subject, one.verdict) for one in found] == [("hub", "fail"), ("memory", "ok")]

@@ -94,7 +94,8 @@ def test_generated_groups_hold_whole_completions_of_their_rows(engine: Engine) -
     groups = engine.generate(rows, bytes(38), 7, 3).groups
     tokenizer = engine.policy.tokenizer
     for slot, (row, group) in enumerate(zip(rows, groups, strict=True)):
-        completions, packet = completions_of(group), decode(group.packet)
+        completions = completions_of(group)
+        packet = decode(group.packet)
         assert (packet.round, packet.slot, packet.policy_step) == (7, slot, 3)
         assert (packet.run_id, packet.author_digest) == (engine.run.id, author_digest(bytes(38)))
         assert len(completions) == len(group.rewards) == 8
@@ -170,7 +171,8 @@ def test_memory_that_is_too_small_is_told_and_tried_all_the_same() -> None:
 
 def test_evaluation_is_greedy_and_leaves_no_trace(engine: Engine) -> None:
     state = engine.random.get_state(), torch.get_rng_state()
-    first, second = engine.evaluate(), engine.evaluate()
+    first = engine.evaluate()
+    second = engine.evaluate()
     assert msgspec.structs.replace(first, seconds=second.seconds) == second
     assert first.prompts == 40
     assert 0 <= first.pass_at_1 <= first.formatted <= 1 and first.pass_at_1 <= first.lenient
@@ -227,7 +229,8 @@ def objective_of(task: str = "gsm8k", **changes: Any) -> Objective:
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_preset_is_itself_but_that_the_tasks_filter_stands_in_for_the_papers(preset: str) -> None:
-    chosen, plain = objective_of("arithmetic", objective=preset), PRESETS[preset]
+    chosen = objective_of("arithmetic", objective=preset)
+    plain = PRESETS[preset]
     assert objective_of(objective=preset) == plain
     if not {"divergence", "reduction", "threshold"} & METHODS[preset]().keys():
         assert chosen == plain.replace(divergence="k1", reduction="sum", threshold=1.0)

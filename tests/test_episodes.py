@@ -66,7 +66,9 @@ def answer(*ids: int, finished: bool = True) -> Completion:
 
 def grown(first: Completion, answers: list[Completion], said: list[list[int]], cap: int = 20, turns: int = 3) -> Any:
     """The episode that grows from these answers, and the caps that they were asked for with."""
-    asked, heard, heard_of = [], [], list(said)
+    asked = []
+    heard = []
+    heard_of = list(said)
 
     def answering(contexts: Sequence[Sequence[int]], places: Sequence[tuple[int, int]], most: int) -> list[Completion]:
         assert places == [(0, len(contexts[0]) - 2 - sum(map(len, heard_of[: len(asked) + 1])))]
@@ -105,7 +107,8 @@ def test_an_episode_without_room_for_what_is_said_and_an_answer_ends_before_it()
 
 
 def test_what_anothers_cap_cut_off_goes_on() -> None:
-    caps, sampled = [], []
+    caps = []
+    sampled = []
 
     def answering(contexts: Sequence[Sequence[int]], places: Sequence[tuple[int, int]], most: int) -> list[Completion]:
         caps.append((len(contexts), most))

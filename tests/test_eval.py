@@ -208,7 +208,8 @@ def test_it_is_compared_with_what_a_person_names() -> None:
 def test_pairs_are_counted_and_tested() -> None:
     """Intervals worked out by Newcombe's formula (1998, method 10): one with discordance, one with a margin of zero."""
     for cells, low, high in (((1, 1, 7, 12), -0.507, -0.026), ((36, 12, 2, 0), 0.0569, 0.3404)):
-        figures, other = paired_figures(*cells), paired_figures(cells[0], cells[2], cells[1], cells[3])
+        figures = paired_figures(*cells)
+        other = paired_figures(cells[0], cells[2], cells[1], cells[3])
         assert (figures.low, figures.high) == (pytest.approx(low, abs=6e-4), pytest.approx(high, abs=6e-4))
         assert (other.low, other.high) == (pytest.approx(-figures.high), pytest.approx(-figures.low))
     assert paired_figures(36, 12, 2, 0).p == pytest.approx(2 * (1 + 14 + 91) / 2**14)
@@ -257,7 +258,8 @@ def test_what_does_not_fit_is_halved(monkeypatch: pytest.MonkeyPatch) -> None:
     from ftis_node.policy import room
 
     monkeypatch.setattr(room, "WAITS", ())
-    policy, whole = tiny_policy(), greedy.generate
+    policy = tiny_policy()
+    whole = greedy.generate
     sizes: list[int] = []
 
     def small(policy: Policy, prompts: Any, **rest: Any) -> Any:

@@ -113,7 +113,8 @@ def test_plain_libraries_compute_the_same(homes: Homes, kind: str, flags: tuple[
     assert (told["step"], told["base_model"], told["dtype"]) == (12, "tiny-a", "float32")
     found = checkpoint_of(homes[kind])
     policy = load_trained(settings_for(found, "tiny-a", {"device": "cpu"}, "")[0], found)
-    tokenizer, model = AutoTokenizer.from_pretrained(tmp_path / "out"), plain(tmp_path / "out")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    model = plain(tmp_path / "out")
     prompts = [tokenizer(example.question)["input_ids"] for example in QUESTIONS[:8]]
     completions = [tokenizer(f"<think></think><answer>{i}</answer>")["input_ids"] + [1] for i in range(8)]
     ours = plain_logprobs(policy, prompts, completions, 1.0)

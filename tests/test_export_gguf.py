@@ -67,7 +67,8 @@ def written(home: Path, to: Path, *flags: str) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("file", sorted(BASES.glob("*.gguf")), ids=lambda file: file.stem)
 def test_a_file_is_read_as_what_was_trained(file: Path, tmp_path: Path) -> None:
     base = folder_in(file, tmp_path / "base")
-    home, to = trained(base, tmp_path / "home"), tmp_path / "made.gguf"
+    home = trained(base, tmp_path / "home")
+    to = tmp_path / "made.gguf"
     written(home, to)
     found = checkpoint_of(home)
     export(found, settings_for(found, str(base), {"device": "cpu"}, "")[0], tmp_path / "plain")
@@ -76,16 +77,19 @@ def test_a_file_is_read_as_what_was_trained(file: Path, tmp_path: Path) -> None:
     torch.testing.assert_close(logits(resolve(str(to))), expected, atol=0.2, rtol=0.02)  # in bfloat16
     assert not torch.allclose(expected, logits(base), atol=0.5)
     assert fingerprint(load_tokenizer(str(to))) == fingerprint(load_tokenizer(str(base)))
-    facts, theirs = read(to).facts, read(file).facts
+    facts = read(to).facts
+    theirs = read(file).facts
     different = {key for key in theirs if facts.get(key, theirs[key]) != theirs[key]}
     assert different <= {"general.name", "general.file_type", "tokenizer.ggml.token_type", "tokenizer.ggml.scores"}
 
 
 def test_a_file_of_a_file_keeps_its_facts(tmp_path: Path) -> None:
-    file, to = BASES / "llama.gguf", tmp_path / "made.gguf"
+    file = BASES / "llama.gguf"
+    to = tmp_path / "made.gguf"
     home = trained(file, tmp_path / "home")
     whole = written(home, to, "--dtype", "q8_0")
-    facts, theirs = read(to).facts, read(file).facts
+    facts = read(to).facts
+    theirs = read(file).facts
     assert facts.pop("general.file_type") == 7 and facts.pop("general.quantization_version") == 2
     assert facts == {key: value for key, value in theirs.items() if key in facts}
     exact = written(home, tmp_path / "exact.gguf", "--dtype", "float32")
@@ -95,14 +99,16 @@ def test_a_file_of_a_file_keeps_its_facts(tmp_path: Path) -> None:
     alpha = read(tmp_path / "layers.gguf").facts["adapter.lora.alpha"]
     assert len(layers) == 2 * 7 * 2, "two of seven matrices in each of two layers"
     for name in {name.rpartition(".lora_")[0] for name in layers}:
-        down, up = layers[f"{name}.lora_a"], layers[f"{name}.lora_b"]
+        down = layers[f"{name}.lora_a"]
+        up = layers[f"{name}.lora_b"]
         np.testing.assert_allclose(before[name] + alpha / len(down) * up @ down, exact[name], atol=0.01)
         np.testing.assert_allclose(whole[name], exact[name], atol=0.05)
 
 
 def test_what_cannot_be_a_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     base = folder_in(BASES / "qwen2.gguf", tmp_path / "base")
-    home, to = trained(base, tmp_path / "home", lora=False), tmp_path / "made.gguf"
+    home = trained(base, tmp_path / "home", lora=False)
+    to = tmp_path / "made.gguf"
     words = ("export", "--checkpoint", home)
     assert "One place" in refused(*words).what
     assert "One place" in refused(*words, "--gguf", to, "--to", tmp_path / "folder").what

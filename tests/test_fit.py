@@ -107,8 +107,16 @@ def test_flags_are_wishes_and_what_does_not_fit_fails(fit: Cli) -> None:
 def test_people_get_a_table_reasons_and_the_command(fit: Cli) -> None:
     code, out, _ = fit("--model", "qwen2.5-0.5b", "--vram", "24")
     assert code == 0
-    told = ("494,032,768 parameters", "KV cache", "It fits on a GPU.", "- Full training fits", "ftis-node join --model")
-    told += ("context, fragmentation, reserve", "- Kept free: 2% and at least 300 MB", "- A step takes about")
+    told = (
+        "494,032,768 parameters",
+        "KV cache",
+        "It fits on a GPU.",
+        "- Full training fits",
+        "ftis-node join --model",
+        "context, fragmentation, reserve",
+        "- Kept free: 2% and at least 300 MB",
+        "- A step takes about",
+    )
     assert all(part in out for part in told), out
 
 
@@ -126,7 +134,8 @@ def test_on_a_cpu_the_machines_own_memory_is_planned_with(fit: Cli) -> None:
 
 
 def test_the_time_of_a_step_follows_from_a_data_sheet_or_from_what_this_machine_computes(fit: Cli) -> None:
-    model, caps = ("--model", "qwen2.5-0.5b", "--lora"), ("--completion-tokens", "32")
+    model = ("--model", "qwen2.5-0.5b", "--lora")
+    caps = ("--completion-tokens", "32")
     fast, slow, long = (
         answer_of(fit, *model, "--vram", vram, *more)["seconds"]
         for vram, more in (("80", caps), ("8", caps), ("8", ()))

@@ -65,5 +65,6 @@ def test_the_help_names_each_kind_of_task(command: str) -> None:
     for word in command.split():
         found = found.get_command(None, word)
     (option,) = (one for one in found.params if one.name == "task")
-    kinds, said = ("hf:", "verifiers:", "reasoning-gym:", "package.module:"), str(vars(option)["help"])
+    kinds = ("hf:", "verifiers:", "reasoning-gym:", "package.module:")
+    said = str(vars(option)["help"])
     assert all(kind in said for kind in kinds), command

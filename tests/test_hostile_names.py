@@ -34,8 +34,12 @@ HOSTILE = "[/x] [red]a[link=http://e.example] :smile: \x1b[31m\x9b1m\x07\r\nFORG
 SHOWN = "[/x] [red]a[link=http://e.example] :smile: \\x1b[31m"
 STATUS = TRAINING | {
     **dict.fromkeys(("name", "model", "kind", "reason", "advice", "run"), HOSTILE),
-    **{"addresses": [HOSTILE], "page": f"http://127.0.0.1:1/{HOSTILE}", "curve": [[0, 0.5]]},
-    **{"pausing": True, "finishing": False, "stalled": False},
+    "addresses": [HOSTILE],
+    "page": f"http://127.0.0.1:1/{HOSTILE}",
+    "curve": [[0, 0.5]],
+    "pausing": True,
+    "finishing": False,
+    "stalled": False,
 }
 BANNED = peer(agent=HOSTILE, reputation=f"banned: {HOSTILE}", addresses=[HOSTILE])
 PEERS = {"peers": [BANNED], "left_out": [{"id": "x", "reason": HOSTILE}]}
@@ -143,7 +147,8 @@ def test_row_45_the_views_show_it(tmp_path: Path) -> None:
     for view in (one, nodes_view([status], [[0.5]], HOSTILE)):
         with (tmp_path / "seen").open("w") as file:
             terminal = console()
-            terminal.file, terminal.width = file, 2000
+            terminal.file = file
+            terminal.width = 2000
             terminal.print(view)
         seen = (tmp_path / "seen").read_text()
         assert plain(seen) and SHOWN in seen, repr(seen)
@@ -187,7 +192,8 @@ def test_row_45_words_of_progress_read_no_markup() -> None:
 
 
 ALLOWED = {  # where a print, a Text or a Console may be made: these make them safe, or print no names
-    **{"observe/terminal.py": {"Text", "Console"}, "observe/live.py": {"Text"}},
+    "observe/terminal.py": {"Text", "Console"},
+    "observe/live.py": {"Text"},
     **{name: {"print"} for name in ("text.py", "cli/common.py", "preflight/smoke.py", "lab/warmup.py")},
     "lab/runner.py": {"TextColumn"},
     **{name: {"print"} for name in ("lab/reporting/index.py", "lab/bench/host.py")},

@@ -91,7 +91,8 @@ def test_neither_text_nor_message_shows_the_secret() -> None:
 
 @given(SEEDS, st.binary(max_size=100), st.binary(max_size=80), st.binary(max_size=80))
 def test_a_signature_is_its_authors_for_one_message(seed: bytes, message: bytes, rubbish: bytes, more: bytes) -> None:
-    identity, other = Identity(seed), Identity(bytes(31) + b"\x01")
+    identity = Identity(seed)
+    other = Identity(bytes(31) + b"\x01")
     signature = identity.sign(message)
     assert verify(identity.author, message, signature)
     assert not verify(identity.author, message + b"x", signature)

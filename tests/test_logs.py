@@ -41,7 +41,8 @@ def raised(text: str) -> BaseException:
 def fresh_process() -> Iterator[None]:
     """The root logger as it is there: without pytest's handlers."""
     root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
+    handlers = root.handlers[:]
+    level = root.level
     root.handlers[:] = []
     try:
         yield
@@ -105,7 +106,8 @@ def test_a_home_that_cannot_be_written_still_logs_to_stderr(tmp_path: Path, caps
 
 def test_both_formats_are_read_as_text_and_as_objects() -> None:
     one = record("hello %s", "there\n")
-    text, line = TextFormatter().format(one), JsonFormatter().format(one)
+    text = TextFormatter().format(one)
+    line = JsonFormatter().format(one)
     assert as_object(text)["time"] == as_object(line)["time"], "whatever the time zone"
     assert as_object(text)["level"] == as_object(line)["level"] == "WARNING"
     assert as_text(text) == text and as_text(line).endswith(" WARNING hello there\\n")
@@ -219,7 +221,8 @@ def test_it_follows_a_running_daemon_until_it_ends_or_ctrl_c(tmp_path: Path) -> 
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as daemon:
         runtime = {"pid": daemon.pid, "directory": str(tmp_path / "ftis-x"), "children": {}}
         (tmp_path / "runtime.json").write_text(json.dumps(runtime))
-        line, known = command("logs", "-f", "--home", str(tmp_path)), os.environ | ENVIRONMENT
+        line = command("logs", "-f", "--home", str(tmp_path))
+        known = os.environ | ENVIRONMENT
         one, other = (subprocess.Popen(line, stdout=subprocess.PIPE, text=True, env=known) for _ in range(2))
         for follower in (one, other):
             assert follower.stdout is not None and follower.stdout.readline() == "first\n"

@@ -91,10 +91,13 @@ async def test_what_is_announced_is_what_others_hear(tmp_path: Path) -> None:
 
 
 def test_a_relayed_address_is_written_as_p2pd_reads_it() -> None:
-    relay, node = identity(1), identity(2)
+    relay = identity(1)
+    node = identity(2)
     text = f"/ip4/8.8.4.4/tcp/4001/p2p/{relay.peer_id}/p2p-circuit/p2p/{node.peer_id}"
-    ip, tcp = bytes.fromhex("0408080404"), bytes.fromhex("060fa1")
-    circuit, p2p = bytes.fromhex("a202"), bytes.fromhex("a50326")  # of 38 bytes
+    ip = bytes.fromhex("0408080404")
+    tcp = bytes.fromhex("060fa1")
+    circuit = bytes.fromhex("a202")
+    p2p = bytes.fromhex("a50326")  # of 38 bytes
     assert Multiaddr(text).to_bytes() == ip + tcp + p2p + relay.author + circuit + p2p + node.author
     assert str(Multiaddr(Multiaddr(text).to_bytes())) == text
 
@@ -175,7 +178,8 @@ async def listening(who: Identity) -> AsyncIterator[Listening]:
 
 
 async def test_a_second_node_of_a_key_is_found_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    alive, free = identity(2), identity(3)
+    alive = identity(2)
+    free = identity(3)
     async with member(1, tmp_path) as bootstrap, member(2, tmp_path, [bootstrap.address]) as twin:
         await eventually(lambda: bootstrap.met(twin), "they meet")
         async with listening(alive) as how:
@@ -214,7 +218,8 @@ async def test_the_doctor_dials_peers_and_says_what_it_saw(tmp_path: Path) -> No
 
 
 async def test_without_a_name_the_doctor_dials_what_the_home_knows_as_a_start_would(tmp_path: Path) -> None:
-    home, dead = tmp_path / "home", f"/ip4/127.0.0.1/tcp/1025/p2p/{identity(9).peer_id}"
+    home = tmp_path / "home"
+    dead = f"/ip4/127.0.0.1/tcp/1025/p2p/{identity(9).peer_id}"
     name = dead.replace("ip4/127.0.0.1", "dns4/node.example")
     home.mkdir()
     async with member(1, tmp_path) as node:

@@ -53,8 +53,11 @@ def test_the_highest_layer_that_names_a_setting_decides(
         environment={f"FTIS_{key.upper()}": str(value) for key, value in environment.items()},
         flags=flags,
     )
-    layers = [("default", DEFAULT.model_dump()), ("task arithmetic", TASKS["arithmetic"].settings)]
-    layers += [(f"file {path}", file)]
+    layers = [
+        ("default", DEFAULT.model_dump()),
+        ("task arithmetic", TASKS["arithmetic"].settings),
+        (f"file {path}", file),
+    ]
     layers += [(f"environment FTIS_{key.upper()}", {key: value}) for key, value in environment.items()]
     layers += [("flags", flags)]
     for name in Settings.model_fields:
@@ -121,9 +124,17 @@ def test_a_wrong_value_names_its_layer(tmp_path: Path) -> None:
 
 
 WRONG: dict[str, list[Any]] = {
-    **{"steps": [-1], "batch_groups": [2.5, 0], "own_share": [1.5], "learning_rate": [0, float("nan")]},
-    **{"dtype": ["float8"], "betas": ["0.9", "a,b"], "port": [70_000], "lora": ["perhaps"], "gradient_clip": [0]},
-    **{"max_age": [-1], "model": [["a"]]},
+    "steps": [-1],
+    "batch_groups": [2.5, 0],
+    "own_share": [1.5],
+    "learning_rate": [0, float("nan")],
+    "dtype": ["float8"],
+    "betas": ["0.9", "a,b"],
+    "port": [70_000],
+    "lora": ["perhaps"],
+    "gradient_clip": [0],
+    "max_age": [-1],
+    "model": [["a"]],
 }
 
 
@@ -156,7 +167,8 @@ def test_other_programs_variables_are_left_alone() -> None:
     ("name", "meant"),
     [
         ("FTIS_LERNING_RATE", "'FTIS_LEARNING_RATE'"),
-        *(("FTIS_HOMES", "'FTIS_HOME'"), ("FTIS_QQQQQQQQ", "Unset it")),
+        ("FTIS_HOMES", "'FTIS_HOME'"),
+        ("FTIS_QQQQQQQQ", "Unset it"),
     ],
 )
 def test_a_misspelt_variable_names_the_nearest(name: str, meant: str) -> None:
@@ -171,7 +183,8 @@ def test_settings_survive_the_way_to_the_compute_process() -> None:
 
 def test_a_running_node_changes_what_it_can_and_nothing_else() -> None:
     running = Settings(model="tiny-a", own_share=0.5)
-    first, values = Settings(wait=3.0), {"threshold": "none", "upload_mbit": "1.5", "steps": "7"}
+    first = Settings(wait=3.0)
+    values = {"threshold": "none", "upload_mbit": "1.5", "steps": "7"}
     new = changed(running, {**values, "own_share": "default", "wait": "default"}, first)
     assert (new.own_share, new.threshold, new.upload_mbit, new.steps, new.model) == (None, "none", 1.5, 7, "tiny-a")
     assert new.wait == 3.0, "what it was started with"

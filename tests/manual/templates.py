@@ -64,7 +64,8 @@ _HASHES += "nothing else."
 
 def candidates() -> dict[str, tuple[str, str]]:
     """Each template's rule and text, by its name; also those that were tried and are no part of the product."""
-    tags, boxed = TEMPLATES["tags-example"]["integer"], TEMPLATES["boxed-example"]["integer-boxed"]
+    tags = TEMPLATES["tags-example"]["integer"]
+    boxed = TEMPLATES["boxed-example"]["integer-boxed"]
     paper = TEMPLATES["paper"]["integer"]
     reply = re.search(r"<think>(.*)</think> <answer>7</answer>\n", tags)
     asked = re.search(r"Question: (.*)\n", tags)
@@ -98,7 +99,8 @@ def word_problems(count: int) -> list[Example]:
     names = ("Ann", "Ben", "Carla", "Dan", "Eva", "Farid", "Gita", "Hugo")
     found: dict[str, int] = {}
     while len(found) < count:
-        a, b = rng.randint(2, 20), rng.randint(2, 20)
+        a = rng.randint(2, 20)
+        b = rng.randint(2, 20)
         thing, name, other = rng.choice(things), *rng.sample(names, 2)
         more = f"{name} has {a} {thing} and {other} gives {name} {b} more. How many {thing} does {name} have now?"
         fewer = f"{name} has {a + b} {thing} and gives {b} of them to {other}. How many {thing} does {name} have left?"
@@ -203,8 +205,18 @@ def bootstrapped(rows: Sequence[dict[str, Any]], what: str) -> tuple[float, floa
 
 def table(found: Sequence[dict[str, Any]]) -> str:
     """Markdown: a line for each model, task and template."""
-    heads = ["model", "task", "template", "rows × samples", "formatted", "right", "right in any form"]
-    heads += ["groups with a signal", "tokens", "cut off"]
+    heads = [
+        "model",
+        "task",
+        "template",
+        "rows × samples",
+        "formatted",
+        "right",
+        "right in any form",
+        "groups with a signal",
+        "tokens",
+        "cut off",
+    ]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     keys = dict.fromkeys((one["model"], one["task"], one["template"]) for one in found)
     for model, task, name in sorted(keys):
