@@ -44,6 +44,8 @@ def running(hub: Hub) -> Iterator[Hub]:
         def do_GET(self) -> None:
             self._answer(body=True)
 
+        do_POST = do_GET
+
         def _answer(self, *, body: bool) -> None:
             hub.asked.append(self.path)
             hub.agents.add(self.headers.get("user-agent", ""))
@@ -59,8 +61,10 @@ def running(hub: Hub) -> Iterator[Hub]:
             elif "/commits/main" in self.path:
                 one = {"id": REVISION, "title": "", "message": "", "date": "2026-01-01T00:00:00.000Z", "authors": []}
                 self._send(200, json.dumps([one]).encode())
-            elif self.path.startswith("/api/models/"):
+            elif re.fullmatch(r"/api/models/[^/]+/[^/]+", self.path):
                 self._send(200, json.dumps({"id": "a/model", "private": False, "sha": REVISION}).encode())
+            elif self.path.startswith("/api/models/"):
+                self._file(None, body=body)
             else:
                 self._send(200, b"{}")
 
