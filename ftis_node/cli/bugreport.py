@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,8 +12,7 @@ import typer
 
 from ftis_node.cli.common import HomeOption, JsonOption, print_json, say_finding
 from ftis_node.cli.flags import Given, with_settings
-from ftis_node.config.settings import ENVIRONMENT_PREFIX, Settings
-from ftis_node.errors import UsageError, UserError, brief
+from ftis_node.errors import UsageError, UserError, brief, one_by_one
 from ftis_node.store.home import DEFAULT_HOME, Home
 from ftis_node.text import say
 
@@ -61,24 +59,16 @@ def bugreport(
 
 
 def _case(home: Path, given: Given) -> tuple[Case, list[Finding]]:
-    """The case with as many of the person's settings as can be read, and findings about those that cannot."""
+    """The case with the person's settings, or with default ones and a finding where those cannot be read."""
     from ftis_node.node.options import JoinOptions
     from ftis_node.preflight.case import Finding, bare_case, case_of
 
     place = Home(home.expanduser())
     options = JoinOptions(place)
-    known = {ENVIRONMENT_PREFIX + key.upper() for key in Settings.model_fields}
-    unsound: dict[str, Finding] = {}
-    ways: tuple[Callable[[], Case], ...] = (
-        lambda: case_of(options, given.on(place)),
-        lambda: case_of(options, given.on(place, {name: text for name, text in os.environ.items() if name in known})),
-        lambda: case_of(options, Given().on(place, {})),
-    )
-    for way in ways:
-        try:
-            return way(), list(unsound.values())
-        except UserError as error:
-            unsound.setdefault(error.what, Finding("settings", "fail", error.what, error.fix))
-        except OSError as error:  # the home cannot be looked into
-            unsound.setdefault(brief(error), Finding("home", "fail", f"It cannot be read: {brief(error)}.", ""))
-    return bare_case(options), list(unsound.values())
+    try:
+        return case_of(options, given.on(place)), []
+    except UserError as error:
+        unsound = [Finding("settings", "fail", one.what, one.fix) for one in one_by_one(error)]
+    except OSError as error:  # the home cannot be looked into
+        unsound = [Finding("home", "fail", f"It cannot be read: {brief(error)}.", "")]
+    return bare_case(options), unsound

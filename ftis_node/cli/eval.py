@@ -34,7 +34,6 @@ def evaluate(
         str, typer.Option(help="A checkpoint, a node's home (its newest one), or a model: short name, hub id, folder.")
     ],
     task: Annotated[str, typer.Option(help=f"math500, {TASK_KINDS}; of training data the tenth held out.")],
-    base: Annotated[str | None, typer.Argument(metavar="[BASE]", help="With --compare: another than its base.")] = None,
     compare: Annotated[bool, typer.Option("--compare", help="The base model, too, and the paired difference.")] = False,
     data: Annotated[
         Path | None, typer.Option("--data", "--eval-data", help="A local copy of the questions; all of them are used.")
@@ -52,8 +51,6 @@ def evaluate(
     json: JsonOption = False,
 ) -> None:
     """Measure greedy pass@1 with its 95 % interval; also right formats, and accuracy in any format."""
-    if base is not None and not compare:
-        raise UsageError(f"The model {base!r} stands alone.", "Write --compare before it, or leave it out.")
     flags = common.parse_pairs(set_ or [])
     from ftis_node.export.record import record_of
     from ftis_node.tasks import load_evaluation, scoring, with_columns
@@ -74,7 +71,7 @@ def evaluate(
 
         stack.enter_context(shown_work())
         first = _choose(checkpoint, found, record, model, flags, chosen.name)
-        second = _other(stack, first, base, flags, chosen.name) if compare else None
+        second = _base_of(first, flags, chosen.name) if compare else None
         lines = stack.enter_context(_opened(out)) if out is not None else None
         cap = completion_tokens or chosen.completion_tokens
         asked = _Questions(chosen, examples, scorer, cap, batch)
@@ -146,20 +143,14 @@ def _choose(
     return _Chosen(name, found, settings, record.run if "chat" not in flags else None)
 
 
-def _other(
-    stack: contextlib.ExitStack, first: _Chosen, base: str | None, flags: Mapping[str, Any], task: str
-) -> _Chosen:
-    """The subject that `first` is compared with, in the same dtype."""
-    if base is None and first.found is None:
-        raise UsageError(f"{first.name} is no checkpoint, so it has no base model.", "Name one: --compare MODEL.")
-    from ftis_node.export.record import record_of
-    from ftis_node.policy.names import resolve
+def _base_of(first: _Chosen, flags: Mapping[str, Any], task: str) -> _Chosen:
+    """The base model of a checkpoint, in the same dtype and asked in the same way. Raises UsageError for a model."""
+    if first.found is None:
+        raise UsageError(f"{first.name} is no checkpoint, so it has no base model.", "Leave out --compare.")
+    from ftis_node.export.record import TrainingRecord
 
-    name = base or first.name
-    found = common.held_checkpoint(stack, name)
-    chosen = _choose(name, found, record_of(found), None, {"dtype": first.settings.dtype, **flags}, task)
-    resolve(chosen.name)  # a wrong name is told before the first is evaluated
-    return replace(chosen, run=first.run) if base is None else chosen
+    chosen = _choose(first.name, None, TrainingRecord(), None, {"dtype": first.settings.dtype, **flags}, task)
+    return replace(chosen, run=first.run)
 
 
 def _measure(chosen: _Chosen, asked: _Questions, tell: Callable[[Sequence[Judged]], None]) -> _Result:

@@ -39,11 +39,8 @@ class Given:
         """The same with further values; None: not given."""
         return Given({**self.values, **{name: value for name, value in values.items() if value is not None}}, self.file)
 
-    def on(self, home: Home, environment: Mapping[str, str] | None = None) -> Layers:
+    def on(self, home: Home) -> Layers:
         """Return a function from a task's name to its settings; the home gives values that nobody set now.
-
-        Args:
-            environment: by default the process's own.
 
         The function raises UsageError for wrong settings, or a file that cannot be read.
         """
@@ -54,7 +51,7 @@ class Given:
         flags = {name: value for name, value in self.values.items() if value != DEFAULT}
 
         def settled(task: str) -> tuple[Settings, dict[str, str]]:
-            settings, origins = collect(task=task, flags=flags, file=self.file, environment=environment, home=earlier)
+            settings, origins = collect(task=task, flags=flags, file=self.file, home=earlier)
             with suppress(OSError):  # the check of the home says that it cannot be read
                 settings, origins = with_begun(home, settings, origins)
             return settings, origins

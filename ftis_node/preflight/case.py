@@ -146,7 +146,7 @@ def case_of(options: JoinOptions, layers: Layers) -> Case:
 def bare_case(options: JoinOptions) -> Case:
     """A case of default settings: for a report on settings that cannot be read."""
     defaults = Settings()
-    return Case(options, lambda _: (defaults, dict.fromkeys(Settings.model_fields, "default")))
+    return case_of(options, lambda _: (defaults, dict.fromkeys(Settings.model_fields, "default")))
 
 
 # --- what checks find -------------------------------------------------------------------------------------------------
