@@ -16,7 +16,7 @@ from ftis_node.cli.flags import Given, with_settings
 from ftis_node.cli.pace import card_here, card_of, in_words, seconds_of
 from ftis_node.config.settings import collect
 from ftis_node.errors import UsageError
-from ftis_node.fit.memory import DISPLAY_BYTES, LEAST_RESERVE, RESERVE, Workload
+from ftis_node.fit.memory import LEAST_RESERVE, RESERVE, Workload
 from ftis_node.fit.plan import Plan, plan
 from ftis_node.installed import to_install
 from ftis_node.tasks.task import CAPS
@@ -154,10 +154,7 @@ def _present(device: str) -> int:
 
     if not torch.cuda.is_available():
         raise UsageError("There is no GPU here to ask for its memory.", "Give --vram GB, or --device cpu.")
-    from ftis_node.worker.planning import shows
-
-    total = int(torch.cuda.get_device_properties(0).total_memory)
-    return total - DISPLAY_BYTES if shows(torch.device("cuda:0")) else total
+    return int(torch.cuda.get_device_properties(0).total_memory)
 
 
 def _command(model: str, plan: Plan, task: str, devices: str, vram: float | None, asked: Mapping[str, object]) -> str:
@@ -217,6 +214,6 @@ def _print(shape: Geometry, plan: Plan, device: str, minutes: float | None) -> N
     for reason in plan.reasons:
         say(f"- {reason}")
     if device == "cuda":
-        kept = f"{RESERVE:.0%} and at least {rounded(LEAST_RESERVE)}, as reserve; besides {rounded(DISPLAY_BYTES)}"
-        say(f"- Kept free: {kept} of a card with a display (by nvidia-smi), which --vram does not know.")
+        kept = f"{RESERVE:.0%} and at least {rounded(LEAST_RESERVE)}, as reserve"
+        say(f"- Kept free: {kept}; for a card that draws a screen take `--profile single-gpu` in `join`.")
     say(f"- On disk: {wear(minutes, checkpoint_bytes(plan, shape))}.")

@@ -71,10 +71,9 @@ CONTEXT_BYTES: dict[Device, int] = {"cuda": 768 << 20, "cpu": 1 << 30}
 FRAGMENTATION = 0.05
 CACHE_GROWTH: dict[Device, float] = {"cuda": 1.5, "cpu": 1.1}
 
-# What stays free on a GPU: so much of all, and at least so many bytes; and for a display, which may take it later.
+# What stays free on a GPU: so much of all, and at least so many bytes.
 RESERVE = 0.02
 LEAST_RESERVE = 300 << 20
-DISPLAY_BYTES = 512 << 20
 
 
 @dataclass(frozen=True)

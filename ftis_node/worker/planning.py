@@ -1,9 +1,7 @@
 """The plan that completes a person's settings so that the training fits into this machine's memory."""
 
-import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
@@ -13,7 +11,7 @@ import torch
 from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError
 from ftis_node.fit.geometry import Geometry
-from ftis_node.fit.memory import CONTEXT_BYTES, DISPLAY_BYTES, Device, Dtype, Workload
+from ftis_node.fit.memory import CONTEXT_BYTES, Device, Dtype, Workload
 from ftis_node.fit.plan import MIN_TOKENS, Plan, Wishes, plan
 from ftis_node.learner.optimiser import eight_bit
 from ftis_node.policy.load import choose_device, half_dtype
@@ -144,25 +142,11 @@ def memory_budget(settings: Settings, device: torch.device, *, bare: bool = Fals
     free, total = torch.cuda.mem_get_info(device)
     if bare:
         free += min(total - free, CONTEXT_BYTES["cuda"])
-    if shows(device):
-        free -= DISPLAY_BYTES
     limit = memory_limit(settings, total)
     if limit is None:
         return free
     torch.cuda.set_per_process_memory_fraction(min(1.0, limit / total), device)
     return min(limit, free)
-
-
-@cache
-def shows(device: torch.device) -> bool:
-    """Whether a GPU has a display, whose programs take memory as they like; False where nvidia-smi does not say."""
-    try:
-        card = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
-        line = ("nvidia-smi", "--query-gpu=display_active", "--format=csv,noheader", "-i", card)
-        told = subprocess.run(line, capture_output=True, text=True, timeout=10, stdin=subprocess.DEVNULL)
-    except Exception:  # drivers may raise anything, and not all have the program
-        return False
-    return told.stdout.strip() == "Enabled"
 
 
 def memory_limit(settings: Settings, total: int) -> int | None:
