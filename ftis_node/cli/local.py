@@ -11,7 +11,6 @@ from typing import Annotated
 import typer
 
 from ftis_node.cli.common import HomeOption, JsonOption, parse_pairs, print_answer, print_facts, print_json
-from ftis_node.config.reading import read_toml
 from ftis_node.errors import UserError
 from ftis_node.observe.answers import Kind, NodeState, PeerRow, Peers, Status
 from ftis_node.observe.api import NoDaemon, ask, link, read_token
@@ -96,11 +95,7 @@ def status(home: HomeOption = DEFAULT_HOME, json: JsonOption = False) -> None:
     if plan is not None:
         held = f"{answer.kind}, {plan.dtype}, quantisation {plan.quantisation}; objective {answer.objective}"
         print_facts({"computes": [held, *plan.reasons[-1:]]})
-    file = Home(home.expanduser()).run_file
-    run = read_toml(file, "run file").get("run") if answer.run and file.exists() else None
-    private = ", private" if isinstance(run, dict) and run.get("founder") else ""
-    print_facts({"run": f"{answer.run or 'none'}{private}"})
-    print_facts({key: getattr(answer, key) or "none" for key in ("page", "addresses")})
+    print_facts({key: getattr(answer, key) or "none" for key in ("run", "page", "addresses")})
 
 
 def health(home: HomeOption = DEFAULT_HOME, json: JsonOption = False) -> None:
