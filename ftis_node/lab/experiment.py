@@ -30,7 +30,10 @@ class _Table(BaseModel):
 def _refer(who: str, kind: str, name: str, known: Collection[str]) -> None:
     """Raises ValueError unless the name is known."""
     if name not in known:
-        hint = did_you_mean(name, known).rstrip() or f"There is {', '.join(filter(None, known)) or 'none'}"
+        hint = did_you_mean(name, known).rstrip()
+        if not hint:
+            there = ", ".join(filter(None, known))
+            hint = f"There is {there or 'none'}"
         raise ValueError(f"{who} names the {kind} {name!r}. {hint}")
 
 
@@ -72,7 +75,8 @@ class NodeSpec(_Table):
 
     @model_validator(mode="after")
     def _one_origin(self) -> NodeSpec:
-        if sum((bool(self.model and not self.script), self.warm is not None, bool(self.script))) != 1:
+        of_a_model = bool(self.model) and not self.script  # beside a script it is its tokenizer's
+        if [of_a_model, self.warm is not None, bool(self.script)].count(True) != 1:
             raise ValueError(f"node {self.name} needs exactly one of `model`, `warm` and `script`")
         _refer(f"node {self.name}", "script", self.script, ("", *SCRIPTS))
         if self.script and self.model and SCRIPTS[self.script][0] == RANDOM:
@@ -164,20 +168,28 @@ class Experiment(_Table):
     def _each_written_out(cls, document: Any) -> Any:
         if not isinstance(document, dict):
             return document
-        lists = {key: document[key] for key in ("nodes", "cells", "claims") if isinstance(document.get(key), list)}
-        return document | {key: [one for table in tables for one in _each(table)] for key, tables in lists.items()}
+        written_out = dict(document)
+        for key in ("nodes", "cells", "claims"):
+            tables = document.get(key)
+            if isinstance(tables, list):
+                written_out[key] = [one for table in tables for one in _each(table)]
+        return written_out
 
     @model_validator(mode="after")
     def _fits_together(self) -> Experiment:
         if self.payloads and self.task != "arithmetic":
             raise ValueError("payloads are known of the task arithmetic only")
         names = [node.name for node in self.nodes]
+        of_parity = self.task.startswith("ftis_node.lab.parity:")
         for node in self.nodes:
-            _refer(f"node {node.name}", "node", node.warm.like if node.warm else "", ("", *names))
-            if node.warm and (node.warm.long is not None) != self.task.startswith("ftis_node.lab.parity:"):
+            if node.warm is None:
+                continue
+            _refer(f"node {node.name}", "node", node.warm.like, ("", *names))
+            if (node.warm.long is not None) != of_parity:
                 raise ValueError(f"node {node.name}: a warm-up has `long` if, and only if, the task is of lab.parity")
-        for method in (method for cell in self.cells for method in cell.methods):
-            _refer("a cell", "method", method, self.methods)
+        for cell in self.cells:
+            for method in cell.methods:
+                _refer("a cell", "method", method, self.methods)
         cells = self.all_cells()
         known = {cell.name: cell.nodes or names for cell in cells}
         for what, those in {"nodes": names, "seeds": self.seeds, "cells": [cell.name for cell in cells]}.items():

@@ -53,15 +53,17 @@ def demonstrations(task: Task, long: float, rng: random.Random, count: int) -> l
     two columns half as many, and as many that ask for a long one."""
     held_out = {example.question for example in task.held_out}
     width = len(task.train[0].answer)
+    bits = len(task.train[0].question) - 1
     pairs: list[tuple[str, str]] = []
     while len(pairs) < count:
-        question = "".join(rng.choices("01", k=len(task.train[0].question) - 1)) + "="
-        if question not in held_out:
-            asked = width > 1 and len(pairs) % 2 > 0
-            told = demonstration(question, width, long=asked or rng.random() < long)
-            if asked:
-                question = question.replace("=", "/")
-            pairs.append((question, told))
+        question = "".join(rng.choices("01", k=bits)) + "="
+        if question in held_out:
+            continue
+        asked = width > 1 and len(pairs) % 2 > 0
+        told = demonstration(question, width, long=asked or rng.random() < long)
+        if asked:
+            question = question.replace("=", "/")
+        pairs.append((question, told))
     return pairs
 
 

@@ -93,17 +93,29 @@ class Trial:
         except (OSError, ValueError):
             resume = {}
         learners = [member.name for member in self.spec.members if not member.script]
-        known = {"step", "time", "bytes", "round", "evaluated", "seconds", "cpu"} <= resume.keys()
-        if not known or not kept(self.directory / "checkpoints", learners, resume["step"]):
-            first = 0
-            if self.spec.collaboration == "horizontal":
-                first = number(self.spec.seed, "rounds") >> 32
-            rounds = {member.name: first for member in self.spec.members}
-            resume = {"step": 0, "time": 0.0, "bytes": 0, "round": rounds, "evaluated": {}, "seconds": 0.0, "cpu": 0.0}
-            shutil.rmtree(self.directory / "checkpoints", ignore_errors=True)
+        begun = self._beginning()
+        checkpoints = self.directory / "checkpoints"
+        if not begun.keys() <= resume.keys() or not kept(checkpoints, learners, resume["step"]):
+            resume = begun
+            shutil.rmtree(checkpoints, ignore_errors=True)
         with (self.directory / "events.jsonl").open("ab") as events:
             events.truncate(resume["bytes"])
         return resume
+
+    def _beginning(self) -> dict[str, Any]:
+        """What `_resume_point` says of a trial that has not begun."""
+        first = 0
+        if self.spec.collaboration == "horizontal":
+            first = number(self.spec.seed, "rounds") >> 32
+        return {
+            "step": 0,
+            "time": 0.0,
+            "bytes": 0,
+            "round": {member.name: first for member in self.spec.members},
+            "evaluated": {},
+            "seconds": 0.0,
+            "cpu": 0.0,
+        }
 
     async def _run(self, resume: dict[str, Any]) -> None:
         self._began = time.monotonic() - resume["seconds"]
@@ -154,7 +166,8 @@ class Trial:
             event["time"] = time
         self._write(event)
         self._evaluated[key] = step
-        if also is None and self.spec.until is not None and event["pass_at_1"] >= self.spec.until:
+        until = self.spec.until
+        if also is None and until is not None and event["pass_at_1"] >= until:
             self._arrived.add(node.name)
 
     def _spent(self) -> Duration:
@@ -187,8 +200,10 @@ class Trial:
             for node in self._nodes:
                 node.begin_round()
             made = await asyncio.gather(*(node.stepper.source.make(node.quota()) for node in self._nodes))
-            pairs = zip(self._nodes, made, strict=True)
-            batches = [(node, await node.gather(own)) for node, own in pairs if not node.member.script]
+            batches = []
+            for node, own in zip(self._nodes, made, strict=True):
+                if not node.member.script:
+                    batches.append((node, await node.gather(own)))
             told = await asyncio.gather(*(self._step(node, batch, began) for node, batch in batches))
             done += 1
             for node, event in zip(self._learners, told, strict=True):
@@ -230,9 +245,11 @@ class Trial:
 
     def _all_there(self) -> bool:
         """Whether all of the fastest nodes have reached what the trial goes on until."""
+        if self.spec.until is None:
+            return False
         fastest = max(node.member.speed for node in self._learners)
         awaited = {node.name for node in self._learners if node.member.speed == fastest}
-        return self.spec.until is not None and self._arrived >= awaited
+        return self._arrived >= awaited
 
     async def _after_step(self, node: Participant, event: StepEvent) -> None:
         self._done += 1
@@ -247,7 +264,8 @@ class Trial:
 
     def _write(self, event: Event) -> None:
         """With six digits, which is more than numbers mean; a step has hundreds of them."""
-        self._log.write(json.dumps(mapped(event, lambda number: float(f"{number:.6g}"))).encode() + b"\n")
+        rounded = mapped(event, lambda number: float(f"{number:.6g}"))
+        self._log.write(json.dumps(rounded).encode() + b"\n")
         self._log.flush()
 
     async def _save_all(self) -> None:
@@ -273,5 +291,6 @@ class Trial:
 def finished(directory: Path) -> bool:
     """Whether the trial of this directory came to its end."""
     with suppress(OSError, ValueError, IndexError, KeyError, TypeError):
-        return bool(json.loads((directory / "events.jsonl").read_bytes().splitlines()[-1])["event"] == "end")
+        last = (directory / "events.jsonl").read_bytes().splitlines()[-1]
+        return bool(json.loads(last)["event"] == "end")
     return False

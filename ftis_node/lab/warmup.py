@@ -77,9 +77,10 @@ def warm_up(
     for step in range(recipe.steps):
         if stopping():
             return None
+        risen = min(1.0, (step + 1) / recipe.rise)
+        fallen = (1 + math.cos(math.pi * step / recipe.steps)) / 2
         for group in optimiser.param_groups:
-            risen = min(1.0, (step + 1) / recipe.rise)
-            group["lr"] = risen * recipe.rate * (1 + math.cos(math.pi * step / recipe.steps)) / 2
+            group["lr"] = risen * recipe.rate * fallen
         ids, labels = _batch(tokenizer, lessons())
         logits = model(input_ids=ids, use_cache=False).logits
         loss = cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=_IGNORED)
@@ -117,8 +118,9 @@ def _batch(tokenizer: Any, pairs: list[tuple[str, str]]) -> tuple[torch.Tensor, 
     ids = torch.full((len(pairs), length), tokenizer.pad_token_id)
     labels = torch.full((len(pairs), length), _IGNORED)
     for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
-        end = len(prompt) + len(answer) + 1
-        ids[row, :end] = torch.tensor([*prompt, *answer, tokenizer.eos_token_id])
+        whole = [*prompt, *answer, tokenizer.eos_token_id]
+        end = len(whole)
+        ids[row, :end] = torch.tensor(whole)
         labels[row, len(prompt) : end] = ids[row, len(prompt) : end]
     return ids, labels
 
@@ -138,8 +140,11 @@ def greedy_pass_at_1(
         do_sample=False,
         max_new_tokens=completion_tokens or task.completion_tokens,
     )
-    texts = tokenizer.batch_decode(output[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
-    return sum(score(task.reward, text, e.answer).reward for text, e in zip(texts, examples, strict=True)) / len(texts)
+    prompt_tokens = inputs["input_ids"].shape[1]
+    texts = tokenizer.batch_decode(output[:, prompt_tokens:], skip_special_tokens=True)
+    pairs = zip(texts, examples, strict=True)
+    right = sum(score(task.reward, text, example.answer).reward for text, example in pairs)
+    return right / len(texts)
 
 
 def save(recipe: Recipe, model: Any, tokenizer: Any, task: Task, out: Path) -> dict[str, Any]:
@@ -150,12 +155,13 @@ def save(recipe: Recipe, model: Any, tokenizer: Any, task: Task, out: Path) -> d
         cap = task.text.completion_tokens
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    (folder / "model.safetensors").chmod(0o644)
+    weights = folder / "model.safetensors"
+    weights.chmod(0o644)
     return {
         "parameters": sum(p.numel() for p in model.parameters()),
         "steps": recipe.steps,
         "pass_at_1": round(greedy_pass_at_1(model, tokenizer, task, task.held_out, cap), 4),
-        "sha256": hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest(),
+        "sha256": hashlib.sha256(weights.read_bytes()).hexdigest(),
     }
 
 

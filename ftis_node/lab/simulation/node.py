@@ -95,7 +95,8 @@ class SimulatedNode:
 
 def draw_addresses(peer: str, rng: random.Random) -> tuple[str, ...]:
     """Two public addresses as libp2p writes them, over TCP and QUIC."""
-    host = ".".join(str(rng.randint(*ends)) for ends in ((11, 99), (1, 254), (1, 254), (1, 254)))
+    numbers = [rng.randint(11, 99), rng.randint(1, 254), rng.randint(1, 254), rng.randint(1, 254)]
+    host = ".".join(map(str, numbers))
     port = rng.randint(1024, 65535)
     return (f"/ip4/{host}/tcp/{port}/p2p/{peer}", f"/ip4/{host}/udp/{port}/quic-v1/p2p/{peer}")
 
@@ -119,14 +120,17 @@ class ModelledCompute:
         if isinstance(request, Generate):
             seconds = len(request.rows) * self._machine.group_seconds
             await asyncio.sleep(seconds)
-            answer = Generated([self._made(request, slot) for slot in range(len(request.rows))], seconds, sys.maxsize)
+            groups = [self._made(request, slot) for slot in range(len(request.rows))]
+            answer = Generated(groups, seconds, generation_batch=sys.maxsize)
         elif isinstance(request, TrainingStep):
             await asyncio.sleep(self._machine.train_seconds)
             samples = Counter[str]()
-            for part in (part for group in request.groups for part in group.parts):
-                samples[part.source] += len(part.rewards)
+            for group in request.groups:
+                for part in group.parts:
+                    samples[part.source] += len(part.rewards)
             sources = {source: {"samples": float(count), **_FIGURES} for source, count in samples.items()}
-            answer = StepReport(0.0, 0.0, 0, self._machine.train_seconds, diagnostics=StepFigures(sources=sources))
+            diagnostics = StepFigures(sources=sources)
+            answer = StepReport(0.0, 0.0, 0, self._machine.train_seconds, diagnostics=diagnostics)
         else:
             assert isinstance(request, ScoreGroup)
             answer = rewards(cast(Packet, decode(request.packet)))
