@@ -26,7 +26,7 @@ from ftis_node.lab.bench.namespaces import namespaces, run_tool
 from ftis_node.lab.replaying.stored import StoredPackets
 from ftis_node.lab.reporting.index import BEGIN, END, write_index
 from ftis_node.lab.spec import _sha256 as sha256_of_named_file
-from ftis_node.learner.optimiser import _eight_bit as eight_bit
+from ftis_node.learner.optimiser import eight_bit
 from ftis_node.node import assembly, daemon
 from ftis_node.node.checkpointing import Saving
 from ftis_node.node.compute import FAILURES, ComputeProcess
