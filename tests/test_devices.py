@@ -271,6 +271,8 @@ async def test_shards_without_room_take_half_the_next_time(tmp_path: Path, monke
     assert process._learned == {}
     await process.failed(WorkerDied("It was killed.", no_room=True))
     assert process._learned == {"micro_batch_tokens": 500}
+    await process.failed(WorkerDied("It was killed.", no_room=True))
+    assert process._learned == {"micro_batch_tokens": 250}
 
 
 @pytest.mark.slow

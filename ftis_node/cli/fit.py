@@ -215,5 +215,5 @@ def _print(shape: Geometry, plan: Plan, device: str, minutes: float | None) -> N
         say(f"- {reason}")
     if device == "cuda":
         kept = f"{RESERVE:.0%} and at least {rounded(LEAST_RESERVE)}, as reserve"
-        say(f"- Kept free: {kept}; for a card that draws a screen take `--profile single-gpu` in `join`.")
+        say(f"- Kept free: {kept}; for a card that draws a screen take `--set vram_share=0.9`.")
     say(f"- On disk: {wear(minutes, checkpoint_bytes(plan, shape))}.")

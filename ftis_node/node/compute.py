@@ -191,8 +191,9 @@ class ComputeProcess:
             await self.stop()
             return False
         if isinstance(fault, WorkerDied) and fault.no_room:
-            size = self.facts.settings.micro_batch_tokens or 0
-            self._learned = {"micro_batch_tokens": max(MIN_TOKENS, size // 2)}
+            planned = self.facts.settings.micro_batch_tokens or 0
+            size = self._learned.get("micro_batch_tokens", planned)  # each such death halves it again
+            self._learned["micro_batch_tokens"] = max(MIN_TOKENS, size // 2)
         self.restarts += 1
         self._failures += 1
         self._faults.append((boot_seconds(), first_line(fault).rstrip(".")))
