@@ -249,9 +249,9 @@ def test_a_folder_is_written_down_so_that_it_is_found_from_everywhere(folder: Pa
     assert lasting("m") == str(folder) and lasting("tiny-a") == "tiny-a" and lasting("qwen2.5-3b") == "qwen2.5-3b"
 
 
-def test_another_model_of_the_same_folder_name_is_refused(folder: Path, plan_file: Path) -> None:
+def test_another_model_of_the_same_folder_name_is_refused(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder, folder.parent / "other" / "m")
-    checkpoints = checkpointed(plan_file.parent / "checkpoints", str(folder))
+    checkpoints = checkpointed(tmp_path / "kept" / "checkpoints", str(folder))
     with pytest.raises(UsageError, match="of another model"):
         remembered.refuse_other_settings(checkpoints, Settings(model="other/m"))
     with pytest.raises(UsageError, match="trained otherwise"):

@@ -123,6 +123,25 @@ def test_a_peer_that_has_no_run_is_given_ours_and_one_of_another_run_let_in_when
     assert alice.active_view and not alice.refused
 
 
+def test_a_peer_of_another_run_is_not_greeted_again_soon_since_it_is_named_again(
+    alice: Alone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    book = alice.addresses
+    now = book.clock()
+    book.hear([address(BOB)])
+    book.refused(BOB.author)
+    book.hear([address(BOB)])
+    monkeypatch.setattr(book, "clock", lambda: now + 30)
+    assert book.strangers() == [BOB.author], "a node without peers asks those, too"
+    crowd(alice, 100, 1)
+    book.refused(BOB.author)
+    book.hear([address(BOB)])
+    monkeypatch.setattr(book, "clock", lambda: now + 200)
+    assert book.strangers() == []
+    monkeypatch.setattr(book, "clock", lambda: now + 300)
+    assert book.strangers() == [BOB.author]
+
+
 # --- the view ---------------------------------------------------------------------------------------------------------
 
 

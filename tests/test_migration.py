@@ -11,11 +11,11 @@ import pytest
 
 from ftis_node.cli.flags import Given
 from ftis_node.config.settings import Settings, collect
-from ftis_node.errors import FtisError, UserError
+from ftis_node.errors import FtisError, UsageError, UserError
 from ftis_node.lab.replaying.stored import StoredPackets
 from ftis_node.node.daemon import Node
 from ftis_node.node.options import JoinOptions
-from ftis_node.node.run_source import remember_files, with_remembered
+from ftis_node.node.run_source import kept_settings, remember_files, with_remembered
 from ftis_node.store import checkpoints as checkpoints_module
 from ftis_node.store.checkpoints import Checkpoints, newest_facts
 from ftis_node.store.home import Home
@@ -99,9 +99,9 @@ def test_a_task_file_is_remembered_by_its_place(home: Home, tmp_path: Path, monk
 
 
 def test_a_home_keeps_its_name_and_the_settings_of_its_command_lines(home: Home) -> None:
-    def start(name: str = "", **said: object) -> tuple[Settings, Mapping[str, str]]:
+    def start(name: str | None = None, **said: object) -> tuple[Settings, Mapping[str, str]]:
         given = Given(said)
-        settled = given.on(home, {})("arithmetic")
+        settled = given.on(home)("arithmetic")
         options = with_remembered(JoinOptions(home, name=name, kept=given.to_keep(home)), home)
         remember_files(home, options, "arithmetic", RUN)
         return settled
@@ -111,6 +111,12 @@ def test_a_home_keeps_its_name_and_the_settings_of_its_command_lines(home: Home)
     assert (settings.batch_groups, settings.vram_gb, settings.steps, settings.model) == (4, 8.0, None, "tiny-a")
     assert origins["batch_groups"] == "home" and origins["steps"] == "default"
     assert with_remembered(JoinOptions(home), home).name == "ann"
+    with pytest.raises(UsageError, match="batch_gruops"):
+        start(batch_gruops="default")
+    start("", port="0")
+    assert "port" not in kept_settings(home), "the home keeps the one that it gets"
+    assert not with_remembered(JoinOptions(home), home).name, "it was forgotten"
+    start("ann")
     settings, _ = start(vram_share="0.5", batch_groups="default")
     assert (settings.batch_groups, settings.vram_gb, settings.vram_share) == (24, None, 0.5)
     settings, _ = start()
@@ -121,7 +127,7 @@ def test_a_home_keeps_its_name_and_the_settings_of_its_command_lines(home: Home)
 def test_a_damaged_memory_of_files_is_none(home: Home, text: str) -> None:
     home.task_files.write_text(text)
     assert with_remembered(JoinOptions(home), home) == JoinOptions(home)
-    assert Given().on(home, {})("arithmetic")[0].batch_groups == 24
+    assert Given().on(home)("arithmetic")[0].batch_groups == 24
 
 
 # --- packets ----------------------------------------------------------------------------------------------------------

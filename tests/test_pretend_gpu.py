@@ -34,7 +34,6 @@ STEP = {
     "objective/diagnostics.py:_rows": 1,
     "objective/diagnostics.py:add": 8,
     "objective/objective.py:terms": 3,
-    "objective/packed.py:check": 2,
     "objective/packed.py:owners": 1,
     "policy/packing.py:_placed": 2,
 }

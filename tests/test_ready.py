@@ -121,8 +121,8 @@ def test_a_model_that_depends_on_neighbours_in_the_row_is_padded(dtype: torch.dt
 
 
 class Scaled(Qwen2ForCausalLM):
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        out = super().forward(*args, **kwargs)
+    def forward(self, input_ids: Any = None, past_key_values: Any = None, **kwargs: Any) -> Any:
+        out = super().forward(input_ids, past_key_values=past_key_values, **kwargs)
         out.logits = out.logits * 0.5
         return out
 

@@ -179,9 +179,7 @@ def roster_of(tmp_path: Path, time: Clock) -> Rosters:
 
 def two_below(roster_of: Rosters, ticket: Invitation | None = None) -> tuple[Roster, Roster, Roster]:
     """The founder, Ann, who may invite, and Ben, whom she invited."""
-    founder = roster_of(FOUNDER)
-    ann = roster_of(ANN)
-    ben = roster_of(BEN)
+    founder, ann, ben = map(roster_of, (FOUNDER, ANN, BEN))
     assert joined(founder, ann, ticket or invitation(invites=True), ANN) is None
     assert joined(ann, ben, invitation(ANN), BEN) is None and ben.is_member
     return founder, ann, ben
@@ -224,8 +222,7 @@ def test_what_a_member_is_given_is_on_the_disk(roster_of: Rosters, monkeypatch: 
 
 
 def test_only_the_inviters_own_invitation_to_this_run_counts(roster_of: Rosters) -> None:
-    founder = roster_of(FOUNDER)
-    ann = roster_of(ANN)
+    founder, ann = map(roster_of, (FOUNDER, ANN))
     other_run = invite(FOUNDER, RUN.id, ADDRESSES, now=NOW, seconds=DAY, membership=DAY)
     for wrong in (invitation(ANN), other_run, invitation(membership=0)):
         assert "not of this node" in str(founder.why_no_ticket(wrong, EVE.author))
@@ -298,9 +295,7 @@ def test_withdrawn_invitations_are_void_and_later_ones_are_not(roster_of: Roster
 
 
 def test_a_certificate_is_renewed_at_half_its_time_and_ends_otherwise(roster_of: Rosters, time: Clock) -> None:
-    founder = roster_of(FOUNDER)
-    ann = roster_of(ANN)
-    ben = roster_of(BEN)
+    founder, ann, ben = map(roster_of, (FOUNDER, ANN, BEN))
     joined(founder, ann, invitation(), ANN)
     joined(founder, ben, invitation(), BEN)
     assert founder.renewal(ANN.author, ann.own) == b"" and not ann.due_at(FOUNDER.author)
@@ -317,9 +312,7 @@ def test_a_certificate_is_renewed_at_half_its_time_and_ends_otherwise(roster_of:
 
 
 def test_a_certificate_of_an_inviter_counts_while_the_inviters_own_does(roster_of: Rosters, time: Clock) -> None:
-    founder = roster_of(FOUNDER)
-    ann = roster_of(ANN)
-    ben = roster_of(BEN)
+    founder, ann, ben = map(roster_of, (FOUNDER, ANN, BEN))
     joined(founder, ann, invitation(membership=4 * DAY, invites=True), ANN)
     joined(ann, ben, invitation(ANN, membership=400 * DAY), BEN)
     time.now += 3 * DAY
@@ -347,9 +340,7 @@ def test_the_founder_appoints_a_member_that_is_there_already_by_another_invitati
 
 def test_row_56_nobody_gives_a_certificate_unasked_and_nobody_takes_over_the_founder(roster_of: Rosters) -> None:
     """Ann may invite, Ben is removed, Eve is Ann's; they offer all that they can sign to the founder and to Cara."""
-    founder = roster_of(FOUNDER)
-    ann = roster_of(ANN)
-    cara = roster_of(CARA)
+    founder, ann, cara = map(roster_of, (FOUNDER, ANN, CARA))
     joined(founder, ann, invitation(invites=True), ANN)
     joined(founder, cara, invitation(), CARA)
     cara.hear([encode(ANNS), encode((certificate(FOUNDER, BEN),)), encode(removal(FOUNDER, BEN))], ANN.author)

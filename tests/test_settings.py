@@ -215,7 +215,7 @@ def test_an_earlier_versions_setting_is_told_and_does_nothing(tmp_path: Path, ca
 
 def test_settings_that_an_earlier_version_recorded_are_read_where_what_they_said_still_holds() -> None:
     earlier = Settings(wait=3.0).model_dump() | dict.fromkeys(RETIRED) | {"author_weight": "equal", "by_need": True}
-    assert recorded(earlier) == Settings(wait=3.0)
+    assert recorded(earlier) == recorded(earlier | {"engine": "hf"}) == Settings(wait=3.0)
     for change in ({"author_weight": "gain"}, {"trust": "graft"}, {"nothing": 1}):
         with pytest.raises(ValidationError):
             recorded(earlier | change)

@@ -11,7 +11,7 @@ import typer
 from ftis_node.cli.common import HomeOption, JsonOption, print_json
 from ftis_node.cli.flags import Given, with_settings
 from ftis_node.config.documentation import as_toml
-from ftis_node.config.settings import LIVE, collect
+from ftis_node.config.settings import LIVE
 from ftis_node.store.home import DEFAULT_HOME, Home
 from ftis_node.text import say
 
@@ -39,7 +39,7 @@ def show(
 
     place = Home(home.expanduser())
     task = JoinOptions(place, task).task_of(known_run(place, run))
-    settled, origins = recalled(place, *collect(task=task, flags=given.values, file=given.file))
+    settled, origins = recalled(place, *given.on(place)(task))
     if json:
         values = settled.model_dump(mode="json")
         # JSON has no infinity; as a text it is still one that the settings understand.

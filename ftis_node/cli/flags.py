@@ -48,7 +48,8 @@ class Given:
         from ftis_node.node.run_source import kept_settings
 
         earlier = {name: value for name, value in kept_settings(home).items() if self.values.get(name) != DEFAULT}
-        flags = {name: value for name, value in self.values.items() if value != DEFAULT}
+        known = Settings.model_fields  # of another name `collect` says that it is none
+        flags = {name: value for name, value in self.values.items() if value != DEFAULT or name not in known}
 
         def settled(task: str) -> tuple[Settings, dict[str, str]]:
             settings, origins = collect(task=task, flags=flags, file=self.file, home=earlier)
@@ -64,6 +65,8 @@ class Given:
 
         before = {name: value for name, value in kept_settings(home).items() if name not in self.values}
         said = {**before, **self.values}
+        if str(said.get("port")) == "0":  # any port: the home keeps the one that it gets
+            del said["port"]
         return {name: value for name, value in said.items() if value != DEFAULT and name not in PASSING}
 
 

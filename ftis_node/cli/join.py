@@ -101,7 +101,7 @@ def join(
     own_reward: Annotated[str | None, typer.Option(help="The reward rule of --own-data; default: integer.")] = None,
     home: HomeOption = DEFAULT_HOME,
     given: Given,
-    name: Annotated[str, typer.Option(help="A name for logs and pictures; self-reports carry it, too.")] = "",
+    name: Annotated[str | None, typer.Option(help="A name for logs and pictures; self-reports carry it, too.")] = None,
     view: Annotated[bool | None, typer.Option("--view/--no-view", help="Live view; default: on a terminal.")] = None,
     paused: Annotated[bool, typer.Option("--paused", help="Serve, and train nothing until `resume`.")] = False,
     background: Annotated[bool, typer.Option("--detach", help="Go to the background, with the model loaded.")] = False,
@@ -144,7 +144,7 @@ def join(
         peers=named,
         on_lan=_on_lan(layers) if alone else (),
         run=run,
-        name=name.encode(errors="replace").decode(),  # another coding's bytes are no text
+        name=name and name.encode(errors="replace").decode(),  # another coding's bytes are no text
         paused=paused,
         private=private,
         invitation=invited,
@@ -167,6 +167,8 @@ def join(
     kept = [f"{name}={value}" for name, value in options.kept.items() if case.origins.get(name) == HOME]
     if kept and not dry_run:
         note(f"This home keeps {', '.join(kept)} from earlier starts; `--set NAME=default` forgets one.")
+    if name is None and case.options.name and not dry_run:
+        note(f"This home keeps the name {case.options.name}; `--name ''` forgets it.")
     if dry_run:
         _print_report(case, json=json)
     elif background:

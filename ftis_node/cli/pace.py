@@ -22,10 +22,14 @@ PATIENCE = 60.0  # seconds for the process that measures, most of which it impor
 def seconds_of(
     shape: Geometry, chosen: Plan, work: Workload, questions: int, card: Card | None
 ) -> dict[str, float] | None:
-    """Seconds of a step on own groups alone, and of the first evaluation; answers are half as long as they may be."""
+    """Seconds of a step on own groups alone, and of the first evaluation; answers are half as long as they may be.
+
+    None if they cannot be told: the card is unknown, the plan does not fit or is for several devices, or the native
+    decoder does not know all layers.
+    """
     from ftis_node.lab.step_seconds import Work, generating, training
 
-    if card is None:
+    if card is None or not chosen.fits or chosen.devices > 1 or work.longest > shape.decoded:
         return None
     cap = work.completion_tokens
     step = Work(work.batch_groups, work.group, work.prompt_tokens / 2, cap / 2, cap)

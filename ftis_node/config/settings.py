@@ -408,7 +408,10 @@ def recorded(values: Mapping[str, Any]) -> Settings:
     Raises:
         ValidationError: one is unknown, or is none any more and had a value that holds no more.
     """
-    return Settings(**{name: v for name, v in values.items() if name not in RETIRED or RETIRED[name] not in (..., v)})
+    known = {name: v for name, v in values.items() if name not in RETIRED or RETIRED[name] not in (..., v)}
+    if known.get("engine") == "hf":  # which is none any more, and sampled as the default does
+        del known["engine"]
+    return Settings(**known)
 
 
 def changed(settings: Settings, values: Mapping[str, str], first: Settings) -> Settings:

@@ -272,7 +272,7 @@ class Node:
         if self.settings.lan:
             about = {}
             if swarm.reports.telling:
-                about = {"model": public_name(self.settings.model), "name": options.name}
+                about = {"model": public_name(self.settings.model), "name": options.name or ""}
             await assembly.open_lan(self._stack, swarm, run, identity.author, transport, about)
         if options.run is None:
             assembly.check_peers(swarm.membership, [*options.peers, *options.given], self.home.path, run)
@@ -323,7 +323,7 @@ class Node:
     def status(self) -> Status:
         """The node's status; without the training part before the swarm exists."""
         status = Status(
-            name=self.options.name,
+            name=self.options.name or "",
             **vars(self.condition()),
             stalled=self._stalled() > 0,
             pausing=self._commands.pausing,

@@ -15,7 +15,8 @@ class JoinOptions:
     """The options of `ftis-node join` beside the settings. paused: start paused. output: a file for what the processes
     print, else stderr. private: a new run is for members. peers: addresses that the owner named. invitation: to a run.
     on_lan: addresses of a run that mDNS named. own_data: rows that only this node trains on; own_reward: their rule.
-    template: of a new run, a name or a text. kept: settings that the home keeps for later starts, by name."""
+    template: of a new run, a name or a text. name: "" for none, None for what the home keeps. kept: settings that the
+    home keeps for later starts, by name."""
 
     home: Home
     task: str | None = None
@@ -28,7 +29,7 @@ class JoinOptions:
     peers: tuple[str, ...] = ()
     on_lan: tuple[str, ...] = ()
     run: Path | None = None
-    name: str = ""
+    name: str | None = None
     paused: bool = False
     output: Path | None = None
     private: bool = False

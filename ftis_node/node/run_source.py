@@ -193,7 +193,8 @@ def with_remembered(options: JoinOptions, home: Home) -> JoinOptions:
             files = {}
     data = options.data or files.get("data")
     eval_data = options.eval_data or files.get("eval_data")
-    return replace(options, data=data, eval_data=eval_data, name=options.name or found.get("name", ""))
+    name = found.get("name") if options.name is None else options.name
+    return replace(options, data=data, eval_data=eval_data, name=name)
 
 
 def kept_settings(home: Home) -> dict[str, object]:

@@ -69,13 +69,14 @@ class _Candidate:
     """referrer: the peer that named it first. addresses: each with its referrer; None: this node's own sources.
 
     failures: greetings in a row without an answer, the last one at `last`; one that was refused counts as several.
-    alive: since then there was a sign that it is.
+    refused: the last one was. alive: since then there was a sign that it is.
     """
 
     referrer: bytes | None = None
     addresses: dict[str, bytes | None] = field(default_factory=dict)
     failures: int = 0
     last: float = 0.0
+    refused: bool = False
     alive: bool = False
 
     @property
@@ -194,7 +195,8 @@ class AddressBook:
             if candidate is None:
                 news |= peer not in self.view
                 candidate = self._add(peer, teller or referrer)
-            candidate.alive = True
+            if not (candidate.refused and self.view):  # a node without peers asks also those of another run
+                candidate.alive = True
             if text not in candidate.addresses:
                 candidate.addresses = _own_first(peer, {text: referrer, **candidate.addresses})
             elif referrer is None and candidate.addresses[text] != peer:
@@ -304,6 +306,7 @@ class AddressBook:
         candidate = self._passive_view.get(peer)
         if candidate is not None:
             candidate.failures = 0
+            candidate.refused = False
             if found:
                 self.referrers.note(candidate.referrer, met=True)
         if claims:
@@ -321,6 +324,7 @@ class AddressBook:
             return 0
         candidate.failures += 1
         candidate.last = self.clock()
+        candidate.refused = False
         candidate.alive = False
         if candidate.failures == 1 and up:
             self.referrers.note(candidate.referrer, met=False)
@@ -344,6 +348,7 @@ class AddressBook:
         if candidate is not None:
             candidate.failures = TIMES_OF_REFUSED
             candidate.last = self.clock()
+            candidate.refused = True
             candidate.alive = False
 
     def forget(self, peer: bytes) -> None:

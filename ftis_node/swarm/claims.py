@@ -50,13 +50,14 @@ class Claims:
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> Claims:
-        """Read what a home kept, as `dataclasses.asdict` gives it. Those of eaa5e48a kept whole samples apart."""
-        wealth = [float(value) for value in row["wealth"]]
+        """Read what a home kept, as `dataclasses.asdict` gives it. Older ones kept whole samples apart, or no
+        `wealth`: it begins at 1."""
+        wealth = [float(value) for value in row.get("wealth", ())]
         numbers: dict[str, Any] = {key: float(value) for key, value in row.items() if key != "wealth"}
         if "tokens" in numbers:
-            numbers["judged"] = numbers.pop("tokens") + numbers.pop("chunked")
-            numbers["excess"] += numbers.pop("chunk_excess")
-            numbers["squares"] += numbers.pop("chunk_squares")
+            numbers["judged"] = numbers.pop("tokens") + numbers.pop("chunked", 0.0)
+            numbers["excess"] += numbers.pop("chunk_excess", 0.0)
+            numbers["squares"] += numbers.pop("chunk_squares", 0.0)
         kept = cls(**numbers)
         if len(wealth) == len(_ACCOUNTS):
             kept.wealth = wealth
