@@ -63,14 +63,13 @@ def net(
     json: JsonOption = False,
 ) -> None:
     """Whether this machine can reach peers and they can reach it. Asks the node on this home if one runs."""
-    from ftis_node.config.settings import collect
     from ftis_node.observe.answers import Peers, Status
     from ftis_node.observe.api import ask
     from ftis_node.preflight.net import look_around, looked_around, of_a_running_node
 
-    chosen = collect(task="arithmetic", flags=given.values, file=given.file)[0]
-    addresses = addresses_in(peers)
     at = Home(home.expanduser())
+    chosen = given.on(at)("arithmetic")[0]
+    addresses = addresses_in(peers)
     try:
         status = ask(at.api_socket(), "/status", Status) if not addresses else None
         known = ask(at.api_socket(), "/peers", Peers) if status else None

@@ -6,7 +6,6 @@ import importlib.util
 import math
 import shlex
 import sys
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -84,7 +83,7 @@ def fit(
     def planned(*, bits: bool, fused: bool) -> tuple[Plan, str]:
         """The plan where these packages are there, and its command line."""
         made = plan(shape, budget, workload, wishes(settings), device, bits, four_bit=bits, fused=fused)
-        return made, _command(model, made, task, devices, smallest, given.values)
+        return made, _command(model, made, task, devices, smallest, given)
 
     chosen, command = planned(bits=_is_there("bitsandbytes"), fused=_is_there("liger_kernel"))
     card = card_here(device, chosen, shape) if smallest is None else card_of(device, smallest)
@@ -157,8 +156,8 @@ def _present(device: str) -> int:
     return int(torch.cuda.get_device_properties(0).total_memory)
 
 
-def _command(model: str, plan: Plan, task: str, devices: str, vram: float | None, asked: Mapping[str, object]) -> str:
-    """The command line that does as planned. asked: a person's settings, which it names, too."""
+def _command(model: str, plan: Plan, task: str, devices: str, vram: float | None, given: Given) -> str:
+    """The command line that does as planned. given: a person's settings, which it names, too."""
     words = ["ftis-node", "join", "--model", model, "--task", task]
     words.append("--lora" if plan.lora else "--full")
     if plan.devices > 1:
@@ -170,7 +169,9 @@ def _command(model: str, plan: Plan, task: str, devices: str, vram: float | None
     names = [*_CHOICES, *_BATCHES]
     if plan.devices > 1:
         names.append("sharded")
-    settings = {name: value for name, value in asked.items() if name != "lora"}
+    if given.file is not None:
+        words += ["--settings", str(given.file)]
+    settings = {name: value for name, value in given.values.items() if name != "lora"}
     settings |= {name: str(getattr(plan, name)).lower() for name in names}
     for name, value in settings.items():
         words += ["--set", f"{name}={value}"]

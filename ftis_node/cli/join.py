@@ -31,7 +31,7 @@ from ftis_node.config.profiles import TASK_KINDS
 from ftis_node.config.settings import FLAGS, HOME, group_of
 from ftis_node.errors import UsageError, UserError, raise_all
 from ftis_node.host.loading import loading
-from ftis_node.observe.logs import begin_output, last_lines, log_to, noting
+from ftis_node.observe.logs import as_text, begin_output, last_lines, log_to, noting
 from ftis_node.store.home import DEFAULT_HOME, Home
 from ftis_node.text import say
 
@@ -257,7 +257,8 @@ async def _watched(node: Node) -> int:
         logging.getLogger(__name__).warning("The view has ended, the node goes on: %r", error)
     code = await running
     with contextlib.suppress(OSError):
-        say(*last_lines(node.home.log, LINES), error=True)
+        for line in last_lines(node.home.log, LINES):
+            say(*as_text(line).split("\n"), error=True)
     return code
 
 
