@@ -173,7 +173,7 @@ async def test_row_33_streams_end_with_their_node(scene: Scene) -> None:
         writer.close()
 
 
-async def test_row_33_peers_outside_the_view_share_a_part_and_one_peer_has_four() -> None:
+async def test_row_33_peers_outside_the_view_share_a_part_and_the_oldest_silent_stream_makes_room() -> None:
     bound = Streams(16)
     ended: list[int] = []
 
@@ -189,12 +189,17 @@ async def test_row_33_peers_outside_the_view_share_a_part_and_one_peer_has_four(
     taken = [bound.enter(task, peer, stranger=True) for task, peer in zip(tasks[:8], peers, strict=False)]
     assert taken == [True] * 4 + [False] * 4, "strangers have a quarter of 16"
     assert bound.enter(tasks[8], peers[8], stranger=False)
+    await asyncio.sleep(0)
+    assert ended == [0], "a quarter may be silent: the oldest has made room"
     bound.leave(tasks[0])
+    for task in tasks[1:4] + tasks[8:9]:
+        bound.asked(task)
     crowd = tasks[9:13]
     assert [bound.enter(task, b"crowd", stranger=False) for task in crowd] == [True] * STREAMS_OF_ONE_PEER
     assert not bound.enter(tasks[13], b"crowd", stranger=False), "one peer has four"
     for number in range(14, 20):
         bound.enter(tasks[number], peers[number], stranger=False)
+        bound.asked(tasks[number])
     assert len(bound) == 14, "four strangers less one, one more, four of one peer, and six"
     bound.end(b"crowd")
     await asyncio.sleep(0)

@@ -14,7 +14,7 @@ Task = asyncio.Task[Any]
 
 STREAMS = 256  # in all, or a quarter of the limit of open files; p2pd has a file open for each too
 STREAMS_OF_ONE_PEER = 4
-STRANGERS_PART = 4  # one stream in so many
+STRANGERS_PART = HALF_OPEN_PART = 4  # one stream in so many
 STALL_SECONDS = 30.0
 FIRST_SECONDS = 10.0  # an honest node sends its request as soon as its stream is open
 # One peer's requests in streams: ten full ones a second, forty at once. A further one waits for its turn.
@@ -26,7 +26,8 @@ LOOKUPS_A_REQUEST = 16  # cost of a request beside its digests
 class Streams:
     """The open streams by the task that answers each.
 
-    One peer has at most 4, so a few peers cannot fill the 256. All peers outside the view share a quarter.
+    One peer has at most 4, so a few peers cannot fill the 256. All peers outside the view share a quarter. At
+    most a quarter are half-open, which means that no request has come; the oldest of those makes room for a new one.
     """
 
     def __init__(self, most: int | None = None) -> None:
@@ -36,6 +37,7 @@ class Streams:
         """
         self._most = max(STREAMS_OF_ONE_PEER, min(STREAMS, limit() // 4)) if most is None else most
         self._open: dict[Task, tuple[bytes, bool]] = {}  # its peer, and whether that is a stranger
+        self._half_open: dict[Task, None] = {}
 
     def __len__(self) -> int:
         return len(self._open)
@@ -50,12 +52,22 @@ class Streams:
         strangers = sum(strange for _, strange in self._open.values())
         if full or (stranger and strangers >= max(1, self._most // STRANGERS_PART)):
             return False
+        if len(self._half_open) >= max(1, self._most // HALF_OPEN_PART):
+            oldest = next(iter(self._half_open))
+            del self._half_open[oldest]
+            oldest.cancel()
         self._open[task] = peer, stranger
+        self._half_open[task] = None
         return True
+
+    def asked(self, task: Task) -> None:
+        """Note a stream's first request."""
+        self._half_open.pop(task, None)
 
     def leave(self, task: Task) -> None:
         """Remove a stream that has ended."""
         del self._open[task]
+        self._half_open.pop(task, None)
 
     def end(self, peer: bytes | None = None) -> None:
         """End all streams of a peer; by default all streams."""
@@ -102,6 +114,7 @@ class Inbound:
         admitted = True  # the stream's admission is its first request's too
         try:
             async for request in requests:
+                self._streams.asked(task)
                 stall.put_off(STALL_SECONDS)
                 if not (admitted or self._handlers.admits(peer)):
                     return
