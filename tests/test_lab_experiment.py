@@ -17,6 +17,8 @@ from tests.support.lab import A, B, experiment, spec
 SHIPPED = Path(ftis_node.lab.__file__).parent / "experiments"
 HEAD = 'name = "x"\nseeds = [0]\nsteps = 2\n[[nodes]]\nname = "A"\nmodel = "tiny-a"\n'
 SCRIPTED = '[[nodes]]\nname = "S"\nscript = "lying"\n'
+OWNER = HEAD + 'own_data = "arithmetic"\n'
+FEDERATED = "collaboration = 'federated'\naverage.weights = 'gain'\n"
 CELL = '[[cells]]\nname = "c"\n'
 CLAIM = "[[claims]]\ntext='t'\ncompare='less'\na='c'\nb='c'\n"
 
@@ -55,6 +57,12 @@ def written(path: Path, text: str) -> Path:
         (HEAD + CELL + CLAIM + "node='Z'\n", "node 'Z'", "Mend"),
         (HEAD + SCRIPTED + CELL + "nodes = ['A']\n" + CLAIM + "node='S'\n", "about c names the node 'S'", "Mend"),
         (HEAD + CELL + CLAIM + "set='z'\n", "set 'z'", "Mend"),
+        (HEAD + CELL + FEDERATED, "no `own_data`", "Mend"),
+        (OWNER + CELL + FEDERATED + "pace = 'free'\n", "in lock step", "Mend"),
+        (OWNER + CELL + "collaboration = 'federated'\n", "`average` belongs", "Mend"),
+        (OWNER + CELL + FEDERATED + "settings.batch_groups = 1\n", "one group less", "2 or more"),
+        (OWNER + "[[evaluate]]\nname='own data'\ntask='arithmetic'\n" + CELL, "has none", "Mend"),
+        (OWNER + "[[evaluate]]\nname='other'\n" + CELL, "needs a task", "Mend"),
     ],
 )
 def test_what_a_lab_file_cannot_mean_is_told_with_its_place(tmp_path: Path, text: str, what: str, fix: str) -> None:
@@ -127,7 +135,7 @@ def test_some_of_a_file_can_be_run() -> None:
 def test_every_file_that_comes_with_the_package_can_be_loaded(file: Path) -> None:
     made = load_experiment(file)
     assert len(trials(made)) == len(made.seeds) * len(made.all_cells())
-    assert file.parent.name == "paper" or file.stem == "quick" or len(made.seeds) >= 8
+    assert file.parent.name in ("paper", "real") or file.stem == "quick" or len(made.seeds) >= 8
 
 
 FAST = ("coder", "lora-1.5b")

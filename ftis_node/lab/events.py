@@ -31,10 +31,13 @@ class EvaluationEvent(Spent):
 
 
 class StepEvent(Spent):
-    """A step. payloads: see `Watch.take`."""
+    """A step. payloads: see `Watch.take`; own_data_reward: mean on rows of one's own; share: of the node's weights in
+    an average, see `lab.federation`."""
 
     event: Literal["step"]
     payloads: NotRequired[dict[str, float]]
+    own_data_reward: NotRequired[float]
+    share: NotRequired[float]
 
 
 class Duration(TypedDict):

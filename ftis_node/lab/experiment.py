@@ -19,6 +19,7 @@ from ftis_node.lab.manifest import ALL, ATTACK, METHOD, Claim
 from ftis_node.lab.payloads import RANDOM, SCRIPTS
 from ftis_node.lab.recipes import LARGER, RECIPES
 from ftis_node.lab.vocabularies import TOKENIZERS
+from ftis_node.worker.messages import OWN_DATA
 
 _Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+=, -]*$", max_length=80)]
 
@@ -64,12 +65,14 @@ class NodeSpec(_Table):
     """One node. speed: how many times as fast as the others; script: a partner that does not train, see `scripts`.
 
     model: beside a script the built-in model whose tokenizer it writes in, and whose log-probs it copies.
+    own_data: the task of rows that it alone draws from, for `own_data_share` of its batch.
     """
 
     name: _Name
     model: str = ""
     warm: WarmUp | None = None
     script: str = ""
+    own_data: str = ""
     speed: float = Field(1.0, gt=0)
     settings: dict[str, Any] = {}
 
@@ -92,13 +95,29 @@ class Clock(_Table):
     per: Literal["group", "token"] = "group"
 
 
+class Averaging(_Table):
+    """When the nodes of a federated cell average their weights, and what each counts; see `lab.federation`."""
+
+    every: int = Field(5, ge=1)
+    weights: Literal["none", "equal", "gain", "reward"]
+
+
 class EvaluationSet(_Table):
-    """Another set of problems, looked at before the first step and after the last. data: a local copy of it."""
+    """Another set of problems, looked at before the first step and after the last. data: a local copy of it.
+
+    The set `own data` is of each node's own rows, those held out; it has no task.
+    """
 
     name: _Name
-    task: str
+    task: str = ""
     data: str = ""
     prompts: int | None = Field(None, ge=1)
+
+    @model_validator(mode="after")
+    def _of_a_task(self) -> EvaluationSet:
+        if bool(self.task) == (self.name == OWN_DATA):
+            raise ValueError(f"a set needs a task, and {OWN_DATA!r}, which is each node's own rows, has none")
+        return self
 
 
 class Method(_Table):
@@ -118,7 +137,7 @@ class CellSpec(_Table):
     label: str = ""
     attack: str = ""
     methods: tuple[str, ...] = ()
-    collaboration: Literal["alone", "vertical", "horizontal"] = "vertical"
+    collaboration: Literal["alone", "vertical", "horizontal", "federated"] = "vertical"
     pace: Literal["lockstep", "free"] = "lockstep"
     nodes: tuple[str, ...] = ()
     settings: dict[str, Any] = {}
@@ -127,6 +146,14 @@ class CellSpec(_Table):
     run: dict[str, Any] = {}
     vary: dict[str, list[Any]] = {}
     values: dict[str, Any] = {}
+    average: Averaging | None = None
+
+    @model_validator(mode="after")
+    def _averaged(self) -> CellSpec:
+        federated = self.collaboration == "federated"
+        if federated != (self.average is not None) or (federated and self.pace == "free"):
+            raise ValueError(f"cell {self.name}: `average` belongs to a federated cell, in lock step, which needs it")
+        return self
 
 
 class Experiment(_Table):
@@ -180,6 +207,10 @@ class Experiment(_Table):
         if self.payloads and self.task != "arithmetic":
             raise ValueError("payloads are known of the task arithmetic only")
         names = [node.name for node in self.nodes]
+        owned = [*(cell.collaboration for cell in self.cells), *(also.name for also in self.evaluate)]
+        for node in self.nodes:
+            if not node.own_data and {"federated", OWN_DATA} & set(owned):
+                raise ValueError(f"node {node.name} has no `own_data`, which a federated cell trains on")
         of_parity = self.task.startswith("ftis_node.lab.parity:")
         for node in self.nodes:
             if node.warm is None:

@@ -13,7 +13,7 @@ import msgspec
 from ftis_node.config.run import Run, check_fit, run_for
 from ftis_node.config.settings import Settings
 from ftis_node.errors import FtisError, UsageError
-from ftis_node.lab.compute import Compute, Metered
+from ftis_node.lab.compute import Compute, InProcess, Metered
 from ftis_node.lab.events import HELD_OUT, EvaluationEvent, Spent, StepEvent
 from ftis_node.lab.exchange import MemorySwarm, Network
 from ftis_node.lab.experiment import NodeSpec
@@ -35,7 +35,8 @@ from ftis_node.swarm.pool import Pool
 from ftis_node.swarm.pulling import Trade
 from ftis_node.swarm.reputation import Reputation
 from ftis_node.tasks import load_task
-from ftis_node.worker.messages import AddEvaluation, Evaluate, Load, ModelFacts, Open, Restore, Save
+from ftis_node.worker.engine import Engine
+from ftis_node.worker.messages import OWN_DATA, AddEvaluation, Evaluate, Load, ModelFacts, Open, Restore, Save
 
 STORE_BYTES = 64 << 20
 _TOLD = (  # of a step's figures
@@ -73,6 +74,8 @@ class Participant:
 
     async def load(self) -> ModelFacts:
         """Loads task and model; returns what a run must know of them."""
+        if self.member.own_data:
+            self.engine.own_task = load_task(self.member.own_data, code=True)
         await self.compute.start()
         sizes = {"prompt_tokens", "completion_tokens", "group"}
         self.facts = await self.compute.call(
@@ -96,8 +99,10 @@ class Participant:
             raise UsageError(what, "Use models of one family.") from None
         opened = await self.compute.call(Open(run))
         for also in self.spec.evaluate:
+            if also.name == OWN_DATA:
+                continue
             await self.compute.call(AddEvaluation(also.name, also.task, also.data or None, also.prompts))
-        own_only = opened.own_only or self.spec.collaboration == "alone"
+        own_only = opened.own_only or self.spec.collaboration in ("alone", "federated")
         at_own_pace = self.spec.pace == "free"
         max_age = math.inf
         if at_own_pace:
@@ -131,6 +136,7 @@ class Participant:
             age_clock=clock,
             unix=clock,
             swarm=self.swarm,
+            own_data=bool(self.member.own_data),
         )
         self.stepper = Stepper(means, source_for(means, self._rng("pool")))
         self.swarm.next_round = first_round
@@ -138,6 +144,14 @@ class Participant:
         if self.spec.payloads:
             rows = load_task(self.spec.task).train
             self.meter.watch = Watch(load_tokenizer(self.settings.model), rows, size_cap(run))
+
+    @property
+    def engine(self) -> Engine:
+        """Its engine in this process. Raises UsageError where it is in a process of its own."""
+        if not isinstance(self.compute, InProcess):
+            what = "Rows of a node's own and averaged weights need all nodes in one process."
+            raise UsageError(what, "Leave out --procs.")
+        return self.compute.engine
 
     def _rng(self, what: str) -> random.Random:
         return random.Random(number(self.spec.seed, self.name, what))
@@ -151,6 +165,8 @@ class Participant:
 
     def quota(self) -> int:
         """Groups that it generates itself a step; by default an equal share among those that generate at all."""
+        if self.spec.average is not None:
+            return 0  # rows of its own alone, which the step makes
         means = self.stepper.means
         batch = means.batch_groups
         if means.own_only or means.run.parts > 1:
@@ -214,6 +230,8 @@ class Participant:
         row = taken.row()
         for name in _TOLD:
             event[name] = row[name]
+        if self.member.own_data:
+            event["own_data_reward"] = taken.report.own_data_reward
         diagnostics = taken.report.diagnostics
         event["overall"] = diagnostics.overall
         event["own"] = diagnostics.sources.get("own", {})

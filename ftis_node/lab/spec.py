@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict
 
 from ftis_node.config.settings import Settings, collect
 from ftis_node.errors import UsageError
-from ftis_node.lab.experiment import CellSpec, Clock, EvaluationSet, Experiment, NodeSpec
+from ftis_node.lab.experiment import Averaging, CellSpec, Clock, EvaluationSet, Experiment, NodeSpec
 
 # Part of every trial's id: results of an older version whose meaning differs are not taken for new ones.
 TRIAL_SCHEMA = 1
@@ -39,6 +39,7 @@ class TrialSpec(BaseModel):
     members: tuple[NodeSpec, ...]
     evaluate: tuple[EvaluationSet, ...]
     until: float | None = None
+    average: Averaging | None = None
 
     @functools.cached_property
     def id(self) -> str:
@@ -48,12 +49,14 @@ class TrialSpec(BaseModel):
     def facts(self) -> dict[str, Any]:
         """All of it in plain values; what a trial does not use is left out, so that its id is what it always was."""
         facts = self.model_dump()
-        for later in ("payloads", "until"):
+        for later in ("payloads", "until", "average"):
             if not facts[later]:
                 del facts[later]
         if self.clock.per == "group":
             del facts["clock"]["per"]
         for member in facts["members"]:
+            if not member["own_data"]:
+                del member["own_data"]
             warm = member["warm"]
             if warm is not None and warm["long"] is None:
                 del warm["long"]
@@ -69,6 +72,7 @@ class TrialSpec(BaseModel):
     def _files(self) -> dict[str, str]:
         """Paths of the files with the trial's data, by what they are of."""
         named = {also.name: also.data or _if_file(also.task) for also in self.evaluate}
+        named |= {f"own data of {member.name}": _if_file(member.own_data) for member in self.members}
         named |= {"data": self.data, "eval_data": self.eval_data, "task": _if_file(self.task)}
         return {name: path for name, path in named.items() if path}
 
@@ -95,7 +99,7 @@ def trial_of(experiment: Experiment, cell: CellSpec, seed: int) -> TrialSpec:
     return TrialSpec(
         seed=seed,
         **{name: getattr(experiment, name) for name in shared},
-        **{name: getattr(cell, name) for name in ("collaboration", "pace")},
+        **{name: getattr(cell, name) for name in ("collaboration", "pace", "average")},
         run={**experiment.run, **cell.run},
         members=tuple(_member(experiment, cell, n) for n in experiment.nodes if not cell.nodes or n.name in cell.nodes),
         until=until,

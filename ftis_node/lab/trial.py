@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
@@ -21,6 +21,7 @@ from ftis_node.lab.compute import Compute, InProcess, OwnProcess
 from ftis_node.lab.events import Duration, Event, StepEvent, mapped
 from ftis_node.lab.exchange import Network
 from ftis_node.lab.experiment import NodeSpec
+from ftis_node.lab.federation import Federation, average, check_alike
 from ftis_node.lab.participant import Participant, kept, number, run_of
 from ftis_node.lab.scripts import Scripted
 from ftis_node.lab.spec import TrialSpec
@@ -70,6 +71,9 @@ class Trial:
         self._evaluated: dict[str, int] = {}  # node/set → the step of its last evaluation
         self._arrived: set[str] = set()  # nodes that were seen at the pass@1 that ends the trial
         self._at: dict[str, float] = {}  # when each node had taken its last step
+        self._federation: Federation | None = None
+        if spec.average is not None:
+            self._federation = Federation(spec.average)
         self._save_seconds = 0.0  # how long the last checkpoint took to write
 
     def run(self) -> None:
@@ -148,6 +152,10 @@ class Trial:
         run = run_of(self.spec, facts[0])
         for node in self._nodes:
             await node.open(run, network, first_round=resume["round"].get(node.name, 0))
+        if self._federation is not None:
+            check_alike({node.name: node.engine.learner for node in self._learners})
+            if "federation" in resume:
+                self._federation.take_up(resume["federation"])
         self._evaluated = resume["evaluated"]
         for node in self._learners:
             if resume["step"]:
@@ -206,6 +214,7 @@ class Trial:
                     batches.append((node, await node.gather(own)))
             told = await asyncio.gather(*(self._step(node, batch, began) for node, batch in batches))
             done += 1
+            self._federate(done, told)
             for node, event in zip(self._learners, told, strict=True):
                 await self._after_step(node, event)
             stopping = self._stopping()
@@ -214,6 +223,19 @@ class Trial:
                 await self._save_all()
             if stopping and done < self.spec.steps:
                 raise Interrupted
+
+    def _federate(self, done: int, told: Sequence[StepEvent]) -> None:
+        """Average the nodes' weights if it is time to; their step events tell what each of them counts."""
+        federation = self._federation
+        if federation is None:
+            return
+        for event in told:
+            federation.add(event["node"], event["own_data_reward"])
+        if federation.due(done):
+            shares = federation.weights()
+            average({node.name: node.engine.learner for node in self._learners}, shares)
+            for event in told:
+                event["share"] = shares[event["node"]]
 
     async def _step(self, node: Participant, batch: StepBatch, began: float) -> StepEvent:
         """A step event, of the time when this node was done, whoever else is not yet."""
@@ -281,6 +303,8 @@ class Trial:
             "evaluated": self._evaluated,
             **self._spent(),
         }
+        if self._federation is not None:
+            resume["federation"] = self._federation.facts()
         if self.spec.pace == "lockstep":
             os.fsync(self._log.fileno())  # as long as is said, also after a power loss
             replace_text(self.directory / "resume.json", json.dumps(resume))
