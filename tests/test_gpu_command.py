@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ftis_node.lab.step_seconds import Card
-from tests.manual import gpu, gpu_parts
+from tests.manual import gpu, gpu_learn, gpu_parts
 from tests.manual.gpu_page import line, page, predicted
 
 PLACE = gpu_parts.Place("cpu", small=True)
@@ -51,6 +51,8 @@ def test_it_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     asked = ["--device", "cpu", "--parts", "step,two-cards,3b-8gb", "--out", str(tmp_path)]
     ran = finds(monkeypatch, **{"step": "done", "two-cards": "failed", "3b-8gb": "skipped"})
     assert gpu.main(asked) == 1 and ran == ["3b-8gb", "step", "two-cards"]
+    ran = finds(monkeypatch, **{"two-cards": "unfinished", "3b-8gb": "skipped"})
+    assert gpu.main(asked) == 0 and ran == ["3b-8gb", "two-cards"]
     ran = finds(monkeypatch, **{"two-cards": "done", "3b-8gb": "skipped"})
     assert gpu.main(asked) == 0 and ran == ["3b-8gb", "two-cards"]
     ran = finds(monkeypatch, step="done")
@@ -98,6 +100,25 @@ def test_the_predicted_table_stands_in_the_documents() -> None:
     table = predicted()
     assert table in (gpu.ROOT / "docs" / "performance.md").read_text()
     assert "| 7B | no |" in table
+
+
+def test_a_training_of_real_models_needs_a_folder_of_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("MODELS", raising=False)
+    place = gpu_parts.Place("cpu", small=False, out=tmp_path)
+    assert gpu_parts.measured("learn", place)["state"] == "skipped"
+    monkeypatch.setenv("MODELS", str(tmp_path))
+    assert "there is no coder-0.5b in" in gpu_parts.measured("learn", place)["why"]
+
+
+@pytest.mark.slow
+def test_a_training_goes_on_from_piece_to_piece(tmp_path: Path) -> None:
+    first = gpu_learn.run_piece("cpu", tmp_path, "", small=True, seconds=0.0)
+    assert first["ended"] == {"state": "unfinished", "why": "4 of 4 trials are left"}
+    found = gpu_learn.run_piece("cpu", tmp_path, "", small=True)
+    assert found["ended"] == {"state": "done"} and len(found["lines"]) == len(found["trials"]) == 8
+    assert [one["cell"] for one in found["trials"][::2]] == ["alone", "ftis", "gated", "nois"]
+    assert all(one["pass_at_1"].keys() == {0, 3} and len(one["own_reward"]) == 3 for one in found["trials"])
+    assert len(json.dumps(found)) < 20_000, "what a call brings back is small"
 
 
 @pytest.mark.slow

@@ -6,8 +6,10 @@
 
 Each part is a process with a time limit of its own. What it measured is kept in build/gpu/PART.json and not measured
 again without `--again`, so the same command goes on after a part that failed. No model is downloaded: weights are
-random, made from a known geometry. Neither hivemind nor an installation of the project is needed. Exit codes: 0; 1, a
-part failed; 2, there is no such device, a library is missing, or a part is unknown.
+random, made from a known geometry. Only `learn` takes real ones, from a folder that the environment variable MODELS
+names; each call is a piece of at most ten minutes, and the next goes on. Neither hivemind nor an installation of the
+project is needed. Exit codes: 0; 1, a part failed; 2, there is no such device, a library is missing, or a part is
+unknown.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import importlib.util
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -113,7 +116,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if unknown := [name for name in names if name not in PARTS]:
         parser.error(f"there is no part {unknown[0]}; there are {', '.join(PARTS)}")
     if asked.into is not None:
-        place = Place(asked.device, asked.small, known_card(asked.into.parent / "machine.json"))
+        place = Place(asked.device, asked.small, known_card(asked.into.parent / "machine.json"), asked.into.parent)
         asked.into.write_text(json.dumps(measured(names[0], place)))
         return 0
     if asked.list or asked.predict:
@@ -140,6 +143,8 @@ def measure(names: Sequence[str], place: Place, out: Path, *, again: bool) -> li
     for name, part in PARTS.items():
         file = out / f"{name}.json"
         kept = json.loads(file.read_text()) if file.exists() else None
+        if name in names and again:
+            shutil.rmtree(out / name, ignore_errors=True)
         if name in names and (again or kept is None or kept["state"] != "done"):
             card = None if place.small else known_card(out / "machine.json")
             limit = part.limit * max(1.0, RATE / card.tflops) if card else part.limit

@@ -27,7 +27,7 @@ def page(found: Sequence[Figures], command: str) -> str:
         found: what the parts found, as gpu.json has it.
         command: that measured it.
     """
-    done = [one for one in found if one["state"] == "done"]
+    done = [one for one in found if one["state"] in ("done", "unfinished")]
     card = next((one["figures"] for one in done if one["part"] == "machine"), None)
     rows = ["# `make gpu`", ""]
     if card is not None:

@@ -49,6 +49,7 @@ from ftis_node.policy.nf4 import NF4Linear
 from ftis_node.policy.room import Room, fitting
 from ftis_node.preflight.machine import _driver, _version
 from ftis_node.text import GB
+from tests.manual.gpu_learn import run_piece
 from tests.manual.gpu_page import Figures, line
 
 ROOT = Path(__file__).parents[2]
@@ -62,11 +63,13 @@ class Skipped(Exception):
 
 @dataclass(frozen=True)
 class Place:
-    """Where parts run, whether in a tiny form, and the card with the rates that `machine` measured."""
+    """Where parts run, whether in a tiny form, the card with the rates that `machine` measured, and a folder for what
+    outlives a call."""
 
     device: str
     small: bool
     card: Card | None = None
+    out: Path = ROOT / "build" / "gpu-tried"
 
     @property
     def on(self) -> torch.device:
@@ -345,6 +348,14 @@ def two_cards(place: Place) -> Figures:
     return {"lines": [line("speed-up of a step", seen["speedup_over_one"], 2.0)], **seen}
 
 
+def learn(place: Place) -> Figures:
+    """Real models from the folder MODELS learn GSM8K alone and together; an unfinished call is gone on with."""
+    models = os.environ.get("MODELS", "")
+    if not models and not place.small:
+        raise Skipped("MODELS names no folder of real models")
+    return run_piece(place.device, place.out / "learn", models, small=place.small)
+
+
 @dataclass(frozen=True)
 class Part:
     """limit: seconds after which it is ended."""
@@ -373,6 +384,7 @@ PARTS: Mapping[str, Part] = {
     "float16": Part(90, float16),
     "step": Part(120, whole_step),
     "two-cards": Part(120, two_cards),
+    "learn": Part(570, learn),
 }
 
 
@@ -383,9 +395,10 @@ def known_card(file: Path) -> Card | None:
 
 
 def measured(name: str, place: Place) -> Figures:
-    """What a part found: `state` is done, skipped or failed; `figures`, or `why` there are none."""
+    """What a part found: `state` is done, unfinished, skipped or failed; `figures`, or `why` there are none."""
     try:
-        return {"state": "done", "figures": PARTS[name].measure(place)}
+        figures = PARTS[name].measure(place)
+        return {"state": "done", **figures.pop("ended", {}), "figures": figures}
     except Skipped as reason:
         return {"state": "skipped", "why": str(reason)}
     except FtisError as error:
