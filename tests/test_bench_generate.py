@@ -19,7 +19,7 @@ def test_all_ways_are_timed_in_turns() -> None:
     for rival in ("plain", "nf4"):
         ours, theirs = figures["native_tokens_per_cpu_s"], figures[f"{rival}_tokens_per_cpu_s"]
         assert figures[f"ratio_{rival}"] == pytest.approx(ours / theirs)
-    assert figures["lean"] and figures["batch"]["completion_tokens"] == 5 and figures["generation_batch"] == 6
+    assert figures["native"] and figures["batch"]["completion_tokens"] == 5 and figures["generation_batch"] == 6
 
 
 def test_tokens_that_are_missing_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -147,7 +147,7 @@ def by_transformers(policy: Policy, group: int, sampling: Sampling) -> list[list
 @pytest.mark.parametrize("kind", [*DECODED, *OTHERS])
 def test_greedy_tokens_and_logprobs_are_those_of_transformers(kind: str) -> None:
     policy = policy_of(kind)
-    assert policy.lean == (kind in DECODED)
+    assert policy.native == (kind in DECODED)
     endless = by_transformers(policy, 1, replace(GREEDY, eos=(26,)))
     sampling = replace(GREEDY, eos=(int(endless[0][0].token_ids[4]), int(endless[2][0].token_ids[9])))
     ours = generate(policy, PROMPTS, group=2, sampling=sampling)
@@ -204,7 +204,7 @@ def test_prompts_that_are_read_a_few_at_a_time_are_read_as_well(kind: str, monke
 def test_a_call_that_reaches_beyond_the_window_is_left_to_the_modules() -> None:
     policy = policy_of("mistral")
     sampling = Sampling(30, 1.0, (26,), greedy=True)
-    assert policy.lean
+    assert policy.native
     assert_same(generate(policy, PROMPTS, group=1, sampling=sampling), by_transformers(policy, 1, sampling))
 
 
@@ -216,7 +216,7 @@ def test_a_device_that_cannot_do_what_the_decoder_asks_leaves_the_model_alone(mo
     with monkeypatch.context() as device:
         device.setattr(cache_module, "_products", unsupported)
         other = ready(small_models.twin(policy))
-        assert not other.lean
+        assert not other.native
         ours = generate(other, PROMPTS, group=2, sampling=GREEDY)
     assert_same(ours, generate(policy, PROMPTS, group=2, sampling=GREEDY))
 

@@ -90,7 +90,7 @@ def test_a_completion_ends_at_its_first_eos_or_at_the_cap(
 
 @pytest.mark.parametrize(("batch", "together"), [(1, 1), (4, 1), (8, 2), (11, 2), (12, 3), (288, 4)])
 def test_a_batch_is_split_between_groups_and_never_inside_one(batch: int, together: int) -> None:
-    policy = replace(POLICIES["full"], lean=False)  # decoded by modules, whose rows can be watched
+    policy = replace(POLICIES["full"], native=False)  # decoded by modules, whose rows can be watched
     sampling = Sampling(max_new_tokens=6, temperature=1.0, eos=(1,), greedy=True)
     whole = generate(policy, PROMPTS, group=4, sampling=sampling)
     with watched_forwards(policy) as shapes:
@@ -129,9 +129,9 @@ def test_waiting_rows_take_places_and_keep_their_seeds(batch: int, kind: str, mo
     assert len(tokens) < 0.9 * one_after_another
 
 
-@pytest.mark.parametrize("lean", [False, True])
-def test_a_prompt_is_read_once_for_its_whole_group(lean: bool) -> None:
-    policy = replace(POLICIES["full"], lean=lean)
+@pytest.mark.parametrize("native", [False, True])
+def test_a_prompt_is_read_once_for_its_whole_group(native: bool) -> None:
+    policy = replace(POLICIES["full"], native=native)
     with watched_forwards(policy) as shapes:
         generate(policy, [[4, 5], [6, 7, 8]], group=16, sampling=Sampling(4, 1.0, (1,)), generator=seeded(6))
     assert shapes[0] == (2, 3)

@@ -115,7 +115,7 @@ def test_weights_that_change_between_two_calls_are_used_as_they_are(kind: str, g
             parameter += 0.1 * torch.randn(parameter.shape, generator=seeded(1))
     after = generate(policy, PROMPTS, group=1, sampling=GREEDY)
     assert tokens_of(after) != tokens_of(before)
-    assert tokens_of(after) == tokens_of(generate(replace(policy, lean=False), PROMPTS, group=1, sampling=GREEDY))
+    assert tokens_of(after) == tokens_of(generate(replace(policy, native=False), PROMPTS, group=1, sampling=GREEDY))
 
 
 def test_graphs_are_kept_for_the_next_call_until_what_they_read_moves(recorded: list[pretended.CUDAGraph]) -> None:
@@ -218,7 +218,7 @@ def test_graphs_that_replay_something_else_are_not_used(monkeypatch: pytest.Monk
     assert ready(policy).graphs
     monkeypatch.setattr(pretended.CUDAGraph, "replay", lambda self: None)
     checked = ready(policy)
-    assert checked.lean and not checked.graphs
+    assert checked.native and not checked.graphs
 
 
 def test_a_replay_repeats_what_was_captured_and_no_number_of_the_host() -> None:

@@ -89,12 +89,12 @@ def test_a_fused_kernel_that_is_wrong_or_fails_is_not_used(broken: Any, monkeypa
     real = nf4.fused
     monkeypatch.setattr(nf4, "fused", lambda *args, **options: broken(real(*args, **options)))
     policy = small(torch.bfloat16, 64)
-    assert not policy.lean and "native decoder" in policy.way
+    assert not policy.native and "native decoder" in policy.way
 
 
 def test_a_node_samples_from_the_very_weights_that_score_it() -> None:
     policy = quantised()
-    assert policy.lean and policy.packed and nf4.elements(policy.model) > 0
+    assert policy.native and policy.packed and nf4.elements(policy.model) > 0
     assert policy.parameters() - policy.trainable() == 75_968
     prompts = [policy.tokenizer.encode("12+7="), policy.tokenizer.encode("3-4=")]
     sampling = Sampling(10, 1.0, (policy.tokenizer.eos_token_id,))

@@ -305,7 +305,7 @@ def test_generating_takes_no_more_than_planned(
     config = small_config("qwen", words)
     model: Any = Qwen2ForCausalLM(config).to(getattr(torch, dtype))
     policy = ready(Policy("small", model, word_tokenizer(words), torch.device("cpu")))
-    assert policy.lean
+    assert policy.native
     need = estimate(geometry_of(config, "small"), workload, full(dtype=dtype, generation_batch=32), "cpu")
     taken = peak_of_generating(policy, workload, rows=32) / (need.kv_cache + need.sampling)
     assert taken < 1.1

@@ -44,7 +44,7 @@ def test_deep_models_with_sharp_logits_are_packed_and_decoded_natively_in_bf16_t
     spread: float, dtype: torch.dtype
 ) -> None:
     policy = made(spread, dtype)
-    assert policy.packed and policy.lean, policy.way
+    assert policy.packed and policy.native, policy.way
     assert "Sequences are packed (log-probs differ by" in policy.way
     assert "deep generates by the native decoder (log-probs differ by" in policy.way
 
@@ -84,7 +84,7 @@ def test_a_layout_that_is_wrong_is_refused_in_bf16_too(
 ) -> None:
     monkeypatch.setattr(score, "pack", broken)
     policy = made(spread, dtype)
-    assert not policy.packed and policy.lean
+    assert not policy.packed and policy.native
     assert "padded, which takes longer, for packing gives something else (log-probs differ by" in policy.way
     assert policy.causal_lm.config._attn_implementation == "sdpa"
 
@@ -94,11 +94,11 @@ def test_a_layout_that_is_wrong_is_refused_in_bf16_too(
 def test_each_fault_of_a_fast_path_ends_that_path_alone(dtype: torch.dtype, fault: str) -> None:
     with in_packing(fault):
         policy = made(0.2, dtype, 4)
-    assert not policy.packed and policy.lean, policy.way
+    assert not policy.packed and policy.native, policy.way
     assert "padded, which takes longer, for packing gives something else (log-probs differ by" in policy.way
     with in_decoder(fault):
         policy = made(0.2, dtype, 4)
-    assert policy.packed and not policy.lean, policy.way
+    assert policy.packed and not policy.native, policy.way
     assert "transformers' modules, which takes longer, for the native decoder gives something else" in policy.way
 
 

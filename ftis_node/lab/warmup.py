@@ -63,10 +63,19 @@ def warm_up(
     task: Task,
     seed: int | str = SEED,
     *,
-    told: bool = True,
+    verbose: bool = True,
     stopping: Callable[[], bool] = lambda: False,
 ) -> tuple[Any, Any] | None:
-    """(model, tokenizer) after supervised learning from a teacher of the model's own; None if it was to stop."""
+    """Make a model, and teach it by supervised learning on what the recipe's teacher, or its demonstrations, say.
+
+    It seeds torch's global generator.
+
+    Args:
+        verbose: print the loss at times. stopping: asked before each step.
+
+    Returns:
+        Model and tokenizer; None if `stopping` said so.
+    """
     rng = random.Random(f"{seed}/{recipe.name}")
     torch.manual_seed(rng.getrandbits(63))
     tokenizer = TOKENIZERS[recipe.tokenizer]()
@@ -88,7 +97,7 @@ def warm_up(
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimiser.step()
-        if told and ((step + 1) % 50 == 0 or step + 1 == recipe.steps):
+        if verbose and ((step + 1) % 50 == 0 or step + 1 == recipe.steps):
             print(f"  {recipe.name}: step {step + 1} of {recipe.steps}, loss {loss.item():.3f}", flush=True)
     return model.eval(), tokenizer
 

@@ -167,7 +167,7 @@ def _whose(clock: ClockDifference) -> str:
 
 
 def _machine_troubles(signs: Signs) -> Iterator[tuple[str, str]]:
-    """Reason and advice of what is wrong with its processes, its clock and its disk, the worst first."""
+    """Reason and advice of what is wrong with processes, a copy of the home, clock and disk, the worst first."""
     if signs.stalled:
         yield (
             f"The compute process has owed an answer for {signs.stalled:.0f} s.",

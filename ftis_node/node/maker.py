@@ -87,7 +87,13 @@ class Maker:
         return groups
 
     def _admitted(self, number: int, slots: list[int], issued_at: int, answer: Generated) -> list[OwnGroup]:
-        """The groups of a round that peers would admit; others are neither sent nor trained on."""
+        """The groups of a round that peers would admit; others are neither sent nor trained on.
+
+        Counts refused groups, and notes the rewards of the others.
+
+        Raises:
+            WorkerFault: none would be admitted.
+        """
         means = self._means
         groups: list[OwnGroup] = []
         for slot, made in zip(slots, answer.groups, strict=True):

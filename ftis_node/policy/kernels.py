@@ -15,9 +15,15 @@ from typing import Any
 
 
 def fuse(model: Any) -> Callable[[], None]:
-    """Put them into a model that `decoder` understands, for tensors on a GPU; returns what takes them out again.
+    """Put the kernels into a model's modules, for its forward passes in scoring and training on a GPU.
 
-    RoPE is a function of the family's module: other models of the process share it.
+    RoPE is a function of the family's Python module, so other models of this process take it, too.
+
+    Args:
+        model: a transformers model that `generate.decoder.understood` accepts.
+
+    Returns:
+        A function that takes the kernels out again.
 
     Raises:
         ImportError: liger-kernel or Triton is missing.
@@ -26,8 +32,10 @@ def fuse(model: Any) -> Callable[[], None]:
     code: Any = sys.modules[type(model).__module__]
     plain = unwrap(code.apply_rotary_pos_emb)  # not what an earlier model of the family put there
 
-    def norm(self: Any, x: Any) -> Any:  # not in place: the gradient that it is given may be another's too
-        return ops.LigerRMSNormFunction.apply(x, self.weight, self.variance_epsilon, 0.0, "llama", False)
+    def norm(self: Any, x: Any) -> Any:
+        offset = 0.0
+        in_place = False  # the backward pass would write into a gradient that other modules read, too
+        return ops.LigerRMSNormFunction.apply(x, self.weight, self.variance_epsilon, offset, "llama", in_place)
 
     def gated(self: Any, x: Any) -> Any:
         return self.down_proj(ops.LigerSiLUMulFunction.apply(self.gate_proj(x), self.up_proj(x), 1.0, 1.0))

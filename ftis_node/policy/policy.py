@@ -18,7 +18,7 @@ class Policy:
     """A model with its tokenizer. `model` is the trainable module (with LoRA a `PeftModel`).
 
     packed: sequences are scored in one row without padding (`packing`); else padded, one row each.
-    lean: `decoder` generates with it; else transformers' modules do.
+    native: the native decoder (`generate.decoder`) generates with it; else transformers' modules do.
     graphs: whether generation captures its steps as CUDA graphs, with shapes that change rarely.
     server: a `generate.vllm.Server` that samples in its place while it can; None: there is none.
     way: how sequences are scored and generated and why, in words.
@@ -29,7 +29,7 @@ class Policy:
     tokenizer: PreTrainedTokenizerBase
     device: torch.device
     packed: bool = False
-    lean: bool = False
+    native: bool = False
     graphs: bool = False
     way: str = ""
     server: Any = None

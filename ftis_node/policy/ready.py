@@ -102,7 +102,7 @@ def ready(policy: Policy, texts: Sequence[str] = TEXTS) -> Policy:
     if unlike(padded[: len(training)], training):
         raise UsageError(f"{policy.name} has a dropout that cannot be switched off.", other)
     policy, layout = _packed(policy, probe, tolerance)
-    policy, engine = _lean(replace(policy, lean=False), probe, padded, tolerance)
+    policy, engine = _generating(replace(policy, native=False), probe, padded, tolerance)
     return replace(policy, way=f"Sequences are {layout}. {policy.name} {engine}.")
 
 
@@ -223,23 +223,32 @@ def _like(expected: tuple[Tensor, Tensor], policy: Policy, probe: list[Prefixed]
     return True, _compared(apart, tolerance)
 
 
-def _lean(policy: Policy, probe: list[Prefixed], padded: Tensor, tolerance: float) -> tuple[Policy, str]:
-    """The policy, lean if `decoder` generates; how, in words. If CUDA graphs give something else, it goes without."""
+def _generating(policy: Policy, probe: list[Prefixed], expected: Tensor, tolerance: float) -> tuple[Policy, str]:
+    """Choose what generates: the native decoder if it gives what the model's own modules give, else these.
+
+    If the decoder agrees without CUDA graphs only, it goes without them.
+
+    Args:
+        expected: log-probs of the probe by transformers' modules. tolerance: in nats, the mean over its tokens.
+
+    Returns:
+        The policy with `native` and `graphs` as chosen; and why, in words.
+    """
     slow = "generates by transformers' modules, which takes longer"
     if not understood(policy.causal_lm):
         return policy, f"{slow}, for the native decoder does not know them all"
     try:
-        apart = _apart(padded, decoder_logprobs(policy, probe))
+        apart = _apart(expected, decoder_logprobs(policy, probe))
     except Exception as error:  # what a GPU or its drivers cannot do: the model's own modules go another way
         logger.warning("%s is generated with by transformers' modules, which takes longer: %r", policy.name, error)
         return policy, f"{slow}, for the native decoder failed ({first_line(error, 100)})"
     if apart <= tolerance:
         graphs = "with" if policy.graphs else "without"
         how = f"generates by the native decoder ({_compared(apart, tolerance)}), {graphs} CUDA graphs"
-        return replace(policy, lean=True), how
+        return replace(policy, native=True), how
     if policy.graphs:
         logger.warning("%s is generated with without CUDA graphs: %s.", policy.name, _compared(apart, tolerance))
-        return _lean(replace(policy, graphs=False), probe, padded, tolerance)
+        return _generating(replace(policy, graphs=False), probe, expected, tolerance)
     return policy, f"{slow}, for the native decoder gives something else ({_compared(apart, tolerance)})"
 
 

@@ -379,7 +379,7 @@ class Engine:
         policy: Policy | None = getattr(self, "policy", None)  # there is none while it is being loaded
         if policy is None:
             return Watched(None, now())
-        graphs = policy.graphs and policy.lean and not failed()
+        graphs = policy.graphs and policy.native and not failed()
         return Watched(gpu_figures(policy.device, graphs), now())
 
     def save(self, directory: str) -> None:

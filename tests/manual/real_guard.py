@@ -52,16 +52,16 @@ def tried(kind: str, settings: Settings) -> Iterator[Check]:
     def again(fault: AbstractContextManager[None]) -> Policy:
         sound.causal_lm.set_attn_implementation("sdpa")
         with fault:
-            return ready(replace(sound, packed=False, lean=False), texts)
+            return ready(replace(sound, packed=False, native=False), texts)
 
     ways: dict[str, tuple[Callable[[str], AbstractContextManager[None]], Callable[[Policy], bool]]] = {
-        "packing": (in_packing, lambda policy: not policy.packed and policy.lean == sound.lean)
+        "packing": (in_packing, lambda policy: not policy.packed and policy.native == sound.native)
     }
-    if sound.lean:
-        ways["decoder"] = (in_decoder, lambda policy: policy.packed and not policy.lean)
-    if sound.lean and sound.graphs:
+    if sound.native:
+        ways["decoder"] = (in_decoder, lambda policy: policy.packed and not policy.native)
+    if sound.native and sound.graphs:
         only = partial(in_decoder, static_only=True)
-        ways["graphs"] = (only, lambda policy: policy.packed and policy.lean and not policy.graphs)
+        ways["graphs"] = (only, lambda policy: policy.packed and policy.native and not policy.graphs)
     for way, (broken, ended) in ways.items():
         for fault in FAULTS:
             policy = again(broken(fault))

@@ -75,7 +75,7 @@ def bench_generate(policy: Policy, size: Size, *, batch: int, repeats: int, tell
     return {
         **ratios,
         **figures,
-        "lean": policy.lean,
+        "native": policy.native,
         "dtype": str(policy.dtype).removeprefix("torch."),
         "generation_batch": batch,
         **measured_on(policy, size, repeats),

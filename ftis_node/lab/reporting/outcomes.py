@@ -26,7 +26,7 @@ def curves(results: Results, book: Book) -> None:
     book.picture("validation", figures.panels(_panels(results), x="step of the node"), caption)
 
 
-def _finals(results: Results) -> Iterator[tuple[str, str, str, dict[int, float]]]:
+def _each_final(results: Results) -> Iterator[tuple[str, str, str, dict[int, float]]]:
     """(set, node, cell, seed → final value), without those that have none."""
     for on, node, cell in itertools.product(results.sets(), results.nodes(), results.cells):
         values = results.values(cell, node, on=on)
@@ -38,7 +38,7 @@ def final_values(results: Results) -> list[dict[str, Any]]:
     """Per cell, node and set: start (mean at step 0); mean, limits and n of the final values that are not of collapsed
     seeds; how many collapsed, to which mean, and the limits of their share. nan for none."""
     rows = []
-    for on, node, cell, values in _finals(results):
+    for on, node, cell, values in _each_final(results):
         starts = [trial.start(node, on) for trial in results.of(cell).values()]
         settled = results.settled(cell, node, on)
         collapsed = [values[seed] for seed in sorted(results.collapsed(cell, node, on))]
@@ -58,7 +58,7 @@ def final_values(results: Results) -> list[dict[str, Any]]:
     return rows
 
 
-def finals(results: Results, book: Book, *, drawn: bool = True) -> None:
+def write_final_values(results: Results, book: Book, *, drawn: bool = True) -> None:
     """Section: the final values, with a picture if `drawn`."""
     tail = results.manifest.tail
     rows = final_values(results)
@@ -74,7 +74,7 @@ def finals(results: Results, book: Book, *, drawn: bool = True) -> None:
         f"collapsed (Clopper and Pearson). {collapsed} of {sum(counts)} values "
         f"are of collapsed seeds; where none of {most} did, up to {unseen:.0f} % may.",
     )
-    every = ((*where, seed, f"{value:.6g}") for *where, values in _finals(results) for seed, value in values.items())
+    every = [(*where, seed, f"{one:.6g}") for *where, values in _each_final(results) for seed, one in values.items()]
     book.csv("seeds", ("set", "node", "cell", "seed", "final"), every)
     for on in results.sets():
         here = {(row["node"], row["cell"]): row for row in rows if row["set"] == on}
@@ -85,7 +85,7 @@ def finals(results: Results, book: Book, *, drawn: bool = True) -> None:
         book.write(f"On {on}:")
         _table(results, book, nodes, here)
         if drawn:
-            parts = {results.node_label(node): _final_rows(results, node, on) for node in nodes}
+            parts = {results.node_label(node): _drawn_rows(results, node, on) for node in nodes}
             picture = figures.dots(parts, x="pass@1")
             caption = (
                 f"Final pass@1 on {on}: a dot a seed, a diamond the mean of those that held, a bar its 95 % interval."
@@ -100,7 +100,7 @@ def _table(results: Results, book: Book, nodes: Sequence[str], here: Mapping[tup
         found = [here.get((node, cell)) for node in nodes]
         known = [row for row in found if row is not None]
         if known:
-            texts = [say.NONE if row is None else _final(row) for row in found]
+            texts = [say.NONE if row is None else _in_words(row) for row in found]
             seeds = max(_seeds(row) for row in known)
             lines.append([results.label(cell), *texts, str(seeds)])
     book.table(["cell", *(f"{node}: start → final" for node in nodes), "seeds"], lines)
@@ -143,7 +143,7 @@ def _curve(results: Results, cell: str, node: str) -> tuple[list[int], list[Inte
     return steps, bands([[curve[step] for step in steps] for curve in by_seed])
 
 
-def _final(row: dict[str, Any]) -> str:
+def _in_words(row: dict[str, Any]) -> str:
     """Start, mean and interval of a node in a cell, and what collapsed."""
     settled = say.NONE
     if row["n"]:
@@ -159,7 +159,7 @@ def _seeds(row: dict[str, Any]) -> int:
     return int(row["n"]) + int(row["collapsed"])
 
 
-def _final_rows(results: Results, node: str, on: str) -> list[Row]:
+def _drawn_rows(results: Results, node: str, on: str) -> list[Row]:
     """What is drawn of a node: a line for each cell that it has values of."""
     rows = []
     for cell in results.cells:

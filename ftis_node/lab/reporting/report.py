@@ -40,7 +40,7 @@ def write_report(out: Path, destination: Path | None = None) -> Path:
     if not grid:
         speed.sooner(results, book)
         outcomes.curves(results, book)
-    outcomes.finals(results, book, drawn=not grid)
+    outcomes.write_final_values(results, book, drawn=not grid)
     _summary(findings, results, book, grid=grid)
     return book.close()
 

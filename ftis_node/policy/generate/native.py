@@ -34,7 +34,7 @@ _LOOK_EVERY = {"cpu": 1, "cuda": 8}
 def decodes(policy: Policy, prompts: Sequence[Sequence[int]], sampling: Sampling) -> bool:
     """Whether `decode` generates these."""
     longest = max(map(len, prompts), default=0) + sampling.max_new_tokens
-    return policy.lean and longest <= reach(policy.causal_lm)
+    return policy.native and longest <= reach(policy.causal_lm)
 
 
 @torch.inference_mode()  # not for other modules: training cannot use what they may keep of it
