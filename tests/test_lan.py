@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -27,6 +28,7 @@ from ftis_node.swarm.lan import (
     Lan,
     LanNode,
     MembersOnLan,
+    code_of,
     look_around,
     read_node,
 )
@@ -178,8 +180,8 @@ async def test_row_78_members_find_each_other_on_the_local_network_and_nobody_el
     known: list[bytes] = []
     met: list[tuple[bytes, list[str]]] = []
     strangers: list[HiddenNode] = []
-    inside = MembersOnLan(private.id, lambda: known, lambda member, at: met.append((member, list(at))))
-    outside = MembersOnLan(RUN.id, lambda: [ANN.author, BEN.author], lambda *_: pytest.fail("another run's id"))
+    inside = MembersOnLan(private.id, known.__contains__, lambda member, at: met.append((member, list(at))))
+    outside = MembersOnLan(RUN.id, lambda _: True, lambda *_: pytest.fail("another run's id"))
     listener = Lan(HERE, strangers.append, strangers.append)
     lan = Lan(HERE, strangers.append)  # type: ignore[arg-type]
     read: list[tuple[bytes, bytes | None, str]] = []
@@ -209,6 +211,18 @@ async def test_row_78_members_find_each_other_on_the_local_network_and_nobody_el
     finally:
         for one in (lan, listener):
             await one.close()
+
+
+def test_row_78_made_up_codes_lead_nowhere_and_keep_no_members_from_being_read() -> None:
+    met: list[bytes] = []
+    inside = MembersOnLan(RUN.id, [BEN.author].__contains__, lambda member, at: met.append(member))
+    place = f"/ip4/{HERE}/tcp/4001"
+    for number in range(200):
+        inside.hear(HiddenNode(str(number), os.urandom(number % 99), (place,)))
+    inside.look()
+    assert not met
+    inside.hear(HiddenNode("x", code_of(RUN.id, "x", place, BEN.author), (place,)))
+    assert met == [BEN.author]
 
 
 async def test_a_hostile_responder_changes_nothing(tmp_path: Path) -> None:

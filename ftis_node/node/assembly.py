@@ -277,7 +277,7 @@ async def open_lan(
         if node.run == run.id:
             swarm.hear_on_lan(node.addresses)
 
-    members = MembersOnLan(run.id, roster.members, swarm.hear_member_on_lan)
+    members = MembersOnLan(run.id, roster.admits, swarm.hear_member_on_lan)
 
     async def look() -> None:
         while True:

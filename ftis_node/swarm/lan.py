@@ -2,8 +2,8 @@
 
 Answers are words of strangers. Only addresses in the network of the interface that they came in by are taken.
 
-A node of a private run has a random name there, and tells nothing but a code that its members can check: an HMAC (RFC
-2104) under the run's id, which no stranger knows.
+A node of a private run has a random name there, and tells nothing but a code that its members can read: its key, hidden
+under the run's id, which no stranger knows, with an HMAC (RFC 2104).
 """
 
 import asyncio
@@ -12,6 +12,7 @@ import functools
 import hmac
 import ipaddress
 import logging
+import operator
 import os
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,12 +23,11 @@ from zeroconf import ServiceStateChange, Zeroconf
 from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo, AsyncZeroconf
 
 from ftis_node.config.run import Run
-from ftis_node.host.clocks import boot_seconds
 from ftis_node.packet import RUN_ID_BYTES
 from ftis_node.swarm.addresses import FIRST_PORT, is_plain
 from ftis_node.swarm.handshake import PROTOCOL_MAJOR, plain
-from ftis_node.swarm.identity import author_of, peer_id
-from ftis_node.swarm.limits import Bounded, Budgets
+from ftis_node.swarm.identity import AUTHOR_BYTES, OfPeer, author_of, peer_id
+from ftis_node.swarm.limits import Bounded
 from ftis_node.swarm.local_networks import Interface, own_interfaces
 
 SERVICE = "_ftis-node._tcp.local."
@@ -38,8 +38,6 @@ TASK_MAX = WORD_MAX = 64
 ANSWER_SECONDS = 3.0
 HIDDEN = b"member"  # of a private run's node: the key of its code
 NAME_BYTES = 16  # its random name
-CHECKS_A_SECOND = 10.0  # of codes, all together
-CHECKS_AT_ONCE = 64.0
 
 logger = logging.getLogger(__name__)
 
@@ -179,50 +177,43 @@ def read_node(
 
 
 def code_of(run_id: bytes, name: str, place: str, author: bytes) -> bytes:
-    """What shows members of a run that one who knows its id says where a member is: 32 bytes.
+    """The code that tells members of a run which of them is at a place: 64 bytes, of which the last are an HMAC.
 
-    Place and name are in it, so that nobody else can lead members elsewhere with it.
+    Place and name are in it, so that nobody who does not know the run's id can lead members elsewhere with it. To read
+    one takes two hashes, however many members there are: made-up ones cost nothing.
     """
-    return hmac.digest(run_id, f"ftis/lan/1 {name} {place} ".encode() + author, "sha256")
+    key = hmac.digest(run_id, f"ftis/lan/1 {name} {place}".encode(), "sha512")
+    hidden = bytes(map(operator.xor, author, key))
+    return hidden + hmac.digest(key, author, "sha256")[: len(key) - len(author)]
 
 
 @dataclass
 class MembersOnLan:
     """Finds the members of a private run among nodes that hide who they are.
 
-    members: the keys that may be there. found: called with a member and its addresses.
+    admits: whether a key is a member's. found: called with a member and its addresses.
     """
 
     run_id: bytes
-    members: Callable[[], Iterable[bytes]]
+    admits: OfPeer
     found: Callable[[bytes, Sequence[str]], None]
 
     def __post_init__(self) -> None:
-        self._checks = Budgets(boot_seconds, CHECKS_A_SECOND, CHECKS_AT_ONCE)
-        self._unknown = Bounded[str, HiddenNode](ASKED_MAX)  # by name
-        self._tried: frozenset[bytes] = frozenset()
+        self._unknown = Bounded[bytes, list[str]](ASKED_MAX)  # addresses of keys that are no members yet
 
     def hear(self, node: HiddenNode) -> None:
-        """Take a node if it is a member; else keep it in mind, for members become known later too."""
-        if self._checks.take(b"") and not self._recognise(node, self.members()):
-            self._unknown[node.name] = node
+        """Take a node if it is of this run; of one that is no member keep it in mind, for members become known later
+        too."""
+        for place in node.places:
+            author = code_of(self.run_id, node.name, place, node.code[:AUTHOR_BYTES])[:AUTHOR_BYTES]
+            if code_of(self.run_id, node.name, place, author) == node.code:
+                self._unknown[author] = [f"{place}/p2p/{peer_id(author)}"]
+                self.look()
 
     def look(self) -> None:
-        """Try the members that became known since the last time."""
-        members = frozenset(self.members())
-        new = members - self._tried
-        self._tried = members
-        for node in list(self._unknown.values()):
-            if self._recognise(node, new):
-                del self._unknown[node.name]
-
-    def _recognise(self, node: HiddenNode, members: Iterable[bytes]) -> bool:
-        for member in members:
-            own = [place for place in node.places if code_of(self.run_id, node.name, place, member) == node.code]
-            if own:
-                self.found(member, [f"{place}/p2p/{peer_id(member)}" for place in own])
-                return True
-        return False
+        """Take those that have become members since."""
+        for member in filter(self.admits, list(self._unknown)):
+            self.found(member, self._unknown.pop(member))
 
 
 def _near(addresses: Iterable[str], port: int | None, own: Interface) -> list[str]:

@@ -36,10 +36,6 @@ class OpenRun:
         """Whether the peer was a member and is none any more."""
         return False
 
-    def members(self) -> list[bytes]:
-        """The keys of the other members that this node knows."""
-        return []
-
     def meet(self, peer: bytes, shown: bytes) -> str | None:
         """Take what a peer shows of itself; return why the peer is refused, or None."""
         return None

@@ -116,10 +116,6 @@ class Roster(OpenRun):
         """Whether a key is known as a member's, and its certificate still counts."""
         return self.book.why_no_member(peer, self._clock()) is None
 
-    def members(self) -> list[bytes]:
-        """The keys of the other members that this node knows."""
-        return [key for key in self.book.keys if key != self._me and self.admits(key)]
-
     def has_left(self, peer: bytes) -> bool:
         """Whether the peer was a member and is none any more; but to use its invitation this node meets it."""
         return self.book.has_left(peer, self._clock()) and not self.ticket_for(peer)
