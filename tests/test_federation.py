@@ -14,7 +14,7 @@ from ftis_node.lab.federation import Federation, average
 from ftis_node.lab.trial import Trial, finished
 from tests.support.lab import SETTINGS, A, cut, events, kind, run, spec, timeless
 
-ALONE = {"lora": True, "lora_rank": 4, "objective": "grpo", "batch_groups": 3, "own_data_share": 0.6}
+ALONE = {"lora": True, "lora_rank": 4, "objective": "grpo", "batch_groups": 3}
 OWNERS: dict[str, Any] = {
     "settings": SETTINGS | ALONE | {"eval_prompts": 8},
     "nodes": [A | {"own_data": "arithmetic-4"}, {"name": "B", "model": "tiny-a", "own_data": "arithmetic"}],
@@ -81,6 +81,7 @@ def test_after_an_averaging_all_have_the_same_weights_and_their_own_moments(whol
     steps = kind(found, "step")
     assert [event["step"] for event in steps if "share" in event] == [2, 2, 4, 4]
     assert all(event["own_groups"] == event["foreign_groups"] == event["generated"] == 0 for event in steps)
+    assert {event["overall"]["samples"] + event["overall"]["idle"] for event in steps} == {3 * 4}, "on rows of its own"
     assert {event["set"] for event in kind(found, "evaluation")} == {"held-out", "own data"}
 
 

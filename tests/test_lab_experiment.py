@@ -60,7 +60,6 @@ def written(path: Path, text: str) -> Path:
         (HEAD + CELL + FEDERATED, "no `own_data`", "Mend"),
         (OWNER + CELL + FEDERATED + "pace = 'free'\n", "in lock step", "Mend"),
         (OWNER + CELL + "collaboration = 'federated'\n", "`average` belongs", "Mend"),
-        (OWNER + CELL + FEDERATED + "settings.batch_groups = 1\n", "one group less", "2 or more"),
         (OWNER + "[[evaluate]]\nname='own data'\ntask='arithmetic'\n" + CELL, "has none", "Mend"),
         (OWNER + "[[evaluate]]\nname='other'\n" + CELL, "needs a task", "Mend"),
     ],

@@ -207,9 +207,10 @@ class Experiment(_Table):
         if self.payloads and self.task != "arithmetic":
             raise ValueError("payloads are known of the task arithmetic only")
         names = [node.name for node in self.nodes]
-        owned = [*(cell.collaboration for cell in self.cells), *(also.name for also in self.evaluate)]
+        federated = any(cell.average is not None for cell in self.cells)
+        looked_at = any(also.name == OWN_DATA for also in self.evaluate)
         for node in self.nodes:
-            if not node.own_data and {"federated", OWN_DATA} & set(owned):
+            if not node.own_data and (federated or looked_at):
                 raise ValueError(f"node {node.name} has no `own_data`, which a federated cell trains on")
         of_parity = self.task.startswith("ftis_node.lab.parity:")
         for node in self.nodes:

@@ -85,9 +85,6 @@ def _check_trial(cell: CellSpec, spec: TrialSpec) -> None:
             settled[member.name] = spec.settings_of(member)
         except UsageError as error:
             raise UsageError(f"Cell {cell.name}, node {member.name}: {error.what}", error.fix) from None
-    if spec.average is not None and any(settings.batch_groups < 2 for settings in settled.values()):
-        what = f"Cell {cell.name} is federated, where a batch has one group less than it says, on rows of one's own."
-        raise UsageError(what, "Set batch_groups to 2 or more.")
     if spec.collaboration == "horizontal":
         _check_horizontal(cell, spec, list(settled.values()))
 

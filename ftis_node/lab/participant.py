@@ -62,8 +62,12 @@ class Participant:
         self.member = member
         self.name = member.name
         self.compute = compute
+        settings = spec.settings_of(member)
         own = {"model": model, "seed": number(spec.seed, member.name, "engine") >> 1}
-        self.settings: Settings = spec.settings_of(member).model_copy(update=own)
+        if spec.average is not None:
+            # The whole batch is on rows of its own; a daemon's settings leave a group for the run's.
+            own |= {"own_data_share": 1.0, "batch_groups": settings.batch_groups + 1}
+        self.settings: Settings = settings.model_copy(update=own)
         self.facts: ModelFacts
         self.stepper: Stepper
         self.swarm: MemorySwarm
