@@ -60,7 +60,7 @@ def ready(policy: Policy, texts: Sequence[str] = TEXTS) -> Policy:
 
     Dropout is off, because log-probs of training must be those of sampling. Packed, if its attention goes through
     transformers' interface, and gives what padding gives; with fused kernels where `graphs` allows, if those do too.
-    Lean, if `decoder` knows it and gives that too. `way` says which it is, and why.
+    Native, if the native decoder knows it and gives that too. `way` says which it is, and why.
 
     Raises:
         UsageError: its log-probs are no numbers, or not those of its hidden states and head, or it keeps some dropout.
@@ -240,14 +240,14 @@ def _generating(policy: Policy, probe: list[Prefixed], expected: Tensor, toleran
     try:
         apart = _apart(expected, decoder_logprobs(policy, probe))
     except Exception as error:  # what a GPU or its drivers cannot do: the model's own modules go another way
-        logger.warning("%s is generated with by transformers' modules, which takes longer: %r", policy.name, error)
+        logger.warning("Transformers' modules generate with %s, which takes longer: %r", policy.name, error)
         return policy, f"{slow}, for the native decoder failed ({first_line(error, 100)})"
     if apart <= tolerance:
         graphs = "with" if policy.graphs else "without"
         how = f"generates by the native decoder ({_compared(apart, tolerance)}), {graphs} CUDA graphs"
         return replace(policy, native=True), how
     if policy.graphs:
-        logger.warning("%s is generated with without CUDA graphs: %s.", policy.name, _compared(apart, tolerance))
+        logger.warning("%s generates without CUDA graphs: %s.", policy.name, _compared(apart, tolerance))
         return _generating(replace(policy, graphs=False), probe, expected, tolerance)
     return policy, f"{slow}, for the native decoder gives something else ({_compared(apart, tolerance)})"
 

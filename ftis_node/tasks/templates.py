@@ -38,9 +38,9 @@ ANSWERED = REASONING.replace(", a single integer,", "")
 PAPER = "paper"
 """The name of the template that the paper's form of an answer came with: for any model."""
 
-IN_CHAT = PAPER
-"""The template in which a new run asks instruct models, where nobody chose one: the sources' until another is measured
-to be better on 100 rows (docs/tasks.md)."""
+IN_CHAT = "boxed"
+"""The template in which a new run asks instruct models, where nobody chose one: the best of those that were measured on
+100 rows (docs/tasks.md)."""
 
 _WHAT = {
     "integer": "an integer",
