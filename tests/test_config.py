@@ -11,6 +11,7 @@ import torch
 from ftis_node.config import documentation
 from ftis_node.config.run import RunFile, dump_run_file, load_run_file
 from ftis_node.config.settings import Settings, collect
+from ftis_node.errors import UsageError
 from ftis_node.worker.planning import memory_budget, memory_limit
 from tests import settings_page
 from tests.support.begun import begun
@@ -157,6 +158,14 @@ def test_a_home_shows_what_its_daemon_would_run_with(cli: Cli, tmp_path: Path) -
     fresh = ("config", "show", "--home", str(tmp_path / "none"), "--run", str(other), "--origin")
     (wait,) = (line.split() for line in cli(*fresh)[1].splitlines() if line.startswith("wait = "))
     assert wait == ["wait", "=", "2.0", "#", "task", "arithmetic"]
+
+
+def test_a_value_that_a_home_keeps_and_that_holds_no_more_can_be_forgotten() -> None:
+    kept = {"home": {"engine": "hf"}, "task": "", "flags": {}, "environment": {}}
+    with pytest.raises(UsageError, match=r"from home is wrong.*make this home forget it with --set engine=default"):
+        collect(**kept)
+    with pytest.raises(UsageError, match="leave it out for its default"):
+        collect(**kept | {"home": {}, "flags": {"engine": "hf"}})
 
 
 def test_a_new_run_takes_a_file_of_held_out_rows(cli: Cli, tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from itertools import chain
 from typing import Any
 
@@ -21,6 +21,7 @@ from ftis_node.policy.generate import native as native_module
 from ftis_node.policy.generate import prefill as prefill_module
 from ftis_node.policy.generate.cache import closing_up
 from ftis_node.policy.generate.stream import Sampling, generate
+from ftis_node.policy.measure import geometry_of
 from ftis_node.policy.policy import Policy
 from ftis_node.policy.ready import ready
 from tests.support import small_models
@@ -261,8 +262,10 @@ def test_a_model_whose_past_is_of_its_own_kind_is_refused() -> None:
     small = {"num_heads": 8, "head_dim": 8, "state_size": 8, "n_groups": 2, "chunk_size": 8}
     config = transformers.Mamba2Config(vocab_size=40, hidden_size=32, num_hidden_layers=2, **small)
     policy = Policy("m", transformers.Mamba2ForCausalLM(config), small_models.tiny_tokenizer(), torch.device("cpu"))
-    with pytest.raises(UsageError, match="m keeps its past in a way of its own"):
-        ready(policy)
+    older = transformers.OpenAIGPTConfig(vocab_size=40, n_embd=32, n_layer=2, n_head=2)
+    for refused in (partial(ready, policy), partial(geometry_of, config, "m"), partial(geometry_of, older, "m")):
+        with pytest.raises(UsageError, match="m keeps its past in a way of its own"):
+            refused()
 
 
 @given(alive=st.lists(st.booleans(), min_size=1, max_size=40))

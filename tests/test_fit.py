@@ -11,6 +11,7 @@ from huggingface_hub import constants
 from transformers import Starcoder2Config
 
 from ftis_node.cli.common import parse_pairs
+from ftis_node.cli.pace import card_named
 from ftis_node.config.settings import collect
 from ftis_node.fit.memory import Workload
 from ftis_node.fit.plan import Wishes, plan
@@ -142,9 +143,18 @@ def test_the_time_of_a_step_follows_from_a_data_sheet_or_from_what_this_machine_
     )
     for part in ("step_seconds", "first_evaluation_seconds"):
         assert 0 < fast[part] < slow[part] < long[part]
+    assert "by arithmetic for the card H100 80 GB, so" in fit(*model, "--vram", "80")[1]
     assert answer_of(fit, *model, "--vram", "7")["seconds"] is None, "no card of that size is known"
     here = answer_of(fit, *model, "--device", "cpu", *caps)["seconds"]
     assert here["step_seconds"] > fast["step_seconds"]
+
+
+def test_a_card_is_known_by_the_name_of_its_driver_and_its_relatives_are_not() -> None:
+    known = {"NVIDIA GeForce RTX 3060": 12, "Tesla T4": 16, "NVIDIA GeForce RTX 4090": 24, "NVIDIA H100 80GB HBM3": 80}
+    assert {name: getattr(card_named(name), "vram", None) for name in known} == known
+    relatives = ("RTX 3060 Ti", "RTX 4090 D", "RTX 4060 Laptop GPU", "RTX 3090")
+    for name in (*(f"NVIDIA GeForce {one}" for one in relatives), "NVIDIA L4", "NVIDIA H200", "NVIDIA H100 PCIe"):
+        assert card_named(name) is None, name
 
 
 @real_data

@@ -17,7 +17,8 @@ import psutil
 import pytest
 
 from ftis_node.errors import UserError
-from ftis_node.host.files import replace_bytes, write_private
+from ftis_node.host.files import replace_bytes
+from ftis_node.preflight.bugreport import pack
 from ftis_node.preflight.redaction import Redactor
 from ftis_node.store.home import Home
 from tests.support.cli import Cli, refused
@@ -81,7 +82,7 @@ def test_a_file_that_cannot_be_written_leaves_nothing_beside_it(tmp_path: Path) 
         with pytest.raises(OSError, match="too large"):
             replace_bytes(tmp_path / "swarm.history", b"x" * 100)
         with pytest.raises(UserError, match="cannot be written"):
-            write_private(tmp_path / "key", b"x" * 100, "Name another file")
+            pack({"node.log": "x"}, tmp_path / "report.tar.gz")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert not list(tmp_path.iterdir())

@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ftis_node.cli.common import JsonOption, RewardOption, held_checkpoint, parse_pairs, print_json, tell_choice
+from ftis_node.cli.common import (
+    JsonOption,
+    RewardOption,
+    SetOption,
+    held_checkpoint,
+    parse_pairs,
+    print_json,
+    tell_choice,
+)
 from ftis_node.errors import UsageError
 from ftis_node.text import say
 
@@ -34,7 +42,7 @@ def ask(
     row: Annotated[int, typer.Option(min=0, help="Which one, from 0.")] = 0,
     reward: RewardOption = None,
     completion_tokens: Annotated[int, typer.Option(min=1, help="Longest answer.")] = 512,
-    set_: Annotated[list[str] | None, typer.Option("--set", help="Any setting: --set KEY=VALUE, repeatable.")] = None,
+    set_: SetOption = None,
     json: JsonOption = False,
 ) -> None:
     """Ask a trained model, beside its base model with --compare.
@@ -95,7 +103,9 @@ class _Answerer:
         from ftis_node.tokenizer.asking import prompt_ids
         from ftis_node.worker.formats import asked_in
 
-        template = task.template if task is not None else ASKED
+        template = ASKED
+        if task is not None:
+            template = task.template
         if trained:
             if self.run is None:
                 raise UsageError("No run is known here whose template could be used.", "Leave out --trained.")
@@ -109,7 +119,9 @@ class _Answerer:
         refuse_prompts(self.policy.name, context, [ids], examples, "the question", tokens, shorter=shorter)
         ((completion,),) = generate(self.policy, [ids], group=1, sampling=Sampling(tokens, 1.0, ends, greedy=True))
         text = str(tokenizer.decode(completion.token_ids.tolist(), skip_special_tokens=True)).strip()
-        return text if completion.finished else f"{text} …"
+        if not completion.finished:
+            text += " …"
+        return text
 
 
 def _answerers(
@@ -118,10 +130,14 @@ def _answerers(
     """Load the model that is meant, and with `compare` its base model."""
     from ftis_node.worker.restore import load_trained, settings_for
 
-    if found is None and compare:
+    if found is not None:
+        name = found.model
+    elif compare:
         raise UsageError(f"{name} is no checkpoint, so it has no base model.", "Leave out --compare.")
-    run = record.run if "chat" not in flags else None
-    settings, origins = settings_for(found, found.model if found else name, {**record.asked(), **flags}, "")
+    run = record.run
+    if "chat" in flags:
+        run = None
+    settings, origins = settings_for(found, name, {**record.asked(), **flags}, "")
     tell_choice(found, settings, origins)
     yield _Answerer("checkpoint", load_trained(settings, found), settings, run)
     if compare:
@@ -170,8 +186,9 @@ def _show(answers: dict[str, str], example: Example | None, verdicts: dict[str, 
     if example is not None:
         say(*example.question.split("\n"), f"gold: {example.answer}", "")
     for name, text in answers.items():
-        reward = verdicts.get("rewards", {}).get(name)
-        judged = "" if reward is None else f" (reward {reward:g})"
+        judged = ""
+        if verdicts:
+            judged = f" (reward {verdicts['rewards'][name]:g})"
         if len(answers) > 1 or judged:
             say(f"{name}{judged}:")
         say(*text.split("\n"), "")

@@ -54,14 +54,17 @@ def bugreport(
     say(f"{to} holds:")
     for name, text in parts.items():
         say(f"  {name:18} {len(text.encode()):9,} bytes")
-    hidden = "" if with_addresses else " Addresses and peer ids are replaced by names that only this home can make."
+    hidden = ""
+    if not with_addresses:
+        hidden = " Addresses and peer ids are replaced by names that only this home can make."
     say(f"Nothing was sent.{hidden} Look through it before you send it: tar -xzf {to}")
 
 
 def _case(home: Path, given: Given) -> tuple[Case, list[Finding]]:
     """The case with the person's settings, or with default ones and a finding where those cannot be read."""
+    from ftis_node.config.settings import Settings
     from ftis_node.node.options import JoinOptions
-    from ftis_node.preflight.case import Finding, bare_case, case_of
+    from ftis_node.preflight.case import Finding, case_of
 
     place = Home(home.expanduser())
     options = JoinOptions(place)
@@ -71,4 +74,5 @@ def _case(home: Path, given: Given) -> tuple[Case, list[Finding]]:
         unsound = [Finding("settings", "fail", one.what, one.fix) for one in one_by_one(error)]
     except OSError as error:  # the home cannot be looked into
         unsound = [Finding("home", "fail", f"It cannot be read: {brief(error)}.", "")]
-    return bare_case(options), unsound
+    defaults = Settings()
+    return case_of(options, lambda _: (defaults, dict.fromkeys(Settings.model_fields, "default"))), unsound

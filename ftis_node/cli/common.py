@@ -24,6 +24,7 @@ HomeOption = Annotated[Path, typer.Option("--home", envvar="FTIS_HOME", help="Th
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else on stdout.")]
 QuestionOption = Annotated[str | None, typer.Option("--question", help="Of an hf: task, the column of questions.")]
 AnswerOption = Annotated[str | None, typer.Option("--answer", help="Of an hf: task, the column of gold answers.")]
+SetOption = Annotated[list[str] | None, typer.Option("--set", help="Any setting: --set KEY=VALUE, repeatable.")]
 RewardOption = Annotated[
     str | None,
     typer.Option("--reward", help="The rule: integer (default), exact, regex, math, tests; integer-boxed, …"),
@@ -134,4 +135,6 @@ def held_checkpoint(stack: ExitStack, name: str) -> Checkpoint | None:
     from ftis_node.worker.restore import find_checkpoint, hold
 
     found = find_checkpoint(name)
-    return None if found is None else stack.enter_context(hold(found))
+    if found is None:
+        return None
+    return stack.enter_context(hold(found))

@@ -44,7 +44,10 @@ def show(
         values = settled.model_dump(mode="json")
         # JSON has no infinity; as a text it is still one that the settings understand.
         finite = {key: str(v) if isinstance(v, float) and not math.isfinite(v) else v for key, v in values.items()}
-        print_json({"settings": finite, "live": list(LIVE)} | ({"origins": origins} if origin else {}))
+        told: dict[str, object] = {"settings": finite, "live": list(LIVE)}
+        if origin:
+            told["origins"] = origins
+        print_json(told)
     else:
         say(f"# As for the task {task!r}; docs/settings.md says what each does.")
         say(f"# A running node can change (`ftis-node set`): {', '.join(LIVE)}.", "")

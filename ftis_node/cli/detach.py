@@ -38,7 +38,9 @@ def detach(
     place = Home(home)
     home.mkdir(parents=True, exist_ok=True)
     output = begin_output(home)
-    before = output.stat().st_size if output.exists() else 0
+    before = 0
+    if output.exists():
+        before = output.stat().st_size
     news = _News(place.log, [address.rpartition("/")[2] for address in peers])
     with output.open("ab") as log:
         daemon = subprocess.Popen(
@@ -94,7 +96,9 @@ class _News:
     def __init__(self, log: Path, names: Sequence[str]) -> None:
         self._log = log
         self._names = names
-        self._growing = Growing(log, added=True) if log.exists() else None
+        self._growing = None
+        if log.exists():
+            self._growing = Growing(log, added=True)
 
     def lines(self) -> Iterator[str]:
         """Those since the last call."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,6 +18,7 @@ from ftis_node.store.home import DEFAULT_HOME, Home
 if TYPE_CHECKING:
     from ftis_node.preflight.case import Finding
 
+PeersOption = Annotated[str, typer.Option(help="Addresses of nodes to dial, separated by commas.")]
 app = typer.Typer(invoke_without_command=True, help="Find what is wrong, and say what to do.")
 
 
@@ -27,7 +29,7 @@ def doctor(
     context: typer.Context,
     model: Annotated[str | None, typer.Option(help="As for join; default: the model of the home.")] = None,
     home: HomeOption = DEFAULT_HOME,
-    peers: Annotated[str, typer.Option(help="Addresses of nodes to dial, separated by commas.")] = "",
+    peers: PeersOption = "",
     run: Annotated[Path | None, typer.Option(help="A run file that shall be joined.")] = None,
     task: Annotated[str | None, typer.Option(help=KINDS)] = None,
     given: Given,
@@ -56,7 +58,7 @@ def doctor(
 @with_settings("host", "port")
 def net(
     *,
-    peers: Annotated[str, typer.Option(help="Addresses of nodes to dial, separated by commas.")] = "",
+    peers: PeersOption = "",
     home: HomeOption = DEFAULT_HOME,
     seconds: Annotated[float, typer.Option(min=0, help="How long to wait for what peers find out.")] = 30.0,
     given: Given,
@@ -70,14 +72,12 @@ def net(
     at = Home(home.expanduser())
     chosen = given.on(at)("arithmetic")[0]
     addresses = addresses_in(peers)
-    try:
-        status = ask(at.api_socket(), "/status", Status) if not addresses else None
-        known = ask(at.api_socket(), "/peers", Peers) if status else None
-    except UserError:
-        status = known = None
-    if status is not None:
-        found = iter(of_a_running_node(status, known))
-    else:
+    found: Iterator[Finding] | None = None
+    if not addresses:
+        with suppress(UserError):
+            status = ask(at.api_socket(), "/status", Status)
+            found = iter(of_a_running_node(status, ask(at.api_socket(), "/peers", Peers)))
+    if found is None:
         found = looked_around(look_around(chosen, at, addresses, seconds))
     raise typer.Exit(_report(found, json=json))
 
@@ -98,4 +98,4 @@ def _report(findings: Iterator[Finding], *, json: bool) -> int:
             say_finding(finding)
     if json:
         print_json({"findings": [asdict(finding) for finding in found]})
-    return 1 if failed(found) else 0
+    return int(failed(found))

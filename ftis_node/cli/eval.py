@@ -14,7 +14,15 @@ import typer
 from msgspec import to_builtins
 
 from ftis_node.cli import common
-from ftis_node.cli.common import AnswerOption, JsonOption, QuestionOption, RewardOption, TemplateOption, print_json
+from ftis_node.cli.common import (
+    AnswerOption,
+    JsonOption,
+    QuestionOption,
+    RewardOption,
+    SetOption,
+    TemplateOption,
+    print_json,
+)
 from ftis_node.config.profiles import TASK_KINDS
 from ftis_node.errors import UsageError
 from ftis_node.text import say
@@ -46,7 +54,7 @@ def evaluate(
     prompts: Annotated[int | None, typer.Option(min=1, help="Only so many questions, evenly spread.")] = None,
     completion_tokens: Annotated[int | None, typer.Option(min=1, help="Longest completion, or the task's.")] = None,
     batch: Annotated[int | None, typer.Option(min=1, help="Questions answered at a time; default: what fits.")] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", help="Any setting: --set KEY=VALUE, repeatable.")] = None,
+    set_: SetOption = None,
     out: Annotated[Path | None, typer.Option(help="A .jsonl file for every completion with its scores.")] = None,
     json: JsonOption = False,
 ) -> None:
@@ -71,17 +79,24 @@ def evaluate(
 
         stack.enter_context(shown_work())
         first = _choose(checkpoint, found, record, model, flags, chosen.name)
-        second = _base_of(first, flags, chosen.name) if compare else None
-        lines = stack.enter_context(_opened(out)) if out is not None else None
+        subjects = {"checkpoint": first}
+        if compare:
+            subjects["base"] = _base_of(first, flags, chosen.name)
+        lines = None
+        if out is not None:
+            lines = stack.enter_context(_opened(out))
         cap = completion_tokens or chosen.completion_tokens
         asked = _Questions(chosen, examples, scorer, cap, batch)
-        of = {"of": "checkpoint"} if compare else {}
-        ours = _measure(first, asked, _teller(lines, of))
-        theirs = _measure(second, asked, _teller(lines, {"of": "base"})) if second is not None else None
+        results = []
+        for name, subject in subjects.items():
+            of = {}
+            if compare:
+                of["of"] = name
+            results.append(_measure(subject, asked, _teller(lines, of)))
     if json:
-        print_json(_figures(asked, ours, theirs))
+        print_json(_figures(asked, *results))
     else:
-        _print(asked, ours, theirs)
+        _print(asked, *results)
 
 
 @dataclass(frozen=True)
@@ -93,15 +108,12 @@ class _Chosen:
     settings: Settings
     run: Run | None = None  # that says how it was asked in training
 
-    @property
-    def step(self) -> int | None:
-        return self.found.step if self.found else None
-
     def row(self) -> dict[str, object]:
         """Its fields of `--json`."""
-        path = str(self.found.path) if self.found else None
-        quantisation = self.settings.quantisation or "none"
-        return {"checkpoint": path, "step": self.step, "model": self.name, "quantisation": quantisation}
+        row: dict[str, object] = {"checkpoint": None, "step": None, "model": self.name}
+        if self.found:
+            row |= {"checkpoint": str(self.found.path), "step": self.found.step}
+        return row | {"quantisation": self.settings.quantisation or "none"}
 
 
 @dataclass(frozen=True)
@@ -137,10 +149,14 @@ def _choose(
 
     if found is None and model is not None:
         raise UsageError(f"{name} is a model and no checkpoint, so --model says nothing.", "Leave out --model.")
-    name = model or (found.model if found else name)
+    if found is not None:
+        name = model or found.model
     settings, origins = settings_for(found, name, {**record.asked(), **flags}, task)
     common.tell_choice(found, settings, origins)
-    return _Chosen(name, found, settings, record.run if "chat" not in flags else None)
+    run = record.run
+    if "chat" in flags:
+        run = None
+    return _Chosen(name, found, settings, run)
 
 
 def _base_of(first: _Chosen, flags: Mapping[str, Any], task: str) -> _Chosen:
@@ -175,7 +191,9 @@ def _measure(chosen: _Chosen, asked: _Questions, tell: Callable[[Sequence[Judged
     sampling = Sampling(asked.cap, 1.0, ends, greedy=True)
     episodes = Episodes.of(policy.tokenizer, asked.task.template, chat, asked.task.turns)
     outcome = evaluate(policy, ids, asked.examples, asked.scorer, sampling, episodes=episodes, batch=batch, tell=tell)
-    trained = policy.kind if chosen.found else None
+    trained = None
+    if chosen.found:
+        trained = policy.kind
     dtype = str(policy.dtype).removeprefix("torch.")
     return _Result(chosen, outcome.figures(), outcome.judged, trained, str(policy.device), dtype)
 
@@ -192,7 +210,7 @@ def _teller(lines: IO[str] | None, of: Mapping[str, str]) -> Callable[[Sequence[
     return tell
 
 
-def _figures(asked: _Questions, result: _Result, other: _Result | None) -> dict[str, Any]:
+def _figures(asked: _Questions, result: _Result, other: _Result | None = None) -> dict[str, Any]:
     """The object of `--json`."""
     from ftis_node.evaluate.intervals import paired
 
@@ -204,15 +222,18 @@ def _figures(asked: _Questions, result: _Result, other: _Result | None) -> dict[
     task = asked.task
     told: dict[str, Any] = {"trained": result.trained, "device": result.device, "dtype": result.dtype}
     told |= {"task": task.name, "data": task.data, "reward": task.reward, "template": task.template}
-    told["completion_tokens"] = asked.cap
-    told |= {"lora_alpha": settings.lora_alpha if settings.lora else None}
+    told |= {"completion_tokens": asked.cap, "lora_alpha": None}
+    if settings.lora:
+        told["lora_alpha"] = settings.lora_alpha
     return {**result.chosen.row(), **told, **to_builtins(result.figures), **compared}
 
 
-def _print(asked: _Questions, result: _Result, other: _Result | None) -> None:
+def _print(asked: _Questions, result: _Result, other: _Result | None = None) -> None:
     chosen = result.chosen
     figures = result.figures
-    trained = f" ({result.trained}{_how(chosen)})" if result.trained else ""
+    trained = ""
+    if result.trained:
+        trained = f" ({result.trained}{_how(chosen)})"
     say(f"{chosen.name}{trained} on {asked.task.name}, {figures.prompts} questions, greedy", "")
     say(f"  pass@1     {_rate(figures)}")
     say(f"  formatted  {_percent(figures.formatted)}  {_form(asked.task)}")
@@ -227,15 +248,24 @@ def _form(task: Task) -> str:
     """In what form a formatted answer is."""
     from ftis_node.tasks.rewards import FORMS, form_of
 
-    form = form_of(task.reward) if task.scorer is None else task.scorer.form
+    form = form_of(task.reward)
+    if task.scorer is not None:
+        form = task.scorer.form
     if not form:
         return "as the task wants it"
-    return f"{FORMS[form].format('…')}{', and nothing else' if form == 'tags' else ''}"
+    shown = FORMS[form].format("…")
+    if form == "tags":
+        shown += ", and nothing else"
+    return shown
 
 
 def _how(chosen: _Chosen) -> str:
-    step = "" if chosen.step is None else f", step {chosen.step}"
-    return f"{step}, weights in NF4" if chosen.settings.quantisation == "nf4" else step
+    told = ""
+    if chosen.found and chosen.found.step is not None:
+        told = f", step {chosen.found.step}"
+    if chosen.settings.quantisation == "nf4":
+        told += ", weights in NF4"
+    return told
 
 
 def _print_comparison(result: _Result, other: _Result) -> None:

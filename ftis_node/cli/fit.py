@@ -74,7 +74,9 @@ def fit(
         from ftis_node.policy.measure import geometry
         from ftis_node.worker.planning import memory_limit, wishes
 
-        total = 0 if smallest else _present(device)
+        total = 0
+        if smallest is None:
+            total = _present(device)
         budget = memory_limit(settings, total) or total
         shape = geometry(model)
     refuse_run(model, shape.context, caps[1])
@@ -86,7 +88,10 @@ def fit(
         return made, _command(model, made, task, devices, smallest, given)
 
     chosen, command = planned(bits=_is_there("bitsandbytes"), fused=_is_there("liger_kernel"))
-    card = card_here(device, chosen, shape) if smallest is None else card_of(device, smallest)
+    if smallest is None:
+        card = card_here(device, chosen, shape)
+    else:
+        card = card_of(device, smallest)
     seconds = seconds_of(shape, chosen, workload, settings.eval_prompts, card)
     if json:
         print_json(_as_json(shape, chosen, settings.checkpoint_minutes) | {"seconds": seconds, "command": command})
@@ -210,8 +215,11 @@ def _print(shape: Geometry, plan: Plan, device: str, minutes: float | None) -> N
         say(f"  {name:36} {rounded(getattr(plan.memory, part)):>9}  {phase}")
     for phase in ("training", "generating"):
         say(f"  {'in all, ' + phase:36} {rounded(getattr(plan.memory, phase)):>9}")
-    where = "a GPU" if device == "cuda" else "the CPU"
-    say("", f"{'It fits' if plan.fits else 'It does not fit'} on {where}.")
+    fits = "It does not fit"
+    if plan.fits:
+        fits = "It fits"
+    where = {"cuda": "a GPU", "cpu": "the CPU"}[device]
+    say("", f"{fits} on {where}.")
     for reason in plan.reasons:
         say(f"- {reason}")
     if device == "cuda":

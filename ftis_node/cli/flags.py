@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
 import typer
 
-from ftis_node.cli.common import parse_pairs
+from ftis_node.cli.common import SetOption, parse_pairs
 from ftis_node.config.settings import FLAGS, Flag, Settings, collect
 from ftis_node.store.home import Home
 
@@ -25,7 +25,6 @@ Command = Callable[..., None]
 DEFAULT = "default"  # a value of --set: as if nobody had ever set it
 PASSING = ("model", "steps")  # of one start: the checkpoint names the model, and an end is said each time
 _FILE = Annotated[Path | None, typer.Option("--settings", help="A TOML file of settings.")]
-_PAIRS = Annotated[list[str] | None, typer.Option("--set", help="Any setting: --set KEY=VALUE, repeatable.")]
 
 
 @dataclass(frozen=True)
@@ -84,7 +83,7 @@ def with_settings(*names: str) -> Callable[[Command], Command]:
         for parameter in inspect.signature(command, eval_str=True).parameters.values():
             if parameter.name == "given":
                 options = {name: _option(name, FLAGS[name]) for name in FLAGS if name in names}
-                options |= {"settings": _FILE, "set_": _PAIRS}
+                options |= {"settings": _FILE, "set_": SetOption}
                 parameters += [parameter.replace(name=n, annotation=a, default=None) for n, a in options.items()]
             else:
                 parameters.append(parameter)

@@ -50,7 +50,9 @@ def invite(
     if may_invite and run.founder not in ("", identity.peer_id):
         raise UserError("Only the founder can appoint inviters.", f"Leave out --may-invite, or ask {run.founder}.")
     valid = seconds_in(expires)
-    stays = seconds_in(membership) if run.founder else 0
+    stays = 0
+    if run.founder:
+        stays = seconds_in(membership)
     at = address or ask_daemon(home, "/status", Status).addresses
     now = unix_seconds()
     made = make_invitation(
@@ -64,7 +66,9 @@ def invite(
         print_json({"invitation": made.text, "run": run.id.hex(), "private": made.private, "expires": made.expires})
         return
     say(made.text)
-    if sys.stdout.isatty() if qr is None else qr:
+    if qr is None:
+        qr = sys.stdout.isatty()
+    if qr:
         import segno
 
         segno.make(made.text, error="l").terminal(compact=True)
@@ -83,26 +87,33 @@ def members(home: HomeOption = DEFAULT_HOME, json: JsonOption = False) -> None:
     now = unix_seconds()
     rows = []
     names = heard.names
-    looking = heard.observers
     for key in book.keys:
         held = book.best(key, now)
-        row = {"id": peer_id(key), "founder": key == book.founder}
-        ends = held and min(one.expires for one in book.chain(held))
-        row |= {"invited_by": held and peer_id(held.issuer), "expires": ends, "may_invite": book.may_invite(key, now)}
-        row["observer"] = row["id"] in looking
-        rows.append({**row, "why": book.why_no_member(key, now), "name": names.get(peer_id(key))})
+        member = peer_id(key)
+        row = {"id": member, "founder": key == book.founder, "invited_by": held and peer_id(held.issuer)}
+        row["expires"] = held and min(one.expires for one in book.chain(held))
+        row |= {"may_invite": book.may_invite(key, now), "observer": member in heard.observers}
+        rows.append({**row, "why": book.why_no_member(key, now), "name": names.get(member)})
     if json:
         print_json({"run": run.id.hex(), "own": identity.peer_id, "members": rows})
         return
     for row in rows:
+        told = ""
+        if row["id"] == identity.peer_id:
+            told = "this node; "
         if row["founder"]:
-            told = "the founder"
+            told += "the founder"
         else:
-            state = f"no member: {row['why']}" if row["why"] else f"until {day(int(str(row['expires'])))}"
-            told = f"{state}; invited by {row['invited_by']}{', may invite' if row['may_invite'] else ''}"
-            told += ", an observer" if row["observer"] else ""
-        own = "this node; " if row["id"] == identity.peer_id else ""
-        say(with_names(f"{row['id']}  {own}{told}", names))
+            if row["why"]:
+                told += f"no member: {row['why']}"
+            else:
+                told += f"until {day(int(str(row['expires'])))}"
+            told += f"; invited by {row['invited_by']}"
+            if row["may_invite"]:
+                told += ", may invite"
+            if row["observer"]:
+                told += ", an observer"
+        say(with_names(f"{row['id']}  {told}", names))
 
 
 def remove(
@@ -130,14 +141,18 @@ def remove(
         removal = Removal(run_id=run.id, member=member, issuer=identity.author, issued_at=now).signed_by(identity)
         replace_bytes(place.orders / f"{peer}.removal", encode(removal), durable=True)
         book.ended.setdefault(identity.author, {})[member] = removal
-        still = book.best(member, now) if book.why_no_member(member, now) is None else None
+        still = None
+        if book.why_no_member(member, now) is None:
+            still = book.best(member, now)
     if invitations:
         replace_bytes(place.orders / f"{now + 1}.voided", b"", durable=True)
     if json:
         print_json({"removed": peer or None, "invitations_withdrawn": invitations})
         return
     if peer:
-        effect = "is removed" if still is None else f"stays a member by {called(peer_id(still.issuer), names)}'s word"
+        effect = "is removed"
+        if still is not None:
+            effect = f"stays a member by {called(peer_id(still.issuer), names)}'s word"
         say(f"{called(peer, names)} {effect}; members hear of this order as they meet this node.")
         if still is None:
             say("That is for good. It comes back with another key: a new invitation, `join` with a new --home,")
@@ -164,18 +179,22 @@ def invitation_in(text: str, home: Home) -> Invitation:
             with Path(text).expanduser().open(encoding="utf-8-sig") as file:
                 text = file.read(2 * CHARACTERS_MAX)
         except (OSError, UnicodeDecodeError):
-            other = "Give the line that begins with ftis:, a file with it, or - to read it from stdin."
-            fix = "Name an address with --peers." if "/p2p/" in text else other
+            fix = "Give the line that begins with ftis:, a file with it, or - to read it from stdin."
+            if "/p2p/" in text:
+                fix = "Name an address with --peers."
             raise UsageError(f"{text!r} is no invitation, and no file that holds one.", fix) from None
-    joined = load_run_file(home.run_file).run.id if home.run_file.exists() else None
     found = read_line(text, 0.0)
-    return found if found.run_id == joined else read_line(text, unix_seconds())
+    if home.run_file.exists() and load_run_file(home.run_file).run.id == found.run_id:
+        return found
+    return read_line(text, unix_seconds())
 
 
 def tell_invitation(invited: Invitation) -> None:
     """Print who invites to which run, and where this node dials for it; before it does."""
     inviter = peer_id(invited.inviter)
-    kind = "the private run" if invited.private else "run"
+    kind = "run"
+    if invited.private:
+        kind = "the private run"
     told = f"Invited to {kind} {invited.run_id.hex()} by {called(inviter, {inviter: invited.name})}."
     say(told, f"This invitation names: {', '.join(invited.dial)}.", error=True, flush=True)
 
@@ -209,9 +228,12 @@ def _book(place: Home, run: Run) -> Book:
 
 def _check_removal(book: Book, own: bytes, member: bytes, names: Mapping[str, str]) -> None:
     """Raises UserError if a removal of this member by this node, the founder or an inviter, would have no effect."""
-    held = book.best(member, unix_seconds())
     if member == book.founder or (own != book.founder and member not in book.issued.get(own, {})):
-        raise _no_remover(book.founder if held is None else held.issuer, names)
+        asked = book.founder
+        held = book.best(member, unix_seconds())
+        if held is not None:
+            asked = held.issuer
+        raise _no_remover(asked, names)
     if own != book.founder and len(book.ended.get(own, ())) >= RECORDS_MAX:
         what = f"This node has removed {RECORDS_MAX} members; nodes remember no more removals of one inviter."
         raise UserError(what, f"Ask {called(peer_id(book.founder), names)}, the founder, to remove it.")

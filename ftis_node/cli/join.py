@@ -129,7 +129,9 @@ def join(
     if place.in_use():
         raise place.taken()
     layers = given.with_values(model=model).on(place)
-    invited = invitation_in(invitation, place) if invitation is not None else None
+    invited = None
+    if invitation is not None:
+        invited = invitation_in(invitation, place)
     named = addresses_in(peers)
     alone = not (named or invited or run or private or place.run_file.exists())
     options = JoinOptions(
@@ -174,7 +176,8 @@ def join(
     elif background:
         _detach(options, invitation)
     else:
-        view = sys.stderr.isatty() if view is None else view
+        if view is None:
+            view = sys.stderr.isatty()
         logs_json = case.settings.log_format == "json"
         del case, problems  # rows, own ones too, are for the compute process only
         _run(options, layers, view=view, as_json=logs_json)
@@ -186,7 +189,9 @@ def _on_lan(layers: Layers) -> tuple[str, ...]:
         settings = layers("arithmetic")[0]
     except UserError:
         return ()
-    return the_run(settings.host) if settings.lan else ()
+    if not settings.lan:
+        return ()
+    return the_run(settings.host)
 
 
 def _run(options: JoinOptions, layers: Layers, *, view: bool, as_json: bool) -> NoReturn:

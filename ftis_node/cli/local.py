@@ -73,9 +73,11 @@ def _none(place: Home) -> UserError:
     if place.observes:
         what = f"The home {place.path} is an observer's, which has no node to ask."
         return UserError(what, f"`ftis-node watch{place.flag}` shows its page.")
+    what = f"No ftis-node daemon is running on the home {place.path}."
     words = last_words(place.path)
-    ended = f" The last one ended with: {escaped(words)}" if words else ""
-    return UserError(f"No ftis-node daemon is running on the home {place.path}.{ended}", start)
+    if words:
+        what += f" The last one ended with: {escaped(words)}"
+    return UserError(what, start)
 
 
 # --- asking it --------------------------------------------------------------------------------------------------------
@@ -103,7 +105,7 @@ def health(home: HomeOption = DEFAULT_HOME, json: JsonOption = False) -> None:
     answer = ask_daemon(home, "/status", Status, starting=0.0)
     told = {key: getattr(answer, key) for key in ("state", "reason", "advice", "stalled")}
     print_answer(told, f"{answer.state}: {answer.reason}", json=json)
-    sys.exit(1 if answer.stalled else 0)
+    sys.exit(int(answer.stalled))
 
 
 def peers(home: HomeOption = DEFAULT_HOME, json: JsonOption = False) -> None:
@@ -230,14 +232,17 @@ def save(home: HomeOption = DEFAULT_HOME, json: JsonOption = False) -> None:
     """Save what the node has learned now, so that `export` and `eval` have it."""
     status = saved(home)
     step = status.checkpoint.step
-    told = "There is no step to save yet." if step is None else f"Step {step} is saved."
+    told = "There is no step to save yet."
+    if step is not None:
+        told = f"Step {step} is saved."
     print_answer({"state": status.state, "step": step}, told, json=json)
 
 
 def resume(home: HomeOption = DEFAULT_HOME, wait: WaitOption = False, json: JsonOption = False) -> None:
     """Load the model again and go on from the last checkpoint."""
     answer = _command(home, "resume", wait=wait)
-    _say(answer, "The node ends." if answer.state == "STOPPING" else "The node goes on.", json=json)
+    said = {"STOPPING": "The node ends."}
+    _say(answer, said.get(answer.state, "The node goes on."), json=json)
 
 
 def set_(
@@ -285,7 +290,9 @@ def _end(home: Path, name: str, text: str, *, wait: bool, json: bool) -> None:
     deadline = time.monotonic() + ENDING_SECONDS  # it has let go of its home, so its process is about to end
     while wait and place.lives(record) and time.monotonic() < deadline:
         time.sleep(POLL_SECONDS / 10)
-    _say(answer, "The node has ended." if wait else text, json=json)
+    if wait:
+        text = "The node has ended."
+    _say(answer, text, json=json)
 
 
 def _say(answer: NodeState, text: str, *, json: bool) -> None:

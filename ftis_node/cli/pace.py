@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ftis_node.fit.plan import SMALL_MODEL
 from ftis_node.text import duration
@@ -17,17 +18,20 @@ if TYPE_CHECKING:
     from ftis_node.lab.step_seconds import Card
 
 PATIENCE = 60.0  # seconds for the process that measures, most of which it imports
+_NOT_MODEL = re.compile("NVIDIA |GeForce |Tesla | 80GB HBM3")  # what drivers call a card beside its model
 
 
 def seconds_of(
     shape: Geometry, chosen: Plan, work: Workload, questions: int, card: Card | None
-) -> dict[str, float] | None:
+) -> dict[str, Any] | None:
     """Seconds of a step on own groups alone, and of the first evaluation; answers are half as long as they may be.
+
+    With the name of the card, if the rates are those of a data sheet.
 
     None if they cannot be told: the card is unknown, the plan does not fit or is for several devices, or the native
     decoder does not know all layers.
     """
-    from ftis_node.lab.step_seconds import Work, generating, training
+    from ftis_node.lab.step_seconds import CARDS, Work, generating, training
 
     if card is None or not chosen.fits or chosen.devices > 1 or work.longest > shape.decoded:
         return None
@@ -37,6 +41,7 @@ def seconds_of(
     return {
         "step_seconds": generating(shape, chosen, step, card) + training(shape, chosen, step, card),
         "first_evaluation_seconds": generating(shape, chosen, asked, card),
+        "card": next((name for name, known in CARDS.items() if known == card), None),
     }
 
 
@@ -47,12 +52,31 @@ def card_of(device: str, vram: float) -> Card | None:
     return next((card for card in CARDS.values() if (card.device, card.vram) == (device, vram)), None)
 
 
+def card_named(name: str) -> Card | None:
+    """The card that its driver calls so ("NVIDIA GeForce RTX 3060"), if its data sheet is known; a Ti is another."""
+    from ftis_node.lab.step_seconds import CARDS
+
+    model = _NOT_MODEL.sub("", name)
+    return next((card for known, card in CARDS.items() if known.rsplit(" ", 2)[0] == model), None)
+
+
 def card_here(device: str, chosen: Plan, shape: Geometry) -> Card | None:
-    """This machine's device, whose rates another process measures; None: it cannot be, or the model takes no time."""
+    """This machine's device: of a known name, or with rates that another process measures.
+
+    None: it cannot be measured, or the model takes no time.
+    """
+    import torch
+
     from ftis_node.lab.step_seconds import MULTIPLYING, READING, Card
+    from ftis_node.policy.load import choose_device
 
     if shape.parameters < SMALL_MODEL:
         return None
+    place = choose_device(device)
+    if place.type == "cuda":
+        known = card_named(torch.cuda.get_device_name(place))
+        if known is not None:
+            return known
     line = [sys.executable, "-P", "-m", "ftis_node.preflight.rates", device, chosen.dtype]
     try:
         ended = subprocess.run(line, capture_output=True, timeout=PATIENCE, stdin=subprocess.DEVNULL, check=True)
@@ -62,7 +86,10 @@ def card_here(device: str, chosen: Plan, shape: Geometry) -> Card | None:
     return Card(tflops=found["tflops"] / MULTIPLYING, bandwidth=found["bandwidth"] / READING)
 
 
-def in_words(seconds: dict[str, float]) -> str:
+def in_words(seconds: dict[str, Any]) -> str:
     """A sentence for people."""
-    step, first = (duration(value) for value in seconds.values())
-    return f"A step takes about {step}, the first evaluation {first}: by arithmetic, so it may be half or twice that."
+    step, first = (duration(seconds[key]) for key in ("step_seconds", "first_evaluation_seconds"))
+    rates = "by arithmetic"
+    if seconds["card"]:
+        rates += f" for the card {seconds['card']}"
+    return f"A step takes about {step}, the first evaluation {first}: {rates}, so it may be half or twice that."

@@ -83,18 +83,22 @@ def new(
         facts = chosen.facts()
     else:
         facts = facts_of_run(chosen, model or "tiny-a", chat, thinking=thinking)
-    caps = {"completion_tokens": completion_tokens} if completion_tokens is not None else {}
     shared: dict[str, Any] = {}
+    if completion_tokens is not None:
+        shared["completion_tokens"] = completion_tokens
     if collaboration == "horizontal":
-        shared = {"parts": parts or 3, "slots": SLOTS_MAX, "common": SLOTS_MAX, "epoch": epoch or EPOCH}
+        shared |= {"parts": parts or 3, "slots": SLOTS_MAX, "common": SLOTS_MAX, "epoch": epoch or EPOCH}
         shared["collaboration"] = collaboration
     elif parts or epoch:
-        wrong = "--parts" if parts else "--epoch"
+        wrong = "--epoch"
+        if parts:
+            wrong = "--parts"
         raise UsageError(f"{wrong} is for a horizontal run.", "Leave it out, or add --collaboration horizontal.")
     if output.exists() and not overwrite:
         raise UsageError(f"{output} exists already.", "Name another --output, or add --overwrite.")
-    founded = {"founder": Identity.load_or_create(Home(home.expanduser()).key).peer_id} if private else {}
-    run = run_for(facts, any_tokenizer=any_tokenizer, group=group, temperature=temperature, **caps, **shared, **founded)
+    if private:
+        shared["founder"] = Identity.load_or_create(Home(home.expanduser()).key).peer_id
+    run = run_for(facts, any_tokenizer=any_tokenizer, group=group, temperature=temperature, **shared)
     run_file = RunFile(run=run, hints=hints)
     try:
         output.write_text(dump_run_file(run_file), encoding="utf-8")

@@ -74,7 +74,10 @@ def the_run(host: str) -> tuple[str, ...]:
     for run, nodes in found.items():
         say(f"Found run {run.hex()} on the local network: {in_words(nodes)}.", error=True)
         return tuple(address for node in nodes for address in node.addresses)[:LAN_MAX]
-    say(f"{'' if nodes else f'{NONE_FOUND} '}A new run begins.", error=True)
+    begins = "A new run begins."
+    if not nodes:
+        begins = f"{NONE_FOUND} {begins}"
+    say(begins, error=True)
     return ()
 
 

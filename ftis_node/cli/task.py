@@ -16,6 +16,7 @@ from ftis_node.cli.common import (
     KINDS,
     JsonOption,
     RewardOption,
+    SetOption,
     TemplateOption,
     held_checkpoint,
     parse_pairs,
@@ -38,7 +39,6 @@ app = typer.Typer(no_args_is_help=True, help=HELP)
 TaskArgument = Annotated[str, typer.Argument(help=KINDS)]
 SamplesOption = Annotated[int, typer.Option(min=2, max=256, help="Completions a row.")]
 TokensOption = Annotated[int | None, typer.Option(min=1, help="Longest completion, or the task's.")]
-SetOption = Annotated[list[str] | None, typer.Option("--set", help="Any setting: --set KEY=VALUE, repeatable.")]
 
 
 @app.command("check")
@@ -70,7 +70,9 @@ def check(
     loaded = source.load()
     learnable = None
     with ExitStack() as stack:
-        checkpoint = held_checkpoint(stack, model) if model is not None else None
+        checkpoint = None
+        if model is not None:
+            checkpoint = held_checkpoint(stack, model)
         loaded = as_trained(loaded, run_of(checkpoint), reward, template)
         with shown_work(), doing("checking", len(loaded.train) + len(loaded.held_out), "rows"):
             found = checked(source, loaded)
@@ -89,7 +91,9 @@ def check(
         doubles = counted(found["duplicates"], "row")
         say(f"  questions     {doubles} asked before, {found['contradictions']} with two answers")
         say(f"  empty rows    {found['empty']}")
-        fits = "not checked" if found["longest"] is None else f"{found['longest']} tokens of {found['model']} at most"
+        fits = "not checked"
+        if found["longest"] is not None:
+            fits = f"{found['longest']} tokens of {found['model']} at most"
         say(f"  prompts       {fits}, and {found['prompt_tokens']} are allowed")
         few = told_if_few(found["held_out"])
         if few:
@@ -171,15 +175,18 @@ def filter_rows(
     bounds = f"{facts['below']} are too hard, {facts['above']} too easy"
     say(f"{output}: {len(kept)} of {counted(len(tried), 'row')}; {bounds}")
     say(f"{held_out}: {counted(len(loaded.held_out), 'row')} held out, unfiltered")
-    rule = "" if loaded.reward == "integer" else f" --reward {loaded.reward}"
+    how = ""
+    if loaded.reward != "integer":
+        how = f" --reward {loaded.reward}"
     named = known_as(loaded.template)
-    asked_by = "" if named is None or loaded.template == usual(loaded.reward) else f" --template {named}"
-    say(f"ftis-node join --task {output} --eval-data {held_out}{rule}{asked_by} --model {model}")
+    if named is not None and loaded.template != usual(loaded.reward):
+        how += f" --template {named}"
+    say(f"ftis-node join --task {output} --eval-data {held_out}{how} --model {model}")
 
 
 def spread(there: int, wanted: int | None) -> list[int]:
     """So many of the rows at even distances; None: all."""
-    count = there if wanted is None else min(there, wanted)
+    count = min(there, wanted or there)
     return [index * there // count for index in range(count)]
 
 
@@ -232,7 +239,9 @@ def opened(
 
     cap = completion_tokens or task.completion_tokens
     flags = parse_pairs(pairs or [])
-    run = run_of(checkpoint) if "chat" not in flags else None
+    run = None
+    if "chat" not in flags:
+        run = run_of(checkpoint)
     with shown_work():
         settings, _ = settings_for(checkpoint, checkpoint.model if checkpoint else model, flags, task.name)
         policy = load_trained(settings, checkpoint)
@@ -328,4 +337,6 @@ class _Notes:
             yield append
 
     def _bytes(self) -> bytes:
-        return self._path.read_bytes() if self._path.exists() else b""
+        if not self._path.exists():
+            return b""
+        return self._path.read_bytes()

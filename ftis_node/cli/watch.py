@@ -49,8 +49,11 @@ def watch(
     if place.store.exists():
         what = f"The home {place.path} is a node's, and the key of one serves one process."
         raise UsageError(what, f"`ftis-node page{place.flag}` links to the node's own view; or name another --home.")
-    kept = str(place.invitation) if place.invitation.exists() else ""
-    invited = invitation_in(invitation or kept, place) if (invitation or kept) and not peers else None
+    if not invitation and place.invitation.exists():
+        invitation = str(place.invitation)
+    invited = None
+    if invitation and not peers:
+        invited = invitation_in(invitation, place)
     addresses = addresses_in(peers)
     if not addresses and invited is None and not place.run_file.exists():
         raise UsageError("No swarm is named.", "Give an invitation, ftis:…, or --peers.")

@@ -361,7 +361,10 @@ class Layers:
         choices = re.findall(r"'([^']+)'", " ".join(found.get("ctx", {}).get("expected", "") for found in forms))
         given = forms[0]["input"]
         what = f"Setting {key!r} from {self.origins[key]} is wrong: {message} (got {given!r})."
-        fix = f"{did_you_mean(str(given), choices)}Give {key!r} a valid value, or leave it out for its default."
+        leave = "leave it out for its default"
+        if self.origins[key] == HOME:
+            leave = f"make this home forget it with --set {key}=default"
+        fix = f"{did_you_mean(str(given), choices)}Give {key!r} a valid value, or {leave}."
         return UsageError(what, fix)
 
 

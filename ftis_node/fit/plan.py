@@ -62,6 +62,13 @@ class Plan(Setup):
     fits: bool
     reasons: tuple[str, ...]
 
+    @property
+    def kind(self) -> str:
+        """As the label of a checkpoint names it."""
+        if self.lora:
+            return "lora"
+        return "full"
+
 
 def plan(
     geometry: Geometry,

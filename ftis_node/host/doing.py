@@ -3,21 +3,22 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 from ftis_node.step_report import Doing
 
 
+@dataclass(eq=False)
 class _Work:
     """A piece of work under way. begun: how many more would be done, were what is half done counted in parts."""
 
-    def __init__(self, what: str, of: int | None, unit: str) -> None:
-        self.what = what
-        self.of = of
-        self.unit = unit
-        self.done = 0
-        self.begun = 0.0
-        self.tokens = 0
-        self.since = time.monotonic()
+    what: str
+    of: int | None
+    unit: str
+    done: int = 0
+    begun: float = 0.0
+    tokens: int = 0
+    since: float = field(default_factory=time.monotonic)
 
 
 _works: list[_Work] = []  # the outermost first, which is the one that people are shown

@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TypeVar
 
-from ftis_node.errors import UsageError, UserError
+from ftis_node.errors import UserError
 
 Kept = TypeVar("Kept")
 
@@ -66,26 +66,6 @@ def replace_bytes(path: Path, data: bytes, *, durable: bool = False) -> None:
         temporary.replace(path)
     if durable:
         sync(path.parent)
-
-
-def write_private(path: Path, data: bytes, fix: str) -> None:
-    """Write a new file that only its owner may read.
-
-    Args:
-        fix: what to do where it cannot be written, without a full stop.
-
-    Raises:
-        UsageError: there is a file of that name.
-        UserError: it cannot be written.
-    """
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with removed_if_it_fails(path), os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-    except FileExistsError:
-        raise UsageError(f"{path} exists already.", f"{fix}; none is overwritten.") from None
-    except OSError as error:
-        raise UserError(f"{path} cannot be written: {error.strerror}.", f"{fix}.") from error
 
 
 @contextmanager

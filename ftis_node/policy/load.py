@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,8 +36,9 @@ from ftis_node.policy.ready import TEXTS, ready
 from ftis_node.tokenizer.asking import refuse_rows
 from ftis_node.tokenizer.declared import declare_ends
 
-disable_progress_bar()  # of transformers, which shows one for work that takes no time; `host.doing` tells of ours
-enable_progress_bars()  # of downloads
+with warnings.catch_warnings(action="ignore"):  # of HF_HUB_DISABLE_PROGRESS_BARS, by which an owner has decided
+    disable_progress_bar()  # of transformers, which shows one for work that takes no time; `host.doing` tells of ours
+    enable_progress_bars()  # of downloads
 
 _IF_THERE = {f"_raise_exceptions_for_{trouble}": False for trouble in ("missing_entries", "connection_errors")}
 _GROWTH = 256  # by what a tokenizer replaces

@@ -17,6 +17,7 @@ from ftis_node.policy.kinds import refuse_config
 from ftis_node.policy.load import unloadable, where_to_look
 from ftis_node.policy.names import ALIASES, resolve
 from ftis_node.policy.packing import unpackable
+from ftis_node.policy.ready import refuse_past
 
 # hidden, intermediate, layers, heads, kv heads, embedding rows, whether head and embedding are one
 _QWEN25: dict[str, tuple[int, int, int, int, int, int, bool]] = {
@@ -53,6 +54,7 @@ def geometry_of(config: PretrainedConfig, name: str) -> Geometry:
         with torch.device("meta"):  # shapes without memory
             own = copy.deepcopy(config)  # the kind of attention is set in it
             model = AutoModelForCausalLM.from_config(own, attn_implementation="eager")
+        refuse_past(model, name)
         return _measure(model, config.get_text_config(), name)
     except UserError:
         raise

@@ -67,13 +67,10 @@ def ready(policy: Policy, texts: Sequence[str] = TEXTS) -> Policy:
     """
     _remove_dropout(policy.model)
     policy.model.eval()
-    kind = str(policy.causal_lm.config.model_type)
-    nearest = next((name for begins, name in _NEAREST.items() if kind.startswith(begins)), "Qwen2.5")
-    other = f"Use a model of another family, for example {nearest}."
+    other = _other_family(policy.causal_lm)
     if policy.causal_lm.get_decoder() is policy.causal_lm:
         raise UsageError(f"{policy.name} cannot be scored: its layers come with its head only.", other)
-    if "past_key_values" not in signature(policy.causal_lm.forward).parameters:  # Mamba
-        raise UsageError(f"{policy.name} keeps its past in a way of its own, and cannot generate here.", other)
+    refuse_past(policy.causal_lm, policy.name)
     probe = _probe(policy, texts)
     try:
         padded = _logprobs(policy, probe)
@@ -104,6 +101,18 @@ def ready(policy: Policy, texts: Sequence[str] = TEXTS) -> Policy:
     policy, layout = _packed(policy, probe, tolerance)
     policy, engine = _generating(replace(policy, native=False), probe, padded, tolerance)
     return replace(policy, way=f"Sequences are {layout}. {policy.name} {engine}.")
+
+
+def refuse_past(model: Any, name: str) -> None:
+    """Raises UsageError for a model, such as Mamba, whose past is no keys and values: the engine cannot ask it."""
+    if "past_key_values" not in signature(model.forward).parameters:
+        raise UsageError(f"{name} keeps its past in a way of its own, and cannot generate here.", _other_family(model))
+
+
+def _other_family(model: Any) -> str:
+    kind = str(model.config.model_type)
+    nearest = next((name for begins, name in _NEAREST.items() if kind.startswith(begins)), "Qwen2.5")
+    return f"Use a model of another family, for example {nearest}."
 
 
 def _remove_dropout(model: torch.nn.Module) -> None:

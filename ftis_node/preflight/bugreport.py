@@ -14,8 +14,8 @@ from pathlib import Path
 import psutil
 
 from ftis_node.config.settings import ENVIRONMENT_PREFIX
-from ftis_node.errors import brief
-from ftis_node.host.files import bytes_under, existing_folder, write_private
+from ftis_node.errors import UsageError, UserError, brief
+from ftis_node.host.files import bytes_under, existing_folder, removed_if_it_fails
 from ftis_node.observe.api import ask
 from ftis_node.observe.metrics import end_of_parts
 from ftis_node.observe.provenance import commit, versions
@@ -41,8 +41,8 @@ def collect(case: Case, findings: Sequence[Finding], *, with_addresses: bool = F
         "settings.json": lambda: _json(_settings(case)),
         "environment.json": lambda: _json({k: v for k, v in os.environ.items() if k.startswith(ENVIRONMENT_PREFIX)}),
         "run.toml": lambda: _whole(home.run_file),
-        "status.json": lambda: _json(ask(home.api_socket(), "/status", dict)) if case.status else "",
-        "peers.json": lambda: _json(ask(home.api_socket(), "/peers", dict)) if case.status else "",
+        "status.json": lambda: _asked(case, "/status"),
+        "peers.json": lambda: _asked(case, "/peers"),
         "node.log": lambda: _end(home.log),
         "metrics.jsonl": lambda: _end(home.metrics),
         "checkpoints.json": lambda: _json(_manifests(case)),
@@ -75,7 +75,14 @@ def pack(parts: Mapping[str, str], out: Path) -> None:
             entry.size = len(content)
             entry.mtime = int(time.time())
             archive.addfile(entry, io.BytesIO(content))
-    write_private(out, data.getvalue(), "Name another file with --out")
+    try:
+        descriptor = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with removed_if_it_fails(out), os.fdopen(descriptor, "wb") as file:
+            file.write(data.getvalue())
+    except FileExistsError:
+        raise UsageError(f"{out} exists already.", "Name another file with --out; none is overwritten.") from None
+    except OSError as error:
+        raise UserError(f"{out} cannot be written: {error.strerror}.", "Name another file with --out.") from error
 
 
 def _key(case: Case) -> bytes | None:
@@ -85,12 +92,19 @@ def _key(case: Case) -> bytes | None:
         return None
 
 
+def _asked(case: Case, path: str) -> str:
+    """The answer of the daemon on the home, if one runs."""
+    if case.status is None:
+        return ""
+    return _json(ask(case.home.api_socket(), path, dict))
+
+
 def _secrets(case: Case) -> Iterator[str]:
     """Secrets of this machine: the hub's token, the home's tokens, and its key in several spellings."""
     from huggingface_hub import get_token
 
     yield get_token() or ""
-    for file in case.home.path.glob(_TOKENS) if case.home.path.is_dir() else ():
+    for file in case.home.path.glob(_TOKENS):
         yield _whole(file).strip()
     key = _key(case) or b""
     yield key.hex()
@@ -104,7 +118,9 @@ def _facts(case: Case) -> dict[str, object]:
     place = existing_folder(case.home.path)
     disk = shutil.disk_usage(place)
     home = bytes_under(case.home.path)
-    cuda = torch.cuda.is_available()
+    gpus = []
+    if torch.cuda.is_available():
+        gpus = [_gpu(index) for index in range(torch.cuda.device_count())]
     return {
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "versions": {**versions(), **installed()},
@@ -115,7 +131,7 @@ def _facts(case: Case) -> dict[str, object]:
         "memory": {"total": memory.total, "available": memory.available, "limit": memory_limit()},
         "disk": {"total": disk.total, "free": disk.free, "home": home, "kind": file_system(place)},
         "cuda": torch.version.cuda,
-        "gpus": [_gpu(index) for index in range(torch.cuda.device_count())] if cuda else [],
+        "gpus": gpus,
     }
 
 
@@ -144,13 +160,15 @@ def _manifests(case: Case) -> dict[str, object]:
 
 def _listing(home: Path) -> Iterator[str]:
     """Names, sizes and modes of a home's files."""
-    for file in sorted(home.rglob("*")) if home.is_dir() else ():
+    for file in sorted(home.rglob("*")):
         facts = file.lstat()
         yield f"{facts.st_mode:o} {facts.st_size:12} {file.relative_to(home)}"
 
 
 def _whole(file: Path) -> str:
-    return file.read_text(encoding="utf-8", errors="replace") if file.is_file() and not file.is_symlink() else ""
+    if not file.is_file() or file.is_symlink():
+        return ""
+    return file.read_text(encoding="utf-8", errors="replace")
 
 
 def _end(file: Path) -> str:

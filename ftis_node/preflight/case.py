@@ -79,7 +79,9 @@ class Case:
     @property
     def run_file(self) -> RunFile | None:
         """The run to join; None if none is known."""
-        return self.runs[0][1] if self.runs else None
+        if not self.runs:
+            return None
+        return self.runs[0][1]
 
     @property
     def private(self) -> bool:
@@ -96,12 +98,12 @@ class Case:
     @property
     def source(self) -> Source:
         """The task of that name, with what the owner or the run says of it."""
-        said: dict[str, Any] = {"data": self.options.data, "eval_data": self.options.eval_data}
-        said |= {
-            "reward": self.options.reward_of(self.run_file),
-            "template": None if self.runs else self.options.template,
-        }
-        return source_of(self.task_name, **said, code=self.options.task is not None)
+        options = self.options
+        said: dict[str, Any] = {"data": options.data, "eval_data": options.eval_data}
+        said["reward"] = options.reward_of(self.run_file)
+        if not self.runs:
+            said["template"] = options.template
+        return source_of(self.task_name, **said, code=options.task is not None)
 
     @property
     def task_known(self) -> bool:
@@ -127,12 +129,13 @@ def case_of(options: JoinOptions, layers: Layers) -> Case:
     """
     case = Case(options, layers)
     place = options.home
-    named = load_run_file(options.run) if options.run is not None else None
+    named: list[tuple[Origin, RunFile]] = []
+    if options.run is not None:
+        named.append(("--run", load_run_file(options.run)))
     with suppress(UserError, OSError):  # the check of the home says that its file is damaged
         if place.run_file.exists():
             case.runs.append(("the home", load_run_file(place.run_file)))
-    if named is not None:
-        case.runs.append(("--run", named))
+    case.runs += named
     try:
         resolve(case.settings.model)  # a GGUF file becomes a folder here: it may take longer than a check
     except UserError:
@@ -141,12 +144,6 @@ def case_of(options: JoinOptions, layers: Layers) -> Case:
     for text in options.peers:
         parse_address(text)
     return case
-
-
-def bare_case(options: JoinOptions) -> Case:
-    """A case of default settings: for a report on settings that cannot be read."""
-    defaults = Settings()
-    return case_of(options, lambda _: (defaults, dict.fromkeys(Settings.model_fields, "default")))
 
 
 # --- what checks find -------------------------------------------------------------------------------------------------
@@ -227,7 +224,9 @@ def examine(case: Case, checks: Sequence[Check]) -> Iterator[Finding]:
     """The findings of all checks, each as soon as it is known. A check that raises or hangs is a finding too."""
     for check in checks:
         found = _guarded(check, case)
-        yield from found if check.seconds is None else _bounded(check, found, check.seconds)
+        if check.seconds is not None:
+            found = _bounded(check, found, check.seconds)
+        yield from found
 
 
 def failed(findings: Sequence[Finding]) -> bool:
@@ -238,8 +237,9 @@ def failed(findings: Sequence[Finding]) -> bool:
 def _guarded(check: Check, case: Case) -> Iterator[Finding]:
     try:
         for one in _found(check, case):
-            finding = one if isinstance(one, Finding) else fail(one.what, one.fix)
-            yield replace(finding, subject=finding.subject or check.subject)
+            if isinstance(one, UserError):
+                one = fail(one.what, one.fix)
+            yield replace(one, subject=one.subject or check.subject)
     except Exception as error:  # a broken machine can raise anything
         yield Finding(check.subject, "fail", f"This check itself failed: {brief(error)}.", _OURS)
 

@@ -14,7 +14,7 @@ from ftis_node.node.run_source import agreed, check_foreseen, check_run, known_r
 from ftis_node.observe.tracking import refuse_untracked
 from ftis_node.policy.names import resolve
 from ftis_node.preflight import machine, models, place
-from ftis_node.preflight.case import Case, Check, Finding, View, examine, noted, refusals
+from ftis_node.preflight.case import Case, Check, Finding, Origin, View, examine, noted, refusals
 from ftis_node.swarm.addresses import parse_address
 from ftis_node.tasks.jsonl import JsonLines
 from ftis_node.tasks.judge import refuse_unjailed
@@ -30,7 +30,10 @@ def _run(case: Case) -> None:
     """Add the run of the home or of a file to the case. Raises UsageError if it cannot be read or joined."""
     found = known_run(case.home, case.options.run)
     if found is not None:
-        case.runs.append(("the home" if case.home.run_file.exists() else "--run", found))
+        origin: Origin = "--run"
+        if case.home.run_file.exists():
+            origin = "the home"
+        case.runs.append((origin, found))
         _refuse_run(case, found, ours=agreed(case.home, found.run.id))
 
 
@@ -129,8 +132,9 @@ def _peers(case: Case) -> Iterator[Finding]:
 
     peers = case.options.peers
     if peers or (case.status is None and KnownAddresses.read(case.home.peers).all):
-        # Beside a running daemon, which has the port.
-        settings = case.settings if case.status is None else case.settings.model_copy(update={"port": 0})
+        settings = case.settings
+        if case.status is not None:  # and has the port
+            settings = settings.model_copy(update={"port": 0})
         met = look_around(settings, case.home, peers, _PATIENCE, lambda run: case.runs.append(("--peers", run)))
         yield from looked_around(met)
     elif case.status is not None:

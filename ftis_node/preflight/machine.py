@@ -75,7 +75,9 @@ def libraries(case: Case) -> Iterator[Finding]:
         if requirement.specifier.contains(version, prereleases=True):
             sound += not optional
         else:
-            complain = warn if optional else fail
+            complain = fail
+            if optional:
+                complain = warn
             text = f"{requirement.name} {version} is outside of {requirement.specifier}."
             yield complain(text, f"Run: {to_install(wanted)}")
     versions = [f"{name} {_version(name)}" for name in _TOLD if _version(name)]
@@ -122,7 +124,9 @@ def torch_(case: Case) -> Iterator[Finding]:
     if usable or (not _NVIDIA.exists() and not wanted):
         yield ok(f"{seen}.")
         return
-    complain = fail if wanted else warn
+    complain = warn
+    if wanted:
+        complain = fail
     if not _NVIDIA.exists():
         text = f"{seen}; no NVIDIA driver is loaded."
         advice = "Mend or install the driver, or use --device cpu."
@@ -173,7 +177,9 @@ def smoke(device: str, seconds: float = SMOKE_SECONDS) -> Finding:
         why = (ended.stderr.strip().splitlines() or [f"exit code {ended.returncode}"])[-1][:300]
         return fail(f"A small computation on {device} failed: {why}", advice)
     told = json.loads(ended.stdout.strip().splitlines()[-1])
-    memory = f", {rounded(told['free'])} of {rounded(told['total'])} free" if "total" in told else ""
+    memory = ""
+    if "total" in told:
+        memory = f", {rounded(told['free'])} of {rounded(told['total'])} free"
     text = f"{told['name']}{memory}; driver {_driver()}: {told['half']} and a backward pass agree with the CPU."
     if util.find_spec("bitsandbytes") is None:
         text += f" Without bitsandbytes there is no 8-bit AdamW and no NF4 ({to_install('ftis-node[gpu]')})."

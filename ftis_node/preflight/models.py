@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -88,7 +88,9 @@ def memory(case: Case) -> Iterator[Finding | UserError]:
         text += f"the {device}."
     else:
         text += f"each of {settings.device}."
-    limit = memory_limit() if device.type == "cpu" else None
+    limit = None
+    if device.type == "cpu":
+        limit = memory_limit()
     if not chosen.fits:
         refuse_shortage(settings, chosen)
         advice = "Use a smaller model, LoRA or shorter completions: `ftis-node fit` says what fits."
@@ -115,9 +117,11 @@ def workload(case: Case) -> Workload:
     batch_groups = case.settings.batch_groups
     if case.run_file is not None:
         return Workload(**case.run_file.run.caps, batch_groups=batch_groups)
-    caps = CAPS.get(case.task_name if case.task_known else "", CAPS["gsm8k"])  # a file has the caps of gsm8k
+    caps = CAPS["gsm8k"]  # also those of a file
     if case.task is not None:
         caps = (case.task.prompt_tokens, case.task.completion_tokens)
+    elif case.task_known:
+        caps = CAPS.get(case.task_name, caps)
     return Workload(*caps, RUN_DEFAULTS["group"], batch_groups)
 
 
@@ -128,8 +132,7 @@ def checkpoints(case: Case) -> None:
 
     facts = newest_facts(case.home.checkpoints)
     if facts is not None and case.plan is not None:
-        kind = "lora" if case.plan.lora else "full"
-        refuse_other_model(case.home.checkpoints, facts["model"], labelled(case.settings.model, kind))
+        refuse_other_model(case.home.checkpoints, facts["model"], labelled(case.settings.model, case.plan.kind))
 
 
 def tokenizer(case: Case) -> Iterator[Finding]:
@@ -149,33 +152,45 @@ def tokenizer(case: Case) -> Iterator[Finding]:
     if case.shape is not None:
         refuse_rows(words, case.shape.vocabulary, case.settings.model)
     task = case.task
-    chat = chat_in(None, words, task.template if task is not None else "", case.settings)
+    chat = chat_in(None, words, getattr(task, "template", ""), case.settings)
     if task is not None and chat is not None and not case.runs:
         task = task.in_chat()
-    facts = facts_for(words, chat, task.turns if task is not None else 1)  # raises if no completion could end
-    facts["turns"] = task.turns if task is not None else None
-    prompts = [task.prompt(example) for example in task.train] if task is not None else []
+    turns = None
+    tags: Sequence[str] = ()
+    prompts = []
+    if task is not None:
+        turns = task.turns
+        tags = tags_of(task.reward)
+        prompts = [task.prompt(example) for example in task.train]
+    facts = facts_for(words, chat, turns or 1)  # raises if no completion could end
+    facts["turns"] = turns
     refuse_unwritable(backend_of(words), case.settings.model, prompts)
-    refuse_special(words, tags_of(task.reward) if task is not None else (), case.settings.model)
+    refuse_special(words, tags, case.settings.model)
     facts["text_refusal"] = text_refusal(words, prompts, "".join(TAGS))
     if not case.runs:
         head = f"Its fingerprint is {facts['tokenizer'][:16]}…"
         why = facts["text_refusal"] or "It can also take part in runs for models of any tokenizer."
         yield ok(f"{head}; there is no run to compare it with. {why}")
         if task is not None:
-            founder = case.peer_id or "" if case.options.private else ""
+            founder = ""
+            if case.options.private:
+                founder = case.peer_id or ""
             case.to_start = run_for(facts | task.facts(), founder=founder)
     ids = {}
     for origin, run_file in case.runs:
         run = run_file.run
         ids[run.id] = origin
-        own = {"task": task.name if task is not None else run.task}
-        own |= {name: getattr(task or run, name) for name in ("data", "reward")}
+        own = {name: getattr(task or run, name) for name in ("data", "reward")} | {"task": run.task}
+        if task is not None:
+            own["task"] = task.name
         check_fit(run, facts | own, case.settings.model, begun=origin == "the home")
         chat = chat_in(run, words, run.template, case.settings)
-        asked = "in its chat template" if chat is not None else "in plain text"
-        fits = f"It fits the run of {origin}, {run.id.hex()}: for models of any tokenizer."
-        fits = fits if run.text else f"It is that of the run of {origin}, {run.id.hex()}."
+        asked = "in plain text"
+        if chat is not None:
+            asked = "in its chat template"
+        fits = f"It is that of the run of {origin}, {run.id.hex()}."
+        if run.text:
+            fits = f"It fits the run of {origin}, {run.id.hex()}: for models of any tokenizer."
         yield ok(f"{fits} Questions are asked {asked}.")
     if len(ids) > 1:
         advice = "A node is in one run: name another --home, or other peers."
@@ -187,7 +202,9 @@ def _refuse_rows(case: Case, words: Any) -> None:
     """Raise UsageError if the model has no room for a row that the run could ask. Without a task nothing is known."""
     from ftis_node.worker.formats import packets_of, prompts_of
 
-    run = case.run_file.run if case.run_file is not None else case.to_start
+    run = case.to_start
+    if case.run_file is not None:
+        run = case.run_file.run
     if case.task is None or case.shape is None or run is None:
         return
     where = (run, packets_of(run, words, case.settings, case.shape.vocabulary), case.settings.model, case.shape.context)

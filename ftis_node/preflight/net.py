@@ -58,7 +58,9 @@ def of_a_running_node(status: Status, known: Peers | None = None) -> list[Findin
             found.append(Finding("peer", "warn", text))
     if network.clock:
         found.append(_clock(network.clock.behind, f"the clocks of {counted(network.clock.peers, 'peer')}"))
-    autonat = network.p2pd.reachability if network.p2pd else "unknown"
+    autonat = "unknown"
+    if network.p2pd:
+        autonat = network.p2pd.reachability
     found.append(_reachability(network.reachability, autonat))
     return found
 
@@ -95,12 +97,15 @@ async def look_around(
     began = time.monotonic()
     async with _stranger(settings) as transport:
         seconds = time.monotonic() - began
-        where = f"listens on {settings.host}, port {transport.port}" if settings.listen else "listens nowhere"
+        where = "listens nowhere"
+        if settings.listen:
+            where = f"listens on {settings.host}, port {transport.port}"
         yield Finding("p2pd", "ok", f"It starts in {seconds:.1f} s and {where}.")
         yield _addresses(await transport.addresses())
-        tried = () if targets else KnownAddresses.read(home.peers).tried(settings, read_book(home.members))
         answered = 0
-        known = list(tried)
+        known = []
+        if not targets:
+            known = list(KnownAddresses.read(home.peers).tried(settings, read_book(home.members)))
         for text, why in known:
             if why:
                 yield Finding("peer", "warn", f"{text} is not dialled: {why}.")
@@ -109,7 +114,9 @@ async def look_around(
             if run_file is not None and met is not None:
                 met(run_file)
             answered += finding.verdict == "ok"
-            yield finding if targets or finding.verdict == "ok" else replace(finding, verdict="warn")
+            if finding.verdict == "fail" and not targets:
+                finding = replace(finding, verdict="warn")
+            yield finding
             if run_file is not None:
                 told = await _time_of(transport, text)
                 if told:
@@ -192,8 +199,12 @@ def _clock(behind: float, whose: str) -> Finding:
     """Compare this machine's clock with others'."""
     if abs(behind) < CLOCK_SHOWN:
         return Finding("clock", "ok", f"It agrees with {whose}.")
-    direction = "behind" if behind > 0 else "ahead of"
-    verdict: Verdict = "fail" if abs(behind) >= CLOCK_FAR else "warn"
+    direction = "behind"
+    if behind < 0:
+        direction = "ahead of"
+    verdict: Verdict = "warn"
+    if abs(behind) >= CLOCK_FAR:
+        verdict = "fail"
     return Finding("clock", verdict, f"It is {duration(abs(behind))} {direction} {whose}.", SET_CLOCK)
 
 
@@ -204,7 +215,8 @@ async def _autonat(transport: Libp2p, patience: float) -> tuple[str, str]:
     while verdict == "unknown" and time.monotonic() < deadline:
         await asyncio.sleep(1.0)
         health = await transport.health()
-        verdict = health.reachability if health is not None else "unknown"
+        if health is not None:
+            verdict = health.reachability
     if verdict != "private":
         return Reachability.DIRECT, verdict
     if any(map(is_relayed, await transport.addresses())):

@@ -56,7 +56,8 @@ def home(case: Case) -> Iterator[Finding | UserError]:
     except UserError as error:
         yield error
     facts = newest_facts(place.checkpoints)
-    case.step = facts["progress"]["step"] if facts is not None else None
+    if facts is not None:
+        case.step = facts["progress"]["step"]
     yield from _daemon(case)
     if place.key.exists():
         from ftis_node.swarm.identity import Identity
@@ -95,7 +96,9 @@ def _unfit(parent: Path) -> str:
     if about.f_flag & os.ST_RDONLY:
         return "on a read-only file system"
     if not os.access(parent, os.R_OK | os.W_OK | os.X_OK):
-        return "not writable" if parent.stat().st_uid == os.geteuid() else "not yours"
+        if parent.stat().st_uid != os.geteuid():
+            return "not yours"
+        return "not writable"
     with suppress(OSError):
         if not about.f_blocks:  # a file system of the kernel's, as /proc, only shows by trying what it takes
             os.rmdir(tempfile.mkdtemp(dir=parent))
@@ -164,12 +167,16 @@ def disk(case: Case) -> Iterator[Finding]:
 
 
 def _room(need: int, free: int, text: str, advice: str) -> Finding:
-    return ok(text) if need <= free else fail(text, advice)
+    if need <= free:
+        return ok(text)
+    return fail(text, advice)
 
 
 def checkpoint_bytes(plan: Plan, shape: Geometry) -> int:
     """Bytes of one checkpoint: trained weights in fp32, and the optimiser's state."""
-    trained = shape.lora_parameters(plan.lora_rank, plan.lora_targets) if plan.lora else shape.parameters
+    trained = shape.parameters
+    if plan.lora:
+        trained = shape.lora_parameters(plan.lora_rank, plan.lora_targets)
     return 4 * trained + plan.memory.optimiser
 
 
@@ -177,7 +184,9 @@ def file_system(path: Path) -> str:
     """The kind of file system a path is on; "" if the system does not say."""
     path = path.resolve()
     mounts = [one for one in psutil.disk_partitions(all=True) if path.is_relative_to(one.mountpoint)]
-    return max(mounts, key=lambda one: len(one.mountpoint)).fstype if mounts else ""
+    if not mounts:
+        return ""
+    return max(mounts, key=lambda one: len(one.mountpoint)).fstype
 
 
 def port(case: Case) -> Iterator[Finding | UserError]:
@@ -196,7 +205,7 @@ def port(case: Case) -> Iterator[Finding | UserError]:
         text = f"Any on {settings.host} will do; a node that others shall find again needs one of its own."
         yield ok(text)
         return
-    ours = any(f"/{settings.port}/" in text for text in (case.status.addresses if case.status else ()))
+    ours = case.status is not None and any(f"/{settings.port}/" in text for text in case.status.addresses)
     where = f"{settings.port} on {settings.host}"
     check = partial(check_port, settings.host, settings.port)
     free = f"{where} is free, for TCP and UDP."
@@ -209,7 +218,7 @@ def page(case: Case) -> Iterator[Finding | UserError]:
     if not settings.page:
         yield ok("It is switched off.")
         return
-    ours = f":{settings.http_port}/" in ((case.status.page if case.status else None) or "")
+    ours = case.status is not None and f":{settings.http_port}/" in (case.status.page or "")
     where = f"{settings.http_host}, port {settings.http_port or 'any'}"
     free = f"It can be served at {where}."
     yield from _bound(where, settings.http_port, partial(check_page, settings), free, ours=ours)
@@ -230,9 +239,11 @@ def _bound(where: str, port: int, check: Callable[[], None], free: str, *, ours:
             return
         cause = error.__cause__
         owner = _listener(port)
-        why = f"{owner} has it. " if owner else ""
+        why = ""
         if isinstance(cause, OSError) and cause.errno == errno.EACCES:
             why = "Only root may listen on ports below 1024. "
+        elif owner:
+            why = f"{owner} has it. "
         raise UserError(error.what, f"{why}{error.fix}") from cause
     yield ok(free)
 
@@ -241,8 +252,11 @@ def check_page(settings: Settings) -> None:
     """Raise UserError if the page cannot be served where the settings say. The port is free again afterwards."""
     host = settings.http_host
     port = settings.http_port
+    family = socket.AF_INET
+    if ":" in host:
+        family = socket.AF_INET6
     try:
-        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        with socket.socket(family) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server does
             probe.bind((host, port))
     except OSError as error:

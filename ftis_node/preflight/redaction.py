@@ -87,14 +87,16 @@ class Redactor:
         self._with_addresses = with_addresses
         own = os.path.expanduser("~")  # itself, where there is no home folder
         homes = "|".join(map(re.escape, _spellings(own)))
-        self._home = re.compile(rf"(?:{homes})(?![\w.-])") if len(own) > 1 else None
+        self._home = re.compile(r"(?!)")  # which is nowhere
+        if len(own) > 1:
+            self._home = re.compile(rf"(?:{homes})(?![\w.-])")
 
     def clean(self, text: str) -> str:
         """Return the text without secrets, addresses (unless they are wanted) and the path of the person's home."""
         for secret in self._secrets:
             text = text.replace(secret, REMOVED)
         text = _SECRETS.sub(REMOVED, text)
-        text = _KEY.sub(lambda found: found[0] if found[0] in self._public else REMOVED, text)
+        text = _KEY.sub(self._key_or_public, text)
         text = _MAIL.sub(REMOVED, _URL.sub(_without_credentials, text))
         text = _BEARER.sub(lambda found: f"{found[1] or found[2]}{REMOVED}", text)
         text = _NAMED.sub(lambda found: f"{found[1]}{found['quote'] or ''}{REMOVED}", text)
@@ -104,19 +106,29 @@ class Redactor:
             text = _IP4.sub(lambda found: self._place(found[0]), text)
             text = _IP6.sub(self._ip6, text)
             text = _HOST.sub(lambda found: self._named("addr", found[0].lower()), text)
-        return text if self._home is None else self._home.sub("~", text)
+        return self._home.sub("~", text)
+
+    def _key_or_public(self, found: re.Match[str]) -> str:
+        if found[0] in self._public:
+            return found[0]
+        return REMOVED
 
     def _ip6(self, found: re.Match[str]) -> str:
-        return self._place(found[0]) if "::" in found[0] or found[0].count(":") == 7 else found[0]
+        if "::" in found[0] or found[0].count(":") == 7:
+            return self._place(found[0])
+        return found[0]
 
     def _place(self, text: str) -> str:
         """The name of an address; those of this machine alone, which say nothing, stay."""
         try:
             place = ipaddress.ip_address(text)
         except ValueError:
-            known = text.startswith("addr-") or re.fullmatch(r"[\d.:]+", text)
-            return text if known else self._named("addr", text)  # a name, or a version such as 1.2.3.400
-        return text if place.is_loopback or place.is_unspecified else self._named("addr", str(place))
+            if text.startswith("addr-") or re.fullmatch(r"[\d.:]+", text):  # a name, or a version such as 1.2.3.400
+                return text
+            return self._named("addr", text)
+        if place.is_loopback or place.is_unspecified:
+            return text
+        return self._named("addr", str(place))
 
     def _named(self, kind: str, text: str) -> str:
         return f"{kind}-{hmac.new(self._key, text.encode(), hashlib.sha256).hexdigest()[:12]}"
@@ -131,4 +143,6 @@ def _spellings(text: str) -> list[str]:
 def _without_credentials(found: re.Match[str]) -> str:
     """Remove everything up to the last @: a password may hold @ and slashes."""
     _, at, rest = found[0].rpartition("@")
-    return f"://{REMOVED}@{rest}" if at else found[0]
+    if not at:
+        return found[0]
+    return f"://{REMOVED}@{rest}"

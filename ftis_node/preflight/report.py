@@ -5,7 +5,6 @@ from contextlib import suppress
 from ftis_node.config.run import Run
 from ftis_node.config.settings import Settings
 from ftis_node.errors import UserError
-from ftis_node.fit.plan import Plan
 from ftis_node.preflight.case import Case
 from ftis_node.swarm.addresses import listen_addresses
 from ftis_node.swarm.known_addresses import KnownAddresses
@@ -30,7 +29,7 @@ def as_json(case: Case, *, whole: bool) -> dict[str, object]:
     file = str(case.options.own_data)
     report: dict[str, object] = {
         "run": run and _facts(*run),
-        "task": _task(case) if case.task_known else None,
+        "task": _task(case),
         "own_data": own and {"file": file, "rows": len(own.train), "held_out": len(own.held_out)},
         "home": {"path": str(home), "new": not home.exists(), "step": case.step, "id": case.peer_id},
         "problems": [{"what": one.what, "fix": one.fix} for one in case.problems],
@@ -38,7 +37,7 @@ def as_json(case: Case, *, whole: bool) -> dict[str, object]:
     if case.plan is not None and case.shape is not None:
         from ftis_node.worker.messages import plan_row
 
-        model = {"name": case.settings.model, "parameters": case.shape.parameters, "kind": _kind(case.plan)}
+        model = {"name": case.settings.model, "parameters": case.shape.parameters, "kind": case.plan.kind}
         report["model"] = model | plan_row(case.plan)
     with suppress(UserError):  # wrong settings are among the problems
         report["network"] = _network(case)
@@ -81,17 +80,21 @@ def in_words(case: Case) -> list[str]:
         if few:
             lines.append(f"          {few}")
     elif case.task_known:
-        rest = f"; {rounded(case.download[0])} would be downloaded" if case.download else ""
+        rest = ""
+        if case.download:
+            rest = f"; {rounded(case.download[0])} would be downloaded"
         lines.append(f"task      {case.task_name}: not here{rest}")
     own = case.own_task
     if own is not None:
         share = f"{len(own.train):,} rows and {len(own.held_out):,} held out, {case.settings.own_data_share:.0%}"
         lines += [f"own data  {case.options.own_data}: {share} of each batch; no byte of it leaves this machine"]
     if plan is not None and case.shape is not None:
-        sizes = f"{case.shape.parameters:,} parameters, {_kind(plan)}, {plan.dtype}"
+        sizes = f"{case.shape.parameters:,} parameters, {plan.kind}, {plan.dtype}"
         if plan.quantisation == "nf4":
             sizes += ", weights in NF4"
-        fits = "fits" if plan.fits else "does not fit"
+        fits = "does not fit"
+        if plan.fits:
+            fits = "fits"
         lines += [f"model     {case.settings.model}, {sizes}"]
         lines += [f"memory    {rounded(plan.memory.total)} of {rounded(plan.budget)}: it {fits}"]
         lines += [f"          {reason}" for reason in plan.reasons]
@@ -112,8 +115,11 @@ def _run(case: Case) -> tuple[Run, str, str] | None:
     if case.runs:
         origin = _ORIGINS[case.runs[0][0]]
         run = case.runs[0][1].run
-    unknown = run is None or (case.options.private and not run.founder)
-    return None if run is None else (run, "" if unknown else run.id.hex(), origin)
+    if run is None:
+        return None
+    if case.options.private and not run.founder:
+        return run, "", origin
+    return run, run.id.hex(), origin
 
 
 def _facts(run: Run, known: str, origin: str) -> dict[str, object]:
@@ -121,7 +127,9 @@ def _facts(run: Run, known: str, origin: str) -> dict[str, object]:
     return run.model_dump(mode="json") | {"template": shown(run.template), "id": known or None, "from": origin}
 
 
-def _task(case: Case) -> dict[str, object]:
+def _task(case: Case) -> dict[str, object] | None:
+    if not case.task_known:
+        return None
     about: dict[str, object] = {"name": case.task_name, "found": False, "rows": None, "held_out": None, "bytes": None}
     if case.download is not None:
         about["bytes"], about["source"] = case.download
@@ -130,10 +138,6 @@ def _task(case: Case) -> dict[str, object]:
         about["sha256"] = case.task.data
         about["bytes"] = next((file.stat().st_size for file in case.source.files), about["bytes"])
     return about
-
-
-def _kind(plan: Plan) -> str:
-    return "lora" if plan.lora else "full"
 
 
 def _chosen(case: Case) -> dict[str, dict[str, object]]:
@@ -147,7 +151,9 @@ def _network(case: Case) -> dict[str, list[str]]:
     """Addresses to listen on, to announce, of relays, and to dial."""
     settings = case.settings
     port = case.settings.port or case.home.last_port()
-    listens = listen_addresses(settings.host, port, quic=settings.quic) if settings.listen else []
+    listens = []
+    if settings.listen:
+        listens = listen_addresses(settings.host, port, quic=settings.quic)
     options = case.options
     book = read_book(case.home.members)
     tried = KnownAddresses.read(case.home.peers).tried(settings, book, options.peers)

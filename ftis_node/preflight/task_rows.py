@@ -50,17 +50,20 @@ def checked(source: Source, task: Task) -> dict[str, Any]:
     model, named, sizes, lost, why = _measured(task, rows)
     long = [row for row, size in zip(rows, sizes, strict=False) if size > task.prompt_tokens]
     cannot = f"{model} has no token for letters of {counted(len(lost), 'prompt')}"
-    unchecked = [f"prompts: {why}"] if why else []
+    unchecked = []
+    if why:
+        unchecked.append(f"prompts: {why}")
     if lost and not named:
         unchecked.append(f"prompts: {cannot}; it is the default, name yours in FTIS_MODEL. {WRITABLE}")
     if undecided:
         unchecked.append(f"{counted(undecided, 'row')}: the gold answer is no answer itself under {task.reward}")
     refuses = f"The rule {task.reward} refuses the gold answer of {counted(len(refused), 'row')}"
-    shorten = _SHORTEN if source.editable else _ALLOW
-    wrong = [
-        (lost if named else (), cannot, WRITABLE),
-        (long, f"{counted(len(long), 'prompt')} of more than {task.prompt_tokens} tokens", shorten),
-    ]
+    shorten = _ALLOW
+    if source.editable:
+        shorten = _SHORTEN
+    wrong = [(long, f"{counted(len(long), 'prompt')} of more than {task.prompt_tokens} tokens", shorten)]
+    if named:
+        wrong.insert(0, (lost, cannot, WRITABLE))
     rows_own = [
         (refused, refuses, "Correct these answers, or name another rule with --reward."),
         (several, f"{counted(twice, 'question')} with different answers", "Keep one answer of each."),
@@ -85,8 +88,11 @@ def _accepts(rule: str, scorer: Scorer, row: Example) -> bool | None:
     right = scorer.right(row.question, row.answer)[1]
     if right is row.question or not scorer.takes_gold:
         return None
-    accepted = any(scorer(form.format(right), row.answer).reward == 1 for form in ways(scorer.form))
-    return accepted or (None if rule == "regex" else False)
+    if any(scorer(form.format(right), row.answer).reward == 1 for form in ways(scorer.form)):
+        return True
+    if rule == "regex":
+        return None
+    return False
 
 
 def _measured(task: Task, rows: Sequence[Example]) -> tuple[str, bool, list[int], list[Example], str]:

@@ -67,8 +67,6 @@ class Packets:
     ends: the ids that finish a completion of this node's model. chat: in which it is asked.
     """
 
-    ends: tuple[int, ...]
-
     def __init__(
         self, run: Run, tokenizer: PreTrainedTokenizerBase, chat: Chat | None = None, vocabulary: int | None = None
     ) -> None:
@@ -80,12 +78,15 @@ class Packets:
             UsageError: as `Codec`.
         """
         self.chat = chat
+        self.ends = run.eos
+        self._prefix: tuple[int, ...] | None = run.prefix
         self._run = run
         self._tokenizer = tokenizer
+        self._vocabulary = vocabulary or len(tokenizer)
 
     def prompt(self, template: str, question: str) -> list[int]:
         """Token ids of the prompt that asks a question, in a chat or in plain text."""
-        return prompt_ids(self._tokenizer, template, question, self.chat, self._prefix())
+        return prompt_ids(self._tokenizer, template, question, self.chat, self._prefix)
 
     def spelled(self, index: int) -> str:
         """A token for people."""
@@ -102,9 +103,6 @@ class Packets:
     def read(self, data: bytes) -> Reading:
         """Open an admitted packet. Raises PacketError if it is of the other kind."""
         raise NotImplementedError
-
-    def _prefix(self) -> tuple[int, ...] | None:
-        return None
 
 
 class Reading:
@@ -130,13 +128,6 @@ class Reading:
 class TokenPackets(Packets):
     """Versions 1 and 3: every model of the run has the same ids."""
 
-    def __init__(
-        self, run: Run, tokenizer: PreTrainedTokenizerBase, chat: Chat | None = None, vocabulary: int | None = None
-    ) -> None:
-        super().__init__(run, tokenizer, chat)
-        self.ends = run.eos
-        self._vocabulary = len(tokenizer) if vocabulary is None else vocabulary
-
     def digest(self, text: str, ids: Sequence[int]) -> bytes:
         return prompt_digest(ids)
 
@@ -150,9 +141,6 @@ class TokenPackets(Packets):
         if isinstance(packet, TextPacket):
             raise PacketError("a packet of text, in a run of one tokenizer")
         return TokenReading(list(packet.completions()), self._tokenizer, self._vocabulary)
-
-    def _prefix(self) -> tuple[int, ...] | None:
-        return self._run.prefix
 
 
 @dataclass(frozen=True)
@@ -185,6 +173,7 @@ class TextPackets(Packets):
     ) -> None:
         super().__init__(run, tokenizer, chat)
         self.ends = end_ids(tokenizer, chat)
+        self._prefix = None
         self._codec = Codec(tokenizer, usual_end(tokenizer, chat), vocabulary)
 
     def digest(self, text: str, ids: Sequence[int]) -> bytes:

@@ -1,7 +1,6 @@
 """The plan that completes a person's settings so that the training fits into this machine's memory."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
@@ -42,10 +41,11 @@ def settle(
         UsageError: a setting cannot be had on this machine, or a vLLM server could not sample from what is trained.
         UserError: the model's configuration cannot be loaded.
     """
-    asked = question(settings, workload, remembered, shape)
-    if asked.wishes.optimiser == "adamw8bit":
+    known = {name: remembered[name] for name in _TRAINED if name in remembered and getattr(settings, name) is None}
+    wanted = wishes(settings.model_copy(update=known))
+    if wanted.optimiser == "adamw8bit":
         eight_bit()  # raises before anything is loaded
-    chosen = asked.answer()
+    chosen = _plan(settings, workload, wanted, shape or geometry(settings.model))
     if settings.engine == "vllm" and (not chosen.lora or chosen.quantisation == "nf4"):
         trains = "all weights"
         if chosen.lora:
@@ -65,46 +65,18 @@ def starting_sizes(remembered: Mapping[str, Any], workload: Workload) -> dict[st
     return {name: max(remembered[name], smallest) for name, smallest in least.items() if name in remembered}
 
 
-@dataclass(frozen=True)
-class Question:
-    """The arguments of a plan. device: torch's; budget: bytes."""
-
-    shape: Geometry
-    budget: int
-    workload: Workload
-    wishes: Wishes
-    device: torch.device
-
-    def answer(self) -> Plan:
-        """The plan. By itself it chooses 8 bits, or four, on a GPU only."""
-        kind: Device = "cuda" if self.device.type == "cuda" else "cpu"
-        few_bits = find_spec("bitsandbytes") is not None
-        fused = find_spec("liger_kernel") is not None
-        half: Dtype = "bfloat16"
-        if kind == "cuda":
-            half = half_dtype(self.device)
-        return plan(
-            self.shape,
-            self.budget,
-            self.workload,
-            self.wishes,
-            kind,
-            few_bits,
-            four_bit=few_bits,
-            fused=fused,
-            half=half,
-        )
-
-
-def question(
-    settings: Settings, workload: Workload, remembered: Mapping[str, Any], shape: Geometry | None = None
-) -> Question:
-    """The planning question of `settle`, from the same arguments."""
-    known = {name: remembered[name] for name in _TRAINED if name in remembered and getattr(settings, name) is None}
-    budget = smallest_budget(settings)
-    wanted = wishes(settings.model_copy(update=known))
+def _plan(settings: Settings, workload: Workload, wanted: Wishes, shape: Geometry) -> Plan:
+    """The plan for this machine. By itself it chooses 8 bits, or four, on a GPU only."""
     device = choose_device(settings.devices[0])
-    return Question(shape or geometry(settings.model), budget, workload, wanted, device)
+    kind: Device = "cpu"
+    half: Dtype = "bfloat16"
+    if device.type == "cuda":
+        kind = "cuda"
+        half = half_dtype(device)
+    few_bits = find_spec("bitsandbytes") is not None
+    fused = find_spec("liger_kernel") is not None
+    budget = smallest_budget(settings)
+    return plan(shape, budget, workload, wanted, kind, few_bits, four_bit=few_bits, fused=fused, half=half)
 
 
 def wishes(settings: Settings) -> Wishes:
