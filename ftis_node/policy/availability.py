@@ -35,12 +35,12 @@ class Hub:
     trouble: str = ""
 
 
-def ask_hub(seconds: float = HUB_SECONDS) -> Hub:
+def ask_hub() -> Hub:
     """One HEAD request."""
     if constants.HF_HUB_OFFLINE:
         return Hub(False, switched_off=True)
     try:
-        get_session().head(constants.ENDPOINT, timeout=seconds)
+        get_session().head(constants.ENDPOINT, timeout=HUB_SECONDS)
     except Exception as error:  # no name service, no route, a refusal, silence: as many kinds as there are layers
         return Hub(False, trouble=first_line(error))
     return Hub(True)

@@ -162,17 +162,17 @@ def gpu(case: Case) -> Iterator[Finding]:
         yield found
 
 
-def smoke(device: str, seconds: float = SMOKE_SECONDS) -> Finding:
+def smoke(device: str) -> Finding:
     """The finding of `ftis_node.preflight.smoke` about a device, in another process; if it fails, of a second one whose
     allocator has segments of fixed size, which mends some drivers."""
     advice = "Look at `nvidia-smi` and the kernel's log; with --device cpu the node does without."
     try:
-        ended = _computed(device, seconds)
+        ended = _computed(device)
         fixed = {NAMES[1]: FIXED}
-        if ended.returncode != 0 and device != "cpu" and _computed(device, seconds, fixed).returncode == 0:
+        if ended.returncode != 0 and device != "cpu" and _computed(device, fixed).returncode == 0:
             advice = f"Set {NAMES[1]}={FIXED} in the node's environment: with it the computation succeeds."
     except subprocess.TimeoutExpired:
-        return fail(f"A small computation on {device} did not end within {seconds:g} s.", advice)
+        return fail(f"A small computation on {device} did not end within {SMOKE_SECONDS:g} s.", advice)
     if ended.returncode != 0:
         why = (ended.stderr.strip().splitlines() or [f"exit code {ended.returncode}"])[-1][:300]
         return fail(f"A small computation on {device} failed: {why}", advice)
@@ -189,11 +189,13 @@ def smoke(device: str, seconds: float = SMOKE_SECONDS) -> Finding:
     return ok(text)
 
 
-def _computed(device: str, seconds: float, changes: Mapping[str, str] = {}) -> subprocess.CompletedProcess[str]:
+def _computed(device: str, changes: Mapping[str, str] = {}) -> subprocess.CompletedProcess[str]:
     # -P: a file in the current folder is no module
     line = [sys.executable, "-P", "-m", "ftis_node.preflight.smoke", device]
     wanted = {name: value for name, value in os.environ.items() if not (changes and name in NAMES)} | dict(changes)
-    return subprocess.run(line, capture_output=True, text=True, timeout=seconds, stdin=subprocess.DEVNULL, env=wanted)
+    return subprocess.run(
+        line, capture_output=True, text=True, timeout=SMOKE_SECONDS, stdin=subprocess.DEVNULL, env=wanted
+    )
 
 
 def _driver() -> str:

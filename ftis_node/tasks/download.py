@@ -25,6 +25,10 @@ class Remote:
     sha256: str
 
 
+_STALL_SECONDS = 20.0  # for each wait for the server
+_SECONDS = 300.0  # for a whole download
+
+
 def sha256_of(path: Path) -> str | None:
     """The sha256 (hex) of a file's bytes; None where there is no file to read."""
     try:
@@ -34,24 +38,24 @@ def sha256_of(path: Path) -> str | None:
         return None
 
 
-def cached(remote: Remote, path: Path, *, fix: str = _NAME_IT, stall_s: float = 20.0, total_s: float = 300.0) -> Path:
+def cached(remote: Remote, path: Path, *, fix: str = _NAME_IT) -> Path:
     """`path`, downloaded first where it is missing or damaged.
 
-    Raises UserError where that fails, with the advice `fix`; then nothing was put at `path`. `stall_s` bounds each
-    wait for the server, `total_s` the whole download.
+    Raises UserError where that fails, with the advice `fix`; then nothing was put at `path`.
     """
     if sha256_of(path) == remote.sha256:
         return path
     try:
-        put_there(path, _download(remote, stall_s, time.monotonic() + total_s))
+        put_there(path, _download(remote))
     except (OSError, ValueError, http.client.HTTPException) as error:
         raise UserError(f"Cannot download {remote.url} ({error or type(error).__name__}).", fix) from error
     return path
 
 
-def _download(remote: Remote, stall_s: float, deadline: float) -> bytes:
+def _download(remote: Remote) -> bytes:
+    deadline = time.monotonic() + _SECONDS
     data = bytearray()
-    with urllib.request.urlopen(remote.url, timeout=stall_s) as answer:  # the address is a constant of ours
+    with urllib.request.urlopen(remote.url, timeout=_STALL_SECONDS) as answer:  # the address is a constant of ours
         while chunk := answer.read1(_CHUNK):
             data += chunk
             if len(data) > remote.size:
