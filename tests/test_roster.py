@@ -465,6 +465,40 @@ def test_row_68_what_a_budget_left_is_told_again(roster_of: Rosters, monkeypatch
     assert not any(cara.hear([encode(record)], BEN.author, told) for record in records) and len(told) == len(records)
 
 
+def test_row_68_what_a_clock_that_is_behind_refuses_is_known_when_it_is_set_right(
+    roster_of: Rosters, time: Clock
+) -> None:
+    ben = roster_of(BEN)
+    inviter = (certificate(FOUNDER, ANN, issued_at=int(NOW)),)
+    invited = (*inviter, certificate(ANN, EVE, issued_at=int(NOW)))
+    ben.hear([encode(inviter), encode(invited), encode(removal(ANN, EVE))], ANN.author)
+    time.now -= DAY
+    cara = roster_of(CARA)
+    cara.hear(ben.news(set()).values(), BEN.author)
+    assert "future" in str(cara.meet(ANN.author, encode(inviter)))
+    cara.hear([encode((certificate(FOUNDER, ANN, issued_at=int(NOW) + 1),))], BEN.author)
+    time.now += DAY
+    assert cara.meet(ANN.author, encode(inviter)) is None, "and none of the future displaced it"
+    assert "removed" in str(cara.meet(EVE.author, encode(invited)))
+
+
+def test_row_72_what_peers_tell_is_written_with_the_next_orders_and_not_at_each_message(
+    roster_of: Rosters, tmp_path: Path
+) -> None:
+    founder = roster_of(FOUNDER)
+    file = tmp_path / FOUNDER.peer_id / "members"
+    founder.hear([encode(ANNS)], ANN.author)
+    file.unlink()
+    for number in range(20):
+        founder.hear([encode((*ANNS, certificate(ANN, identity(1000 + number))))], ANN.author)
+    assert not file.exists(), "what the founder signed was written at once"
+    founder.obey()
+    founder.hear([encode((*ANNS, certificate(ANN, BEN)))], ANN.author)
+    assert roster_of(FOUNDER).admits(identity(1019).author) and not roster_of(FOUNDER).admits(BEN.author)
+    founder.redeem(invitation(), CARA.author)
+    assert roster_of(FOUNDER).admits(CARA.author) and roster_of(FOUNDER).admits(BEN.author)
+
+
 def test_row_72_a_handshake_that_changes_nothing_writes_nothing(roster_of: Rosters) -> None:
     ticket = invitation()
     founder = roster_of(FOUNDER)

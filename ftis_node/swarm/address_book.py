@@ -4,10 +4,11 @@ import logging
 import math
 import random
 from collections import Counter
-from collections.abc import Collection, Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from ftis_node.host.clocks import Clock, backoff, boot_seconds
 from ftis_node.swarm.addresses import peer_at, varied
@@ -20,6 +21,7 @@ from ftis_node.swarm.wire.transport import Listening
 
 PASSIVE_VIEW_MAX = 256
 REFERRER_PART = 8  # one peer can name at most one in so many of the candidates
+PART_MAX = PASSIVE_VIEW_MAX // REFERRER_PART
 ADDRESSES_TOLD = 2
 LAN = b"lan"  # who names what was heard on the local network
 LAN_MAX = 64  # addresses from there
@@ -66,13 +68,15 @@ class Referrers:
 
 @dataclass(slots=True)
 class _Candidate:
-    """referrer: the peer that named it first. addresses: each with its referrer; None: this node's own sources.
+    """referrer: the peer that named it first. part: whose part of the room it takes up. addresses: each with its
+    referrer; None: this node's own sources.
 
     failures: greetings in a row without an answer, the last one at `last`; one that was refused counts as several.
     refused: the last one was. alive: since then there was a sign that it is.
     """
 
-    referrer: bytes | None = None
+    referrer: bytes | None
+    part: bytes | None
     addresses: dict[str, bytes | None] = field(default_factory=dict)
     failures: int = 0
     last: float = 0.0
@@ -93,13 +97,13 @@ class AddressBook:
     Who named an address decides whether the node dials it (`NetworkScope`). Otherwise strangers could make it probe its
     own network.
 
-    own: this node's 38-byte peer id. how: its listening settings. cache: keeps addresses between starts. private: the
-    run has members.
+    own: this node's 38-byte peer id. how: its listening settings. view: `membership.Peer` by peer id. cache: keeps
+    addresses between starts. private: the run has members.
     """
 
     own: bytes
     how: Listening
-    view: Collection[bytes]
+    view: Mapping[bytes, Any]
     sessions: Sessions
     rng: random.Random
     cache: Path | None = None
@@ -114,7 +118,8 @@ class AddressBook:
         self._known = KnownAddresses.read(self.cache)
         self._trusted: frozenset[str] = frozenset()
         self._on_lan = Bounded[str, None](LAN_MAX)  # addresses that mDNS named
-        self._skipped = Bounded[str, str](PASSIVE_VIEW_MAX)  # addresses that are not dialled, and why
+        # addresses that are not dialled, and why, by whose part of the room they take up
+        self._skipped = Bounded[bytes | None, Bounded[str, str]](PASSIVE_VIEW_MAX)
         self.scope = self._known.scope(self.how)
         self.local = LocalNetworks(self.how.host)
 
@@ -234,9 +239,9 @@ class AddressBook:
         told = Counter[bytes | None]()
         turns: dict[bytes, int] = {}
         for peer in found:
-            referrer = self._passive_view[peer].referrer
-            turns[peer] = told[referrer]
-            told[referrer] += 1
+            part = self._passive_view[peer].part
+            turns[peer] = told[part]
+            told[part] += 1
         return sorted(found, key=lambda peer: (peer not in self.owners, turns[peer]))
 
     def patience(self) -> float:
@@ -247,19 +252,29 @@ class AddressBook:
     def may_dial(self, address: str, referrer: bytes | None = None) -> bool:
         """Whether the node dials this address, which a peer named; of one that it skips the log says why, once."""
         why = self._why_not(address, referrer)
+        part = self._part(referrer)
+        skipped = self._skipped.get(part) or Bounded[str, str](PART_MAX)
         if not why:
-            self._skipped.pop(address, None)
-        elif address not in self._skipped:
-            if len(self._skipped) < PASSIVE_VIEW_MAX:  # strangers may name any number
+            skipped.pop(address, None)
+        elif address not in skipped:
+            if max(len(self._skipped), len(skipped)) < PART_MAX:  # strangers may name any number
                 logger.info("%s is not dialled: %s.", address, why)
-            self._skipped[address] = why
+            skipped[address] = why
+            self._skipped[part] = skipped
         return not why
 
     def to_dial(self, peer: bytes) -> list[str] | None:
         """The known addresses of a peer to dial now; each counts against the budget of the peer that named it. None if
         those budgets are used up."""
         found = {text: who for text, who in self._addresses(peer).items() if self.may_dial(text, who)}
-        affordable = [text for text, referrer in found.items() if referrer is None or self._dials.take(referrer)]
+        teller = peer
+        if found and not self.sessions.met(peer):  # another may have passed its signed word on
+            teller = self._passive_view[peer].referrer or peer
+        affordable = []
+        for text, referrer in found.items():
+            payer = teller if referrer == peer else referrer
+            if payer is None or self._dials.take(payer):
+                affordable.append(text)
         if found and not affordable:
             return None
         return affordable
@@ -267,12 +282,13 @@ class AddressBook:
     def skipped(self) -> dict[bytes, str]:
         """By peer outside the view of which no address is dialled: one of its addresses, and why not."""
         found = dict[bytes, str]()
-        for text, why in self._skipped.items():
-            peer = peer_at(text)
-            if peer is None or peer in self.view:
-                continue
-            if all(self._why_not(*one) for one in self._addresses(peer).items()):
-                found[peer] = f"{text.partition('/p2p/')[0]} is not dialled: {why}"
+        for skipped in self._skipped.values():
+            for text, why in skipped.items():
+                peer = peer_at(text)
+                if peer is None or peer in self.view:
+                    continue
+                if all(self._why_not(*one) for one in self._addresses(peer).items()):
+                    found[peer] = f"{text.partition('/p2p/')[0]} is not dialled: {why}"
         return found
 
     def _reached(self, peers: Iterable[Sequence[str]]) -> list[str]:
@@ -366,25 +382,31 @@ class AddressBook:
 
     def _claimed(self, peer: bytes, addresses: Sequence[str], found: bool) -> _Candidate:
         """Replace a peer's named addresses by its own claims. Dials of them count against the peer's own budget."""
-        before = self._passive_view.pop(peer, None)
-        if before is not None:
-            made = self._add(peer, before.referrer)
-        else:
-            made = self._add(peer, None if found else SELF)
+        made = self._passive_view.pop(peer, None) or self._add(peer, None if found else SELF)
+        self._passive_view[peer] = made
+        made.failures = 0
         made.addresses = {text: None if text in self._trusted else peer for text in addresses}
         return made
 
     def _add(self, peer: bytes, referrer: bytes | None) -> _Candidate:
-        """Add a candidate; the oldest of its referrer makes room if that has its part, else a random one, but none that
-        this node's owner named."""
+        """Add a candidate; the oldest of its part makes room if that is full, else a random one, but none that this
+        node's owner named."""
+        part = self._part(referrer)
         others = [one for one in self._passive_view if one not in self.owners]
-        named = [one for one in others if referrer is not None and self._passive_view[one].referrer == referrer]
-        if len(named) >= PASSIVE_VIEW_MAX // REFERRER_PART:
+        named = [one for one in others if part is not None and self._passive_view[one].part == part]
+        if len(named) >= PART_MAX:
             self.forget(named[0])
         elif len(self._passive_view) >= PASSIVE_VIEW_MAX:
             self.forget(self.rng.choice(others))
-        self._passive_view[peer] = _Candidate(referrer)
+        self._passive_view[peer] = _Candidate(referrer, part)
         return self._passive_view[peer]
+
+    def _part(self, referrer: bytes | None) -> bytes | None:
+        """Whose part of the room is used by what a peer names: all that came by themselves have one together."""
+        teller = self.view.get(referrer or b"")
+        if teller is None or teller.found:
+            return referrer
+        return SELF
 
 
 def _own_first(peer: bytes, addresses: dict[str, bytes | None]) -> dict[str, bytes | None]:

@@ -187,10 +187,6 @@ class NetworkScope:
             if host is not None:
                 self._narrowest = max(self._narrowest, SCOPES.index(_scope_of(host[1])))
 
-    def reach(self, address: str) -> bool:
-        """Whether this address may be dialled, whoever names it."""
-        return not self.why_not(address)
-
     def why_not(self, address: str) -> str:
         """Why this address is not dialled at anybody's word; "" if it is."""
         host = _IP.match(address)
@@ -226,11 +222,6 @@ def ranked(addresses: Iterable[str]) -> list[str]:
     """
     best_first = sorted(dict.fromkeys(addresses), key=lambda text: (SCOPES.index(scope(text)), "/tcp/" not in text))
     return [text for text in best_first if scope(text) != "machine"] or best_first
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach `host`."""
-    return scope_of_host(host) == "machine"
 
 
 def scope_of_host(host: str) -> Scope:

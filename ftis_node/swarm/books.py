@@ -159,11 +159,6 @@ class AuthorBooks(Books[Author]):
         ban.extend(self._clock(), reason)
 
 
-def holder_books() -> Books[Holder]:
-    """The books on holders: banned ones are kept, and worth is what was delivered."""
-    return Books(Holder, HOLDERS_MAX, lambda book: book.ban.level > 0, lambda book: book.delivered)
-
-
 def struck_out(strikes: Fading, now: float) -> bool:
     """Count a strike. Return whether it was the third; the count then restarts."""
     if strikes.add(now) <= STRIKES - 0.5:

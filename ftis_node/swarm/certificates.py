@@ -97,10 +97,9 @@ class Book(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
         """Where records of this kind are."""
         return self.ended if isinstance(record, Removal) else self.issued
 
-    @property
-    def issuers(self) -> list[bytes]:
-        """Whoever has issued a certificate or a removal that is kept."""
-        return [*self.issued, *self.ended]
+    def issuers_of(self, key: bytes) -> list[bytes]:
+        """Whoever has issued a certificate or a removal of this key that is kept."""
+        return [issuer for trees in (self.issued, self.ended) for issuer, tree in trees.items() if key in tree]
 
     def as_sent(self, record: Certificate | Removal) -> bytes:
         """A record as members tell it: a certificate with that of its issuer."""
@@ -171,8 +170,7 @@ class Book(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
 
     def has_left(self, key: bytes, now: float) -> bool:
         """Whether this key was a member's, as far as is known, and is none any more: it was removed, or has expired."""
-        known = any(key in self.issued.get(issuer, ()) or key in self.ended.get(issuer, ()) for issuer in self.issuers)
-        return known and self.why_no_member(key, now) is not None
+        return bool(self.issuers_of(key)) and self.why_no_member(key, now) is not None
 
     def may_invite(self, key: bytes, now: float) -> bool:
         """Whether this key is the founder's, or an inviter's now."""

@@ -57,7 +57,7 @@ async def _meets(probe: Transport, peer: bytes, bootstrap: str, places: NetworkS
         question = greeting(None, [])
         question.whereabouts = peer
         answer = await shake(probe, referrer, question)
-        found = [text for text in answer.peers if peer_at(text) == peer and places.reach(text)]
+        found = [text for text in answer.peers if peer_at(text) == peer and not places.why_not(text)]
         await probe.connect(peer, found[:MAX_ADDRESSES])
     except FtisError:  # nobody answers there
         return False

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 
 from ftis_node.host.clocks import boot_seconds
-from ftis_node.swarm.addresses import FIRST_PORT, host_and_port, is_relayed, peer_at, scope
+from ftis_node.swarm.addresses import FIRST_PORT, host_and_port, peer_at, scope
 
 READ_SECONDS = 2.0  # for so long an answer of the kernel is used again
 WIDEST = {4: 24, 6: 64}  # prefixes; of a wider network the part around this machine
@@ -47,7 +47,7 @@ class LocalNetworks:
     def why_not(self, address: str) -> str:
         """Why this private address is not dialled at its owner's word; "" if it is."""
         place, port = host_and_port(address)
-        if place is None or is_relayed(address) or scope(address) != "private":
+        if place is None or scope(address) != "private":
             return "a member may only name a plain address of a private network"
         if port < FIRST_PORT:
             return f"a member may only name a port from {FIRST_PORT} on"
@@ -72,11 +72,7 @@ class LocalNetworks:
     def own(self, addresses: Iterable[str]) -> list[str]:
         """Those of this node's addresses that a neighbour may dial."""
         places = {own.ip for own in self._read().near}
-        return [
-            text
-            for text in addresses
-            if scope(text) == "private" and not is_relayed(text) and host_and_port(text)[0] in places
-        ]
+        return [text for text in addresses if scope(text) == "private" and host_and_port(text)[0] in places]
 
     def _read(self) -> _Found:
         now = boot_seconds()

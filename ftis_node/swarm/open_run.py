@@ -68,4 +68,4 @@ class OpenRun:
         return False
 
     def obey(self) -> None:
-        """Carry out the orders of this node's owner."""
+        """Carry out the orders of this node's owner, and save what peers told."""

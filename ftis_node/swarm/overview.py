@@ -123,9 +123,10 @@ class Overview:
         for known in self._swarm.gossip.table:
             if self._looked <= known.heard < boot:
                 self._announced(known, zero + known.heard)
-        report = self._swarm.reports.describe() if self._own is not None else None
-        if self._own is not None and report is not None:
-            self.book.reported(report, self._own, now, self._spares)
+        if self._own is not None:
+            report = self._swarm.reports.describe()
+            if report is not None:
+                self.book.reported(report, self._own, now, self._spares)
         if boot - self._counted >= self.book.history.spacing:
             if boot - self._looked < PRESENT_SECONDS:  # else the machine slept, and nobody was seen meanwhile
                 self._add_row(now, 60 * self._groups / (boot - self._counted))

@@ -21,7 +21,7 @@ from ftis_node.swarm.deadline import Deadline
 from ftis_node.swarm.fetch import HolderBackoff, HolderFault, HolderLie, Uploads, fetch
 from ftis_node.swarm.identity import peer_id
 from ftis_node.swarm.known import Arrival, Known, Target
-from ftis_node.swarm.limits import OWN, Limits
+from ftis_node.swarm.limits import OWN
 from ftis_node.swarm.membership import Membership
 from ftis_node.swarm.pool import Want
 from ftis_node.swarm.reputation import Reputation
@@ -116,7 +116,7 @@ class Pulling:
             for target in self._choose(want) if up else []:
                 author = target.known.announcement.author
                 holder = self.reputation.pick(self._holders(target), self.rng)
-                full = len(by_holder.get(holder, ())) >= self._limits(holder).digests
+                full = len(by_holder.get(holder, ())) >= (self.membership.limits(holder) or OWN).digests
                 if full or not self.reputation.may_be_pulled(author, want.of_one):
                     self.news.set()  # it is left to another holder, or its place to another author: look again
                     continue
@@ -174,7 +174,7 @@ class Pulling:
         brought = False
         patience = Deadline(lambda: self._slow(left))
         patience.put_off(SLOW_SECONDS)
-        limits = self._limits(holder)
+        limits = self.membership.limits(holder) or OWN
         try:
             async for target, chunk in fetch(self.transport, holder, left.copy(), self.traffic, limits):
                 patience.put_off(SLOW_SECONDS)
@@ -268,9 +268,6 @@ class Pulling:
         free = self._free_holders()
         holders = dict.fromkeys((target.known.announcement.author, *target.known.holders))  # a dict keeps the order
         return [peer for peer in holders if peer in free and target.known.held_by(peer, target.index)]
-
-    def _limits(self, holder: bytes) -> Limits:
-        return self.membership.limits(holder) or OWN
 
     def _free_holders(self) -> set[bytes]:
         """The peers in the view from which no pull runs."""

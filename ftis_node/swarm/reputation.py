@@ -12,7 +12,17 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ftis_node.host.clocks import Clock, unix_seconds
-from ftis_node.swarm.books import ADMITTED_EVIDENCE, STRIKES, Author, AuthorBooks, Ban, Holder, holder_books, struck_out
+from ftis_node.swarm.books import (
+    ADMITTED_EVIDENCE,
+    HOLDERS_MAX,
+    STRIKES,
+    Author,
+    AuthorBooks,
+    Ban,
+    Books,
+    Holder,
+    struck_out,
+)
 from ftis_node.swarm.claims import DISPROVED, DOUBTED, Claims
 from ftis_node.swarm.identity import peer_id
 from ftis_node.swarm.rounds import Rounds
@@ -78,7 +88,8 @@ class Reputation:
             unix: the wall clock, in seconds since 1970, near which authors number their rounds.
         """
         self.authors = AuthorBooks(clock)
-        self.holders = holder_books()
+        # Banned ones are kept, and worth is what was delivered.
+        self.holders = Books(Holder, HOLDERS_MAX, lambda book: book.ban.level > 0, lambda book: book.delivered)
         self.rounds = Rounds(clock, unix)
         self._clock = clock
         self._defences = frozenset(defences)
@@ -156,10 +167,6 @@ class Reputation:
         """Whether the author has a record and no ban."""
         book = self.authors.get(author)
         return book is not None and book.has_record and self.banned(author) is None
-
-    def record(self, author: bytes) -> int:
-        """The author's groups that were trained on while its claims were sound."""
-        return self.authors[author].sound if author in self.authors else 0
 
     def newcomers_room(self, batch: int) -> int | None:
         """The groups of a batch that all newcomers share; None: no limit, because no author has a record."""
@@ -327,7 +334,7 @@ class Reputation:
             author = bytes.fromhex(name)
             ban = Ban(now + float(row["ban"]["left"]), str(row["ban"]["reason"]), int(row["ban"]["level"]))
             sound = int(row["sound"])
-            evidence = float(row.get("evidence", sound))  # older homes did not keep it
+            evidence = float(row["evidence"])
             if evidence < 1.0:
                 if ban.level:
                     self.authors.strangers[author] = ban
@@ -336,5 +343,5 @@ class Reputation:
             book.sound = sound
             book.ban = ban
             book.claims = Claims.of(row["claims"])
-            book.loss_share = float(row.get("loss_share", 0.0))  # the first homes did not keep it
+            book.loss_share = float(row["loss_share"])
             book.evidence.add(now, evidence)

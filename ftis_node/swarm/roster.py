@@ -79,6 +79,7 @@ class Roster(OpenRun):
         self._new = Budgets(boot_seconds, NEW_A_SECOND, NEW_AT_ONCE)
         self._warned: str | None = None
         self._unsaved = False
+        self._urgent = False  # so is what the founder signed, of which no other member can make much
         self._put_off = set[Path]()  # orders that are in the log as not carried out
 
     # --- who is a member ------------------------------------------------------------------------------------------
@@ -147,10 +148,9 @@ class Roster(OpenRun):
 
     def removal_for(self, peer: bytes) -> bytes:
         """Return the removal that ended a peer's membership, so that it learns of it; else nothing."""
-        for issuer in self.book.issuers:
-            known = peer in self.book.issued.get(issuer, ()) or peer in self.book.ended.get(issuer, ())
+        for issuer in self.book.issuers_of(peer):
             removal = self.book.removal_of(peer, issuer)
-            if known and removal is not None:
+            if removal is not None:
                 return encode(removal)
         return b""
 
@@ -310,8 +310,9 @@ class Roster(OpenRun):
                 held = self.book.kept(kept).get(kept.issuer, {}).get(kept.member)
                 if why is None and told is not None and kept == held:  # no forged older one
                     told.add(held.signature)
-        with contextlib.suppress(OSError):  # a full disk: at the next record, then
-            self._save_changes()
+        with contextlib.suppress(OSError):  # a full disk: later, then
+            if self._urgent:
+                self.save()
         return left
 
     def _hear(self, record: bytes, peer: bytes) -> tuple[Certificate | Removal, str | None]:
@@ -340,7 +341,7 @@ class Roster(OpenRun):
         held = tree.get(record.member)
         if held is not None and held.issued_at >= record.issued_at:
             return None
-        why = self._why_useless(record)
+        why = self._why_useless(record, held)
         if why is not None:
             return why
         first = isinstance(record, Removal) and issuer == book.founder
@@ -359,16 +360,19 @@ class Roster(OpenRun):
             self._new.take(issuer)
         book.kept(record).setdefault(issuer, {})[record.member] = record
         self._unsaved = True
+        self._urgent |= issuer == book.founder
         if isinstance(record, Removal):
             logger.info("%s was removed from the run by %s", peer_id(record.member), peer_id(issuer))
         return None
 
-    def _why_useless(self, record: Certificate | Removal) -> str | None:
-        """Return why a record need not be kept, or None. An inviter's certificate that has expired still shows that its
-        removals count."""
+    def _why_useless(self, record: Certificate | Removal, held: Certificate | Removal | None = None) -> str | None:
+        """Return why a record need not be kept beside the one that is, or None. A first certificate may be of the
+        future, for this clock may be behind. An inviter's that has expired still shows that its removals count."""
         book = self.book
         if isinstance(record, Certificate):
             now = self._clock()
+            if held is None:
+                now = max(now, record.issued_at)
             if record.invites and record.issuer == book.founder:
                 now = min(now, record.issued_at)
             return book.why_refused(record, now)
@@ -381,7 +385,8 @@ class Roster(OpenRun):
     # --- the owner's orders, and the disk -----------------------------------------------------------------------------
 
     def obey(self) -> None:
-        """Carry out what commands left in the directory of orders; warn once when this node is no member any more."""
+        """Carry out what commands left in the directory of orders, and save what peers told of inviters' members: not
+        at each message, for they tell it again after a power loss. Warn once when this node is no member any more."""
         why = self.why_no_member()
         if why != self._warned:
             self._warned = why
@@ -397,6 +402,8 @@ class Roster(OpenRun):
                 if file not in self._put_off:
                     self._put_off.add(file)
                     logger.error("The order %s cannot be carried out yet: %s.", file, error)
+        with contextlib.suppress(OSError):  # a full disk: later, then
+            self._save_changes()
 
     def _waiting_orders(self) -> list[Path]:
         if self._orders is None:
@@ -427,6 +434,7 @@ class Roster(OpenRun):
         if self._file is not None:
             replace_bytes(self._file, msgspec.msgpack.encode(self.book), durable=True)
         self._unsaved = False
+        self._urgent = False
 
 
 def read_book(file: Path | None) -> Book | None:

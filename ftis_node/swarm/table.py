@@ -20,7 +20,7 @@ BYTES_MAX = 8 << 20  # bytes of all announcements together, as sent and as packe
 FIRST_SENDER_PART = 8
 # Nor may all strangers together: they displace no author with a record until such authors have over half of the table.
 RECORDED_PART = 2
-VICTIMS = 8  # drawn for an eviction, which hits the first sender with the largest share: floods evict themselves
+VICTIMS = 16  # drawn for an eviction, which hits the first sender with the largest share: floods evict themselves
 ROWS_TRIED = 4  # a choice by row considers so many announced rows for each packet that it may take
 PEERS_MAX = 256  # peers of which it is remembered what they know and hold
 # Two nodes' ages of an announcement may differ by this part of `max_age`, or by so many seconds (mentions round to
@@ -53,6 +53,7 @@ class Table:
 
     def __post_init__(self) -> None:
         self._bytes = 0
+        self._vouched = 0  # announcements whose author had a record at the last check
         self._bits: dict[bytes, int] = {}  # by peer, the latest asked last
         self._free = [1 << number for number in range(PEERS_MAX)]
         self._known: dict[tuple[bytes, int], Known] = {}
@@ -259,15 +260,17 @@ class Table:
         """Draw the announcement to evict: one of strangers, unless authors with a record have more than half. Among a
         few random ones it is that of the first sender with the largest share."""
         everything = list(self._known.values())
-        strange = [known for known in everything if not known.vouched]
-        while strange and len(everything) - len(strange) <= len(everything) // RECORDED_PART:
-            drawn = self.rng.choices(strange, k=VICTIMS)
-            known = max(drawn, key=lambda one: len(self._first_sent.by.get(one.first_sender, ())))
-            known.vouched = self._vouch(known)
-            if not known.vouched:
-                return known
-            strange.remove(known)  # its author has gained a record since
-        return self.rng.choice([known for known in everything if known.vouched])
+        while True:
+            of_strangers = self._vouched <= len(everything) // RECORDED_PART
+            drawn = [one for one in self.rng.choices(everything, k=VICTIMS) if one.vouched != of_strangers]
+            if drawn and not of_strangers:
+                return drawn[0]
+            if drawn:
+                known = max(drawn, key=lambda one: len(self._first_sent.by.get(one.first_sender, ())))
+                if not self._vouch(known):
+                    return known
+                known.vouched = True  # its author has gained a record since
+                self._vouched += 1
 
     def _vouch(self, known: Known) -> bool:
         return known.first_sender is None or self.recorded(known.announcement.author)
@@ -293,6 +296,7 @@ class Table:
     def _put(self, known: Known) -> None:
         self._known[known.key] = self._by_id[known.id] = known
         known.vouched = self._vouch(known)
+        self._vouched += known.vouched
         self._authors.put(known.announcement.author, known)
         self._date_author(known)
         if known.first_sender is not None:
@@ -301,6 +305,7 @@ class Table:
 
     def _remove(self, known: Known) -> None:
         del self._known[known.key]
+        self._vouched -= known.vouched
         self._left[known.key] = known.heard
         if self._by_id.get(known.id) is known:  # an author can construct two announcements with one id
             del self._by_id[known.id]

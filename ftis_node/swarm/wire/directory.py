@@ -87,7 +87,15 @@ class Directory(PeerDirectory):
                 peers call the key full: otherwise invented records could hide it.
         """
         with suppress(Exception):
-            await asyncio.wait_for(self._publish(addresses, settled), DHT_SECONDS * len(DEPTHS))
+            async with asyncio.timeout(DHT_SECONDS * len(DEPTHS)):
+                for depth in DEPTHS:
+                    if not settled or depth not in self._full or random.random() < dht_limits.FULL_PART:
+                        if await self._leave(shard_of(self._author, depth), addresses):
+                            self._full.discard(depth)
+                        else:
+                            self._full.add(depth)
+                    if depth not in self._full:
+                        return
 
     async def find(self, take: Callable[[Answer], None], *, alone: bool) -> None:
         """Look up the run's first key, and random shards below full keys.
@@ -141,16 +149,6 @@ class Directory(PeerDirectory):
                 await asyncio.wait_for(walk(self._dht, key, self._validator, take), DHT_SECONDS)
             except Exception as error:
                 logger.debug("Nothing more can be looked up in the DHT: %r", error)
-
-    async def _publish(self, addresses: Sequence[str], settled: bool) -> None:
-        for depth in DEPTHS:
-            if not settled or depth not in self._full or random.random() < dht_limits.FULL_PART:
-                if await self._leave(shard_of(self._author, depth), addresses):
-                    self._full.discard(depth)
-                else:
-                    self._full.add(depth)
-            if depth not in self._full:
-                return
 
     async def _leave(self, shard: str, addresses: Sequence[str]) -> bool:
         """Store the record at the five nearest nodes that answer; return whether at least half of them had room."""

@@ -29,7 +29,7 @@ from ftis_node.errors import UserError, brief, raise_all
 from ftis_node.host.loops import end
 from ftis_node.packet import MAX_PACKET_BYTES
 from ftis_node.swarm import ftis_pb2
-from ftis_node.swarm.addresses import check_port, is_loopback, listen_addresses, listening_mistakes, port_error
+from ftis_node.swarm.addresses import check_port, listen_addresses, listening_mistakes, port_error, scope_of_host
 from ftis_node.swarm.wire.transport import LISTENING, Listening, Reachable
 
 START_SECONDS = 30.0
@@ -39,8 +39,6 @@ MAX_REQUEST_BYTES = 8 << 10  # the digests of a fetch
 MAX_ERROR_BYTES = 4 << 10
 MAX_CALL_BYTES = 512 << 10  # a unary call or its answer
 CALLS_OF_ONE_PEER = 8  # unary calls at once
-_NO_KADEMLIA = "none"
-_KADEMLIA_CLIENT = "client"
 _HOP = "/libp2p/circuit/relay/0.2.0/hop"  # circuit v2: the protocol by which a node asks for a relay
 
 # p2pd reports AutoNAT's finding in its log and in its metrics. The metrics come with Go's profiler, on a port that
@@ -49,11 +47,13 @@ _AUTONAT = "autonat"
 _FINDINGS: dict[str, Reachable] = {f"NAT status is {word}": word for word in ("unknown", "public", "private")}
 
 # Limits with --set relay_for_others=true. p2pd has no limit on the rate, and none on all circuits together.
-_RELAY_RESERVATIONS = 16  # relayed nodes
-_RELAY_CIRCUITS = 4  # circuits of each
-_RELAY_BYTES = 256 << 20  # per circuit and direction
-_RELAY_TIME = "30m"
-_RELAY_BUFFER = 64 << 10
+_RELAY = (
+    "-relayMaxReservations=16",  # relayed nodes
+    "-relayMaxCircuits=4",  # of each
+    "-relayDataLimit=268435456",  # bytes, per circuit and direction
+    "-relayTimeLimit=30m",
+    "-relayBufferSize=65536",
+)
 
 # Requests that a caller may send ahead; a node sends one a stream. Behind more, its hanging up would go unseen.
 SENT_AHEAD = 5
@@ -317,22 +317,14 @@ def _private(sockets: Path, *more: str) -> Any:
     and hivemind's DHT supply addresses instead. With relays it is a client of libp2p's DHT, because p2pd searches for
     relays only then.
     """
-    modes = {_NO_KADEMLIA: {}, _KADEMLIA_CLIENT: {"dhtClient": 1}}
+    modes = {"none": {}, "client": {"dhtClient": 1}}
     settings = {"_UNIX_SOCKET_PREFIX": f"/unix{sockets}/", "_MORE": more, "DHT_MODE_MAPPING": modes}
     return type("_P2P", (_Child,), settings)
 
 
-def _relaying(how: Listening) -> list[str]:
+def _relaying(how: Listening) -> Sequence[str]:
     """The flags of p2pd's relay service, which starts once AutoNAT calls this node public."""
-    if not how.relay_for_others:
-        return ["-relayService=0"]
-    return [
-        f"-relayMaxReservations={_RELAY_RESERVATIONS}",
-        f"-relayMaxCircuits={_RELAY_CIRCUITS}",
-        f"-relayDataLimit={_RELAY_BYTES}",
-        f"-relayTimeLimit={_RELAY_TIME}",
-        f"-relayBufferSize={_RELAY_BUFFER}",
-    ]
+    return _RELAY if how.relay_for_others else ("-relayService=0",)
 
 
 async def _relay_for_nobody(p2p: Any) -> None:
@@ -359,11 +351,11 @@ async def launch(how: Listening, port: int, patience: float) -> Any:
             host_maddrs=listen_addresses(how.host, port, quic=how.quic),
             no_listen=not how.listen,
             announce_maddrs=how.announce or None,
-            nat_port_map=how.listen and not is_loopback(how.host),
+            nat_port_map=how.listen and scope_of_host(how.host) != "machine",
             use_auto_relay=bool(how.relays),
             trusted_relays=how.relays or None,
             identity_path=str(how.key),
-            dht_mode=_KADEMLIA_CLIENT if how.relays else _NO_KADEMLIA,
+            dht_mode="client" if how.relays else "none",
             check_if_identity_free=False,  # hivemind's check only parses RSA keys; ours is `duplicate.somebody_else`
             startup_timeout=START_SECONDS * patience,
             persistent_conn_max_msg_size=MAX_CALL_BYTES,
