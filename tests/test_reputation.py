@@ -82,7 +82,7 @@ def test_row_34_throw_away_keys_that_contradict_themselves_evict_no_record_and_n
     reputation.trained(CAROL.author, 3, figures())
     for number in range(5 * books.STRANGERS_BANNED_MAX):
         reputation.equivocated(key(number))
-    assert reputation.established(ALICE.author) and reputation.report(CAROL.author).record == 3
+    assert reputation.established(ALICE.author) and reputation.record(CAROL.author) == 3
     assert reputation.banned(BOB.author) is not None
     assert len(reputation.authors) == 3 and len(reputation.left_alone()) == books.STRANGERS_BANNED_MAX + 1
     assert reputation.banned(key(number)) is not None, "the latest of them are left alone"

@@ -252,15 +252,13 @@ class AddressBook:
     def may_dial(self, address: str, referrer: bytes | None = None) -> bool:
         """Whether the node dials this address, which a peer named; of one that it skips the log says why, once."""
         why = self._why_not(address, referrer)
-        part = self._part(referrer)
-        skipped = self._skipped.get(part) or Bounded[str, str](PART_MAX)
+        skipped = self._skipped.setdefault(self._part(referrer), Bounded(PART_MAX))
         if not why:
             skipped.pop(address, None)
         elif address not in skipped:
             if max(len(self._skipped), len(skipped)) < PART_MAX:  # strangers may name any number
                 logger.info("%s is not dialled: %s.", address, why)
             skipped[address] = why
-            self._skipped[part] = skipped
         return not why
 
     def to_dial(self, peer: bytes) -> list[str] | None:

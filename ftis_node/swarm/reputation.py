@@ -168,6 +168,10 @@ class Reputation:
         book = self.authors.get(author)
         return book is not None and book.has_record and self.banned(author) is None
 
+    def record(self, author: bytes) -> int:
+        """The author's groups that were trained on while its claims were sound."""
+        return self.authors[author].sound if author in self.authors else 0
+
     def newcomers_room(self, batch: int) -> int | None:
         """The groups of a batch that all newcomers share; None: no limit, because no author has a record."""
         if NEWCOMERS not in self._defences or not any(map(self.established, self.authors)):

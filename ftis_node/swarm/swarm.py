@@ -200,7 +200,6 @@ class Swarm:
             await end(running)
         with suppress(OSError):  # a full disk must not keep the rest from closing
             self.membership.save_cache()
-        self.roster.obey()
         await self._transport.serve_no_more()  # a late request would find the store closed
         await self._directory.leave()
 

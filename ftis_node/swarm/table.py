@@ -263,14 +263,15 @@ class Table:
         while True:
             of_strangers = self._vouched <= len(everything) // RECORDED_PART
             drawn = [one for one in self.rng.choices(everything, k=VICTIMS) if one.vouched != of_strangers]
-            if drawn and not of_strangers:
+            if not drawn:
+                continue
+            if not of_strangers:
                 return drawn[0]
-            if drawn:
-                known = max(drawn, key=lambda one: len(self._first_sent.by.get(one.first_sender, ())))
-                if not self._vouch(known):
-                    return known
-                known.vouched = True  # its author has gained a record since
-                self._vouched += 1
+            known = max(drawn, key=lambda one: len(self._first_sent.by.get(one.first_sender, ())))
+            if not self._vouch(known):
+                return known
+            known.vouched = True  # its author has gained a record since
+            self._vouched += 1
 
     def _vouch(self, known: Known) -> bool:
         return known.first_sender is None or self.recorded(known.announcement.author)
