@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from ftis_node.config.run import RunFile
 from ftis_node.lab.simulation.directory import RECORD_BYTES, STORE_BYTES, directory_figures
 from ftis_node.lab.simulation.scenario import Scenario
-from ftis_node.swarm.address_book import DIALS_AT_ONCE, MISSED_MIN, PASSIVE_VIEW_MAX, REFERRER_PART, Referrers
+from ftis_node.swarm.address_book import DIALS_AT_ONCE, MISSED_MIN, PART_MAX, Referrers
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.membership import Membership
 from ftis_node.swarm.traffic import Traffic
@@ -292,7 +292,7 @@ async def test_row_38_beside_made_up_answers_a_node_publishes_and_finds_honest_o
                 membership.addresses.hear(addresses, answer.referrer)
         assert mallory.calls > 0, "it was asked"
         assert BOB.author in membership.addresses.strangers()
-        assert len(membership.addresses.strangers()) <= 1 + PASSIVE_VIEW_MAX // REFERRER_PART
+        assert len(membership.addresses.strangers()) <= 1 + PART_MAX
         book = membership.addresses
         dialled = [text for peer in book.strangers() for text in book.to_dial(peer) or ()]
         assert len(dialled) <= 1 + DIALS_AT_ONCE

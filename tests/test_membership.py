@@ -10,7 +10,7 @@ import pytest
 
 from ftis_node.config.run import run_file_from_json
 from ftis_node.swarm import ftis_pb2
-from ftis_node.swarm.address_book import DIALS_AT_ONCE, PASSIVE_VIEW_MAX, REFERRER_PART
+from ftis_node.swarm.address_book import DIALS_AT_ONCE, PART_MAX, PASSIVE_VIEW_MAX
 from ftis_node.swarm.addresses import NetworkScope, parse_address
 from ftis_node.swarm.handshake import PROTOCOL_MAJOR
 from ftis_node.swarm.limits import OWN, Budgets, Limits
@@ -181,7 +181,7 @@ async def test_row_16_the_first_that_were_found_stay_and_a_crowd_of_one_network_
 def test_row_16_what_one_peer_tells_does_not_push_out_what_others_told(alice: Alone) -> None:
     alice.addresses.hear([address(identity(number)) for number in range(100, 150)])
     alice.addresses.hear([address(identity(number)) for number in range(1000, 1000 + PASSIVE_VIEW_MAX)], MALLORY.author)
-    assert len(alice.addresses.strangers()) == 50 + PASSIVE_VIEW_MAX // REFERRER_PART
+    assert len(alice.addresses.strangers()) == 50 + PART_MAX
     assert {identity(number).author for number in range(100, 150)} <= set(alice.addresses.strangers())
 
 

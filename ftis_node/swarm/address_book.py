@@ -20,8 +20,7 @@ from ftis_node.swarm.sessions import Sessions
 from ftis_node.swarm.wire.transport import Listening
 
 PASSIVE_VIEW_MAX = 256
-REFERRER_PART = 8  # one peer can name at most one in so many of the candidates
-PART_MAX = PASSIVE_VIEW_MAX // REFERRER_PART
+PART_MAX = PASSIVE_VIEW_MAX // 8  # candidates that one peer can name
 ADDRESSES_TOLD = 2
 LAN = b"lan"  # who names what was heard on the local network
 LAN_MAX = 64  # addresses from there

@@ -25,9 +25,8 @@ PROTOCOL_MAJOR = 3
 PROTOCOL_MINOR = 2
 MAX_ADDRESSES = 8
 HANDSHAKE_SECONDS = 5.0
-STARTING_SECONDS = (
-    1800.0  # a first start waits so long for a peer that is there and serves no run yet: it loads its model
-)
+# A first start waits so long for a peer that is there and serves no run yet: it loads its model.
+STARTING_SECONDS = 1800.0
 
 
 async def fetch_run(

@@ -20,7 +20,6 @@ NETWORK_DEVICES = Path("/sys/class/net")
 VIRTUAL = ("docker", "br-", "virbr", "lxcbr", "lxdbr", "cni", "podman", "vboxnet", "vmnet", "veth")
 
 Interface = IPv4Interface | IPv6Interface
-FAR = "outside the networks in which this node listens; if it is yours, name it with --peers"
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,7 @@ class LocalNetworks:
         found = self._read()
         networks = [own.network for own in found.near if place in own.network]
         if not networks:
-            return FAR
+            return "outside the networks in which this node listens; if it is yours, name it with --peers"
         if any(place in bridge.network for bridge in found.bridges):
             return "in the network of a container bridge of this machine"
         if place in found.gateways:
