@@ -341,7 +341,7 @@ class Roster(OpenRun):
         held = tree.get(record.member)
         if held is not None and held.issued_at >= record.issued_at:
             return None
-        why = self._why_useless(record, held)
+        why = self._why_useless(record, new=held is None)
         if why is not None:
             return why
         first = isinstance(record, Removal) and issuer == book.founder
@@ -365,13 +365,13 @@ class Roster(OpenRun):
             logger.info("%s was removed from the run by %s", peer_id(record.member), peer_id(issuer))
         return None
 
-    def _why_useless(self, record: Certificate | Removal, held: Certificate | Removal | None = None) -> str | None:
-        """Return why a record need not be kept beside the one that is, or None. A first certificate may be of the
-        future, for this clock may be behind. An inviter's that has expired still shows that its removals count."""
+    def _why_useless(self, record: Certificate | Removal, new: bool = False) -> str | None:
+        """Return why a record need not be kept, or None. A key's first certificate (`new`) may be of the future, for
+        this clock may be behind. An inviter's that has expired still shows that its removals count."""
         book = self.book
         if isinstance(record, Certificate):
             now = self._clock()
-            if held is None:
+            if new:
                 now = max(now, record.issued_at)
             if record.invites and record.issuer == book.founder:
                 now = min(now, record.issued_at)

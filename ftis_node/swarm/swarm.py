@@ -406,8 +406,11 @@ class Swarm:
 
     def _strangers(self) -> list[bytes]:
         """Whom to greet now: nobody that is left alone, and nobody who was a member and is none any more."""
-        found = self.membership.addresses.strangers()
-        return [peer for peer in found if self.reputation.shunned(peer) is None and not self.roster.has_left(peer)]
+        return [
+            peer
+            for peer in self.membership.addresses.strangers()
+            if self.reputation.shunned(peer) is None and not self.roster.has_left(peer)
+        ]
 
     def _leisure(self) -> float:
         """Seconds until this node searches for peers again, if nothing happens meanwhile."""
