@@ -279,6 +279,16 @@ async def test_row_16_of_what_one_peer_names_only_so_much_is_dialled(alice: Alon
     assert await alice.dials(BOB.author) == [address(BOB)], "the DHT and this node's owner name it too"
 
 
+def test_row_78_dials_of_members_that_nobody_met_count_against_who_passed_their_word_on(alice: Alone) -> None:
+    alice.addresses._dials = Budgets(lambda: 0.0, 1.0, DIALS_AT_ONCE)
+    dialled = 0
+    for number in range(100, 150):
+        who = identity(number)
+        alice.addresses.hear([address(who)], who.author, MALLORY.author)
+        dialled += len(alice.addresses.to_dial(who.author) or ())
+    assert dialled == DIALS_AT_ONCE
+
+
 def test_peers_of_other_runs_do_not_fill_the_memory(alice: Alone) -> None:
     crowd(alice, 100, PASSIVE_VIEW_MAX + 50, run_id=OTHER_RUN.id)
     assert len(alice.refused) == PASSIVE_VIEW_MAX and not alice.sessions and not alice.addresses.strangers()
