@@ -345,8 +345,7 @@ class Swarm:
             session.missed |= self._hear(answer, peer)
             further = self.gossip.take(request, answer, peer, limits.within(self.traffic.own_room(peer)))
             self._greet_if(self.membership.hear_places(answer.places, PEERS_TOLD, peer))
-            named = answer.peers[: PEERS_TOLD * ADDRESSES_TOLD]
-            self._greet_if(self.membership.addresses.hear(named, peer))
+            self._greet_if(self.membership.addresses.hear(answer.peers[: PEERS_TOLD * ADDRESSES_TOLD], peer))
             if further is None:
                 return
             request = further

@@ -135,8 +135,7 @@ class Table:
 
     def recent_authors(self, seconds: float) -> set[bytes]:
         """Authors of announcements no older than `seconds`."""
-        limit = self.clock() - seconds
-        return {author for author, born in self._latest.items() if born >= limit}
+        return {author for author, born in self._latest.items() if born >= self.clock() - seconds}
 
     def open_ones(self) -> list[Known]:
         """The announcements within `max_age` with packets left to pull."""
