@@ -41,7 +41,8 @@ def test_on_24_rows_the_figures_and_some_peers_are_seen() -> None:
     text = "\n".join(seen(24))
     for there in ("out of memory", "groups", "traffic", "Nadia of the fa…", "line 5"):
         assert there in text, text
-    assert "each; the last:" in text
+    wide = "\n".join(seen(60, 300))
+    assert "(last 8 steps); the last:" in wide and "(last step)" in wide, "of which steps a figure is"
     assert sum("▄" in line or "█" in line for line in text.splitlines()) == 1, "a curve is one line"
 
 

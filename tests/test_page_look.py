@@ -69,7 +69,7 @@ def answers(tmp_path: Path, steps: int, alone: bool) -> dict[str, dict[str, Any]
     curves = History(tmp_path / "metrics.jsonl")
     curves.follow()
     groups = [GROUP, *([] if alone else [GROUP | {"author": PEERS[0]["id"]}])] if steps else []
-    told = (TRAINING if steps else JOINING) | {"step": steps}
+    told = (TRAINING if steps else JOINING) | {"step": steps, "step_seconds": 6.0, "uptime": 900.0}
     if alone:
         told |= {"state": "ALONE", "foreign_groups_used": {}, "bytes_in": steps // 3, "bytes_out": steps // 6}
     return {

@@ -359,6 +359,7 @@ def test_what_the_commands_refuse(home_of: Homes, tmp_path: Path) -> None:
     assert "cannot remove" in refused("remove", "nobody", "--home", home).what, "whoever it names, it may not"
     assert "not an Ed25519" in refused("remove", "Ann", "--home", inviter).what
     founder = home_of(FOUNDER)
+    assert "founder cannot be removed" in refused("remove", FOUNDER.peer_id, "--home", founder).what
     assert "no address" in refused("invite", "--home", founder, "--address", "/ip4/127.0.0.1/tcp/1025").what
     assert "is no time" in refused("invite", "--home", founder, "--expires", "soon", *HERE).what
     assert "no run yet" in refused("members", "--home", home_of(CARA, run=None)).what

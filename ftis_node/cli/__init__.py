@@ -83,7 +83,15 @@ _PLACES = {
 
 
 # Names that other programs have for a command, and its name here.
-_MEANT = {"chat": "ask", "talk": "ask", "generate": "ask", "train": "join", "start": "join", "evaluate": "eval"}
+_OTHERS = {
+    "ask": "chat talk generate sample predict",
+    "eval": "evaluate",
+    "join": "train start restart init",
+    "remove": "kick ban",
+    "status": "list ls ps",
+    "stop": "quit kill",
+}
+_MEANT = {other: name for name, others in _OTHERS.items() for other in others.split()}
 
 
 @functools.cache

@@ -228,7 +228,9 @@ def _book(place: Home, run: Run) -> Book:
 
 def _check_removal(book: Book, own: bytes, member: bytes, names: Mapping[str, str]) -> None:
     """Raises UserError if a removal of this member by this node, the founder or an inviter, would have no effect."""
-    if member == book.founder or (own != book.founder and member not in book.issued.get(own, {})):
+    if member == book.founder:
+        raise UserError("The founder cannot be removed.", "Begin another run: `ftis-node join --private`.")
+    if own != book.founder and member not in book.issued.get(own, {}):
         asked = book.founder
         held = book.best(member, unix_seconds())
         if held is not None:

@@ -7,7 +7,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from ftis_node.observe.answers import CheckpointStatus, Peers, Status
+from ftis_node.observe.answers import CheckpointStatus, PeerRow, Peers, Status
 from ftis_node.observe.logs import as_text
 from ftis_node.observe.terminal import words
 from ftis_node.step_report import GpuFigures
@@ -116,18 +116,22 @@ def _doing(status: Status) -> list[RenderableType]:
 def _figures(status: Status) -> Table:
     before = number(status.pass_at_1_before, ".3f")
     now = number(status.pass_at_1, ".3f")
+    own = number(status.own_reward, ".2f")
+    others = number(status.foreign_reward, ".2f")
     foreign = sum(status.foreign_groups_used.values())
     seconds = status.last_step.seconds if status.last_step is not None else {}
-    split = [f"{name} {seconds[name]:.1f}" for name in ("generate", "wait", "train") if name in seconds]
-    split += [f"device idle {number(status.idle_share, '.0%')}"] if seconds else []
-    told = f"; the last: {', '.join(split)}" if split else ""
+    told = ""
+    if seconds:
+        idle = number(status.idle_share, ".0%")
+        parts = ", ".join(f"{name} {seconds[name]:.1f}" for name in ("generate", "wait", "train"))
+        told = f", {status.step_seconds:.1f} s each, device idle {idle} (last 8 steps); the last: {parts}"
     again = "" if status.pass_at_1_due is None else f", again in {duration(status.pass_at_1_due)}"
     share = number(status.foreign_weight_share, ".0%")
-    megabytes = [number(way, ".2f", 1e-6) for way in (status.bytes_in, status.bytes_out)]
+    megabytes = _megabytes(status)
     rows = [
-        ("step", f"{status.step}, {status.step_seconds:.1f} s each{told}" if seconds else str(status.step)),
+        ("step", f"{status.step}{told}"),
         ("pass@1", f"{before} → {now} (step {status.pass_at_1_step}{again})"),
-        ("reward", f"own {number(status.own_reward, '.2f')}, others' {number(status.foreign_reward, '.2f')}"),
+        ("reward", f"own {own}, others' {others} (last step)"),
         ("groups", f"own {status.own_groups_used}, others' {foreign} ({share} of loss)"),
         ("saved", saved_line(status.checkpoint)),
         ("up", duration(status.uptime)),
@@ -146,6 +150,11 @@ def _figures(status: Status) -> Table:
     return table
 
 
+def _megabytes(one: Status | PeerRow) -> list[str]:
+    """What came in and went out, in MB."""
+    return [number(way, ".2f", 1e-6) for way in (one.bytes_in, one.bytes_out)]
+
+
 def _peers(known: Peers, most: int) -> Table:
     peers = known.peers
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
@@ -154,9 +163,11 @@ def _peers(known: Peers, most: int) -> Table:
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("standing", no_wrap=True, overflow="ellipsis")
     for peer in sorted(peers, key=lambda peer: -peer.used)[:most]:
-        traffic = (number(peer.bytes_in, ".2f", 1e-6), number(peer.bytes_out, ".2f", 1e-6))
         table.add_row(
-            *map(words, (name_of(peer.id, known.names) or f"…{peer.id[-8:]}", str(peer.used), *traffic, peer.standing))
+            *map(
+                words,
+                (name_of(peer.id, known.names) or f"…{peer.id[-8:]}", str(peer.used), *_megabytes(peer), peer.standing),
+            )
         )
     if len(peers) > most:
         table.add_row(words(f"and {len(peers) - most} more", "dim"))
@@ -203,6 +214,5 @@ def _row(status: Status) -> list[str]:
         number(status.own_groups_used, "d"),
         str(sum(status.foreign_groups_used.values())) if status.step is not None else "–",
         number(status.foreign_weight_share, ".0%"),
-        number(status.bytes_in, ".2f", 1e-6),
-        number(status.bytes_out, ".2f", 1e-6),
+        *_megabytes(status),
     ]

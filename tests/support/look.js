@@ -85,14 +85,14 @@ if (document.querySelector("#history")) {
   if (rows.length && rows.at(-1)[0] < at - Math.max(7200, 5 * (rows.at(-1)[0] - rows.at(-2)?.[0])) && !rate.innerText.includes("–")) faults.push(`of hours ago: ${rate.innerText}`);
   note(Object.fromEntries(["step", "nodes", "groups", "pass"].map((key, column) => [key, rows.map((row) => row[column])])));
 } else {
-  const { steps, evaluations } = await answer("/api/history");
+  const { steps, evaluations, latest = {} } = await answer("/api/history");
   note(steps);
   note(evaluations);
-  const { step, foreign_weight_share: share, worker_memory_bytes: memory } = await answer("/api/status");
+  const { step, step_seconds: each, foreign_weight_share: share, worker_memory_bytes: memory, addresses = [], uptime } = await answer("/api/status");
   const tile = all(".tile").find((one) => one.innerText.startsWith("Others' loss share"));
   const { peers = [], names = {} } = await answer("/api/peers");
   for (const { id } of peers) if (!all("#peers code").some((code) => code.title === id)) faults.push(`${id} is not among the peers`);
-  for (const [id, name] of Object.entries(names)) {
+  for (const [id, name] of Object.entries(names).filter(([id]) => !addresses[0]?.endsWith(id))) { // its own is at the top
     const told = all("#peers code").find((code) => code.title === id)?.innerText;
     if (told !== (/12D3|\S{40}/.test(name) ? `…${id.slice(-8)}` : name)) faults.push(`${name} is called ${told}`);
   }
@@ -104,6 +104,10 @@ if (document.querySelector("#history")) {
   const lasts = all(".tile").find((one) => one.innerText.startsWith("A step takes"));
   const parts = figures(document.querySelector("figure[data-keys^=generate] .legend")).reduce((sum, part) => sum + part, 0);
   if (step && Math.abs(figures(lasts)[0] - parts) > 0.15) faults.push(`${lasts.innerText}, and its parts ${parts}`);
+  if (step && uptime > 60 + 20 * each && Math.abs(figures(lasts)[0] - each) > 0.15) faults.push(`${lasts.innerText} is ${each} in a terminal`);
+  const [mine, theirs] = figures(document.querySelector("figure[data-keys^=own_groups] .legend"));
+  if (step && Math.abs(mine + theirs - latest.own_groups - latest.foreign_groups) > 0.15) faults.push(`${mine} and ${theirs} groups are not all`);
+  if (steps.step?.length > 100 && !document.querySelector("#joined").innerText.includes("faint")) faults.push("a faint line is not explained");
   if (steps.step?.[0] > 300 && !document.querySelector("#joined").innerText.includes("is gone")) faults.push("a curve begins late and does not say so");
   if (steps.step?.length > 100 && !document.querySelector("figure[data-keys^=own_reward] .line.raw")) faults.push("no line of means runs through many points");
   if (step && Math.abs(parseFloat(tile.querySelector("strong").innerText) - 100 * share) > 2) faults.push(`${tile.innerText} is ${share} in a terminal`);

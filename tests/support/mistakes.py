@@ -163,7 +163,10 @@ ROWS = {
         TASK, "where earlier lines have 'question'", "Use one", **a_task(GOOD, '{"prompt": "1", "answer": "2"}')
     ),
     # fit, eval, export, bench, lab, demo
-    "a command of another name": Row("chat", "no command 'chat'", "`ftis-node ask`"),
+    **{
+        f"the command {other}": Row(other, f"no command '{other}'", f"`ftis-node {name}`")
+        for other, name in {"chat": "ask", "sample": "ask", "restart": "join", "kick": "remove", "kill": "stop"}.items()
+    },
     "held-out data that are missing": Row(f"{EVAL} tiny-a --task gsm8k --eval-data {{tmp}}/no", "Cannot read", "file"),
     "an export of nothing": Row("export --checkpoint nowhere --to {tmp}/o", "There is no checkpoint nowhere", "home"),
     "an export of a model": Row("export --checkpoint tiny-a --to {tmp}/o", "is a model and no", "checkpoint"),

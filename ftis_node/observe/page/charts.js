@@ -7,7 +7,7 @@ const BOTTOM = 38;
 const RIGHT = 14;
 const NEARLY_ALL = 0.95; // of the points, from whose highest
 const RARE = 3; // times as high ones are peaks
-const MANY = 100; // points, above which a line of means runs through a curve, and areas have no outlines
+export const MANY = 100; // points, above which a line of means runs through a curve, and areas have no outlines
 const PART = 1 / 30; // of a curve, over which such a mean is taken
 
 /** The mean of those values that are known, or null. */
@@ -15,9 +15,6 @@ function mean(values) {
   const known = values.filter((value) => value !== null && value !== undefined);
   return known.length ? known.reduce((sum, value) => sum + value, 0) / known.length : null;
 }
-
-/** The mean of the last so many values. */
-export const recent = (values, count) => mean((values ?? []).slice(-count));
 
 /** At each point that has a value the mean of those around it. */
 function through(values) {
@@ -114,16 +111,16 @@ export class Chart {
     this.draw();
   }
 
-  /** `columns`: name → values, one of which is `step`. A name stands beside the mean of its last `points` values. */
-  update(columns, points = 1) {
+  /** `columns`: name → values, one of which is `step`. `latest`: name → the value beside it; by default its last. */
+  update(columns, latest) {
     this.data = columns;
-    this.points = points;
+    this.latest = latest;
     this.draw();
   }
 
   /** The value that stands beside a series' name. */
   now({ key }) {
-    return recent(this.data[key], this.points);
+    return this.latest ? this.latest[key] : this.data[key]?.at(-1);
   }
 
   known() {

@@ -1,10 +1,9 @@
 // The page: asks the node every two seconds and shows what it says.
 
-import { Chart, TIME, recent } from "./charts.js";
+import { Chart, MANY, TIME } from "./charts.js";
 import { bytes, el, find, lasting, number, percent, plain, seconds, short, show, who } from "./dom.js";
 import { OTHERS, everybody, peersTable, swarmPicture, trafficTable } from "./swarm.js";
 
-const RECENT = 20; // steps, of which the numbers beside the names are means
 const SURE_SECONDS = 2; // an estimate from less says little
 const POLL = 2000;
 const PATIENCE = 8000;
@@ -17,6 +16,8 @@ const MARKS = {
 const REACHED = { direct: "reached directly", relayed: "reached by relays", "outbound-only": "nobody can dial it" };
 
 const two = (value) => number(value, 2);
+const counted = (steps) => (steps === 1 ? "step" : `${steps} steps`);
+const groups = (value) => number(value, value % 1 ? 1 : 0); // parts of a mean add up
 const rate = (value) => bytes(value, "/s");
 const SOON = "appears here with the first steps.";
 const JOINED = "known once it has joined";
@@ -41,7 +42,7 @@ const CHARTS = [
     ],
   },
   {
-    title: "Groups of a step", note: "Those that it was taken on.", kind: "stack", floor: 0, whole: true, format: number, empty: `Own groups and those of others ${SOON}`,
+    title: "Groups of a step", note: "Those that it was taken on.", kind: "stack", floor: 0, whole: true, format: groups, empty: `Own groups and those of others ${SOON}`,
     series: [{ key: "own_groups", name: "own", tone: "own" }, { key: "foreign_groups", name: "others'", tone: "foreign" }],
   },
   {
@@ -54,7 +55,7 @@ const CHARTS = [
     ],
   },
   {
-    size: "half", title: "Peers, and groups waiting", note: "Those that are too old do not wait.", floor: 0, whole: true, format: number, empty: `Peers, and how many groups of theirs wait, ${SOON}`,
+    size: "half", title: "Peers, and groups waiting", note: "Those that are too old do not wait.", floor: 0, whole: true, format: groups, empty: `Peers, and how many groups of theirs wait, ${SOON}`,
     series: [{ key: "peers", name: "peers", tone: "own" }, { key: "pool", name: "groups waiting", tone: "foreign" }],
   },
   {
@@ -182,9 +183,8 @@ function showTiles(status) {
   const again = status.pass_at_1_due == null ? "" : `; again in ${lasting(status.pass_at_1_due)}`;
   const measured = typeof status.pass_at_1 === "number";
   const own = ownShare();
-  const columns = latest.history.steps ?? {};
-  const lasts = ["generate", "wait", "train"].reduce((sum, part) => sum + recent(columns[part], newest()), 0);
-  const steps = Math.min(status.step, newest() * (latest.history.joined ?? 1));
+  const { latest: means = {}, latest_steps: steps } = latest.history;
+  const lasts = means.generate + means.wait + means.train;
   const tiles = [
     ["pass@1", two(status.pass_at_1), measured ? `${two(status.pass_at_1_before)} before, ${sign}${two(Math.abs(gained))}${again}` : begun ? "soon, before any training" : JOINED],
     ["Own groups", begun ? number(status.own_groups_used) : "–", "generated and used"],
@@ -192,14 +192,11 @@ function showTiles(status) {
     ["Others' loss share", own === null ? "–" : percent(1 - own), "of Σ |Â|·w·tokens, over this training"],
     ["Received", begun ? bytes(status.bytes_in) : "–", `${begun ? bytes(status.bytes_out) : "–"} sent, since this start`],
     ["Peers", number(status.peers), status.network ? REACHED[status.network.reachability] : "none yet"],
-    ["A step takes", lasts ? seconds(lasts) : "–", lasts ? `mean of the last ${number(steps)} step${steps === 1 ? "" : "s"}` : "appears with the first step"],
+    ["A step takes", lasts ? seconds(lasts) : "–", lasts ? `mean of the last ${counted(steps)}` : "appears with the first step"],
   ];
   show(find("tiles"), tiles.map(([label, value, sub]) =>
     el("li", { class: "tile" }, el("span", { class: "label" }, label), el("strong", null, value), el("span", { class: "sub" }, sub))));
 }
-
-/** How many points of the curves are the last `RECENT` steps, at least. */
-const newest = () => Math.ceil(RECENT / (latest.history.joined ?? 1));
 
 /** The part of the loss that own samples had in the whole training; null before there is one. */
 const ownShare = () => (latest.status.step ? 1 - latest.status.foreign_weight_share : null);
@@ -251,13 +248,14 @@ function showNetwork(status) {
 }
 
 function showHistory() {
-  const { steps = {}, joined = 1 } = latest.history;
-  for (const { of, chart } of CHARTS) chart.update(latest.history[of], of === "steps" ? newest() : 1);
-  const means = ` A number beside a name is the mean of the last ${newest() * joined} steps.`;
-  const points = joined > 1 ? ` A point is the mean of ${joined} steps; where there are many, a line runs through them.` : "";
+  const { steps = {}, joined = 1, latest: means, latest_steps: count = 0 } = latest.history;
+  for (const { of, chart } of CHARTS) chart.update(latest.history[of], of === "steps" ? means : null);
+  const beside = count ? ` A number beside a name is the mean of the last ${counted(count)}; pass@1 is the latest.` : "";
+  const points = joined > 1 ? ` A point is the mean of ${joined} steps.` : "";
+  const through = steps.step?.length > MANY ? " The plain line is a mean of the points around, which are faint." : "";
   const before = (steps.step?.[0] ?? 0) - joined;
   const cut = before > 0 ? ` The log of the steps up to ${number(before)} is gone, for it outgrew its part of the disk.` : "";
-  find("joined").textContent = `By step.${points}${means}${cut} Point at a curve, or focus it and use the arrow keys, to read values.`;
+  find("joined").textContent = `By step.${points}${through}${beside}${cut} Point at a curve, or focus it and use the arrow keys, to read values.`;
 }
 
 function showPeers() {

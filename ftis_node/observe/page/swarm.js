@@ -129,10 +129,10 @@ export function trafficTable(peers, status) {
   const rows = told.map((peer) =>
     el("tr", null, el("th", { scope: "row" }, peer.who()),
       el("td", { class: "figure" }, bytes(peer.bytes_in)), el("td", { class: "figure" }, bytes(peer.bytes_out)),
-      el("td", { class: "figure" }, number(peer.delivered)), el("td", { class: "figure" }, number(peer.fetch_failures))));
+      el("td", { class: "figure", title: "whoever made them" }, number(peer.delivered)), el("td", { class: "figure" }, number(peer.fetch_failures))));
   const sum = el("tr", { class: "sum" }, el("th", { scope: "row" }, "All"),
     el("td", { class: "figure" }, bytes(status.bytes_in)), el("td", { class: "figure" }, bytes(status.bytes_out)), el("td"), el("td"));
-  const head = ["Peer", "In", "Out", "Groups", "Failed"].map((name, index) =>
+  const head = ["Peer", "In", "Out", "Brought", "Failed"].map((name, index) =>
     el("th", { scope: "col", class: index ? "figure" : null }, name));
   const empty = rows.length ? null : el("p", { class: "empty" }, "Nothing was exchanged yet. What goes to each peer and comes from it appears here.");
   return [el("h3", null, "Bytes by peer"), empty ?? el("table", { class: "plain" }, el("thead", null, el("tr", null, head)), el("tbody", null, rows, sum))];
