@@ -91,7 +91,7 @@ def gpu_line(gpu: GpuFigures) -> str:
 
 def saved_line(checkpoint: CheckpointStatus) -> str:
     """The newest checkpoint's step and age, and when the next is due."""
-    if checkpoint.step is None or checkpoint.age_seconds is None:
+    if checkpoint.age_seconds is None:  # nor a step
         return "nothing yet"
     due = checkpoint.due_seconds
     then = "" if due is None else f", next in {duration(due)}"
