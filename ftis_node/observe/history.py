@@ -3,7 +3,7 @@
 import json
 import math
 import os
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
@@ -14,7 +14,6 @@ from ftis_node.observe.metrics import LogPart, opened
 POINTS = 500  # of a curve, at most
 WHOLE = 64 << 20  # bytes; in a longer log that is there already, only windows are taken in, so many bytes in all
 WINDOWS = 512
-LATEST = 8  # steps, as many as the mean of a step's seconds in the status is of
 TEACHERS = 256  # authors whose shares are kept apart; those with least of it make room
 OWN = "own"
 OTHERS = "others"
@@ -47,10 +46,10 @@ class Curve:
         """Add a point. All points of a curve have the same names."""
         self._open.append(point)
         if len(self._open) >= self.stride:
-            self._points.append(self.join(self._open))
+            self._points.append(self._join(self._open))
             self._open = []
         if len(self._points) >= POINTS:
-            self._points = [self.join(self._points[i : i + 2]) for i in range(0, POINTS, 2)]
+            self._points = [self._join(self._points[i : i + 2]) for i in range(0, POINTS, 2)]
             self.stride *= 2
 
     def cut(self, step: float) -> None:
@@ -62,13 +61,12 @@ class Curve:
         """Name → values, all of one length; the latest point may stand for fewer steps than the others."""
         points = list(self._points)
         if self._open:
-            points.append(self.join(self._open))
+            points.append(self._join(self._open))
         if not points:
             return {}
         return {name: [_short(point[name]) for point in points] for name in points[0]}
 
-    def join(self, some: Sequence[Point]) -> Point:
-        """One point for several."""
+    def _join(self, some: Sequence[Point]) -> Point:
         last = some[-1]
         if not self._joined:
             return last
@@ -87,7 +85,6 @@ class History:
         self._file: tuple[int, int] | None = None  # device and inode of the present file
         self._part = self._read = 0  # the part that is read, and how much of it
         self._steps = Curve()
-        self._latest: deque[Point] = deque(maxlen=LATEST)
         self._evaluations = Curve(joined=False)
         self._teachers: dict[str, Counter[str]] = {}
         self._before: tuple[float, float, float] | None = None  # time, bytes in, bytes out
@@ -101,12 +98,8 @@ class History:
         return self.version != before
 
     def facts(self) -> dict[str, Any]:
-        """Curves as columns, means of the latest steps, and what came of whom: samples, loss_weight, negatives,
-        filtered of each source."""
-        latest = self._latest
+        """Curves as columns, and what came of whom: samples, loss_weight, negatives, filtered of each source."""
         return {
-            "latest": self._steps.join(latest) if latest else {},
-            "latest_steps": len(latest),
             "steps": self._steps.columns(),
             "evaluations": self._evaluations.columns(),
             "joined": self._steps.stride,
@@ -164,7 +157,6 @@ class History:
                 self._evaluations.add({name: _number(entry.get(name)) for name in names})
             elif kind == "started":
                 self._steps.cut(entry["step"])
-                self._latest.clear()
                 self._evaluations.cut(entry["step"])
                 self._before = None  # bytes count from nothing, or go on where only the compute process is new
         except (ValueError, TypeError, KeyError, AttributeError):
@@ -194,7 +186,6 @@ class History:
             point["filtered"] = _number(foreign.get("filtered_fraction"))
             point["truncated"] = _number(foreign.get("truncated"))
         self._steps.add(point)
-        self._latest.append(point)
         if not entry.get("skipped"):
             for source, figures in (diagnostics.get("sources") or {}).items():
                 self._teach(source, figures)

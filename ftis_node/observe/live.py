@@ -125,7 +125,7 @@ def _figures(status: Status) -> Table:
         idle = number(status.idle_share, ".0%")
         parts = ", ".join(f"{name} {seconds[name]:.1f}" for name in ("generate", "wait", "train"))
         told = f", {status.step_seconds:.1f} s each, device idle {idle} (last 8 steps); the last: {parts}"
-    again = "" if status.pass_at_1_due is None else f", again in {duration(status.pass_at_1_due)}"
+    again = "" if not status.pass_at_1_due else f", again in {duration(status.pass_at_1_due)}"
     share = number(status.foreign_weight_share, ".0%")
     megabytes = _megabytes(status)
     rows = [

@@ -85,7 +85,7 @@ if (document.querySelector("#history")) {
   if (rows.length && rows.at(-1)[0] < at - Math.max(7200, 5 * (rows.at(-1)[0] - rows.at(-2)?.[0])) && !rate.innerText.includes("–")) faults.push(`of hours ago: ${rate.innerText}`);
   note(Object.fromEntries(["step", "nodes", "groups", "pass"].map((key, column) => [key, rows.map((row) => row[column])])));
 } else {
-  const { steps, evaluations, latest = {} } = await answer("/api/history");
+  const { steps, evaluations, joined } = await answer("/api/history");
   note(steps);
   note(evaluations);
   const { step, step_seconds: each, foreign_weight_share: share, worker_memory_bytes: memory, addresses = [], uptime } = await answer("/api/status");
@@ -105,8 +105,9 @@ if (document.querySelector("#history")) {
   const parts = figures(document.querySelector("figure[data-keys^=generate] .legend")).reduce((sum, part) => sum + part, 0);
   if (step && Math.abs(figures(lasts)[0] - parts) > 0.15) faults.push(`${lasts.innerText}, and its parts ${parts}`);
   if (step && uptime > 60 + 20 * each && Math.abs(figures(lasts)[0] - each) > 0.15) faults.push(`${lasts.innerText} is ${each} in a terminal`);
+  const mean = (key) => steps[key].slice(-Math.ceil(8 / joined)).reduce((sum, value, index, all) => sum + value / all.length, 0);
   const [mine, theirs] = figures(document.querySelector("figure[data-keys^=own_groups] .legend"));
-  if (step && Math.abs(mine + theirs - latest.own_groups - latest.foreign_groups) > 0.15) faults.push(`${mine} and ${theirs} groups are not all`);
+  if (step && Math.abs(mine + theirs - mean("own_groups") - mean("foreign_groups")) > 0.15) faults.push(`${mine} and ${theirs} groups are not all`);
   if (steps.step?.length > 100 && !document.querySelector("#joined").innerText.includes("faint")) faults.push("a faint line is not explained");
   if (steps.step?.[0] > 300 && !document.querySelector("#joined").innerText.includes("is gone")) faults.push("a curve begins late and does not say so");
   if (steps.step?.length > 100 && !document.querySelector("figure[data-keys^=own_reward] .line.raw")) faults.push("no line of means runs through many points");

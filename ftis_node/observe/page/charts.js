@@ -16,6 +16,9 @@ function mean(values) {
   return known.length ? known.reduce((sum, value) => sum + value, 0) / known.length : null;
 }
 
+/** The mean of the last so many values. */
+export const recent = (values, count) => mean((values ?? []).slice(-count));
+
 /** At each point that has a value the mean of those around it. */
 function through(values) {
   const half = Math.ceil((values.length * PART) / 2);
@@ -111,16 +114,16 @@ export class Chart {
     this.draw();
   }
 
-  /** `columns`: name → values, one of which is `step`. `latest`: name → the value beside it; by default its last. */
-  update(columns, latest) {
+  /** `columns`: name → values, one of which is `step`. A name stands beside the mean of its last `points` values. */
+  update(columns, points = 1) {
     this.data = columns;
-    this.latest = latest;
+    this.points = points;
     this.draw();
   }
 
   /** The value that stands beside a series' name. */
   now({ key }) {
-    return this.latest ? this.latest[key] : this.data[key]?.at(-1);
+    return recent(this.data[key], this.points);
   }
 
   known() {

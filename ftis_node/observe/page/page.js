@@ -1,9 +1,10 @@
 // The page: asks the node every two seconds and shows what it says.
 
-import { Chart, MANY, TIME } from "./charts.js";
+import { Chart, MANY, TIME, recent } from "./charts.js";
 import { bytes, el, find, lasting, number, percent, plain, seconds, short, show, who } from "./dom.js";
 import { OTHERS, everybody, peersTable, swarmPicture, trafficTable } from "./swarm.js";
 
+const RECENT = 8; // steps, of which the numbers beside the names are means, as the status's `step_seconds` is
 const SURE_SECONDS = 2; // an estimate from less says little
 const POLL = 2000;
 const PATIENCE = 8000;
@@ -180,11 +181,12 @@ function showTiles(status) {
   const begun = "step" in status;
   const gained = status.pass_at_1 - status.pass_at_1_before;
   const sign = gained < 0 ? "−" : "+";
-  const again = status.pass_at_1_due == null ? "" : `; again in ${lasting(status.pass_at_1_due)}`;
+  const again = status.pass_at_1_due == null ? "" : status.pass_at_1_due < 1 ? "; again soon" : `; again in ${lasting(status.pass_at_1_due)}`;
   const measured = typeof status.pass_at_1 === "number";
   const own = ownShare();
-  const { latest: means = {}, latest_steps: steps } = latest.history;
-  const lasts = means.generate + means.wait + means.train;
+  const columns = latest.history.steps ?? {};
+  const lasts = ["generate", "wait", "train"].reduce((sum, part) => sum + recent(columns[part], newest()), 0);
+  const steps = Math.min(status.step, newest() * (latest.history.joined ?? 1));
   const tiles = [
     ["pass@1", two(status.pass_at_1), measured ? `${two(status.pass_at_1_before)} before, ${sign}${two(Math.abs(gained))}${again}` : begun ? "soon, before any training" : JOINED],
     ["Own groups", begun ? number(status.own_groups_used) : "–", "generated and used"],
@@ -197,6 +199,9 @@ function showTiles(status) {
   show(find("tiles"), tiles.map(([label, value, sub]) =>
     el("li", { class: "tile" }, el("span", { class: "label" }, label), el("strong", null, value), el("span", { class: "sub" }, sub))));
 }
+
+/** How many points of the curves are the last `RECENT` steps, at least. */
+const newest = () => Math.ceil(RECENT / (latest.history.joined ?? 1));
 
 /** The part of the loss that own samples had in the whole training; null before there is one. */
 const ownShare = () => (latest.status.step ? 1 - latest.status.foreign_weight_share : null);
@@ -248,9 +253,9 @@ function showNetwork(status) {
 }
 
 function showHistory() {
-  const { steps = {}, joined = 1, latest: means, latest_steps: count = 0 } = latest.history;
-  for (const { of, chart } of CHARTS) chart.update(latest.history[of], of === "steps" ? means : null);
-  const beside = count ? ` A number beside a name is the mean of the last ${counted(count)}; pass@1 is the latest.` : "";
+  const { steps = {}, joined = 1 } = latest.history;
+  for (const { of, chart } of CHARTS) chart.update(latest.history[of], of === "steps" ? newest() : 1);
+  const beside = ` A number beside a name is the mean of the last ${newest() * joined} steps; pass@1 is the latest.`;
   const points = joined > 1 ? ` A point is the mean of ${joined} steps.` : "";
   const through = steps.step?.length > MANY ? " The plain line is a mean of the points around, which are faint." : "";
   const before = (steps.step?.[0] ?? 0) - joined;
