@@ -82,12 +82,16 @@ _PLACES = {
 }
 
 
-# Names that other programs have for a command, and its name here.
-_OTHERS = (
-    "chat:ask talk:ask generate:ask sample:ask predict:ask evaluate:eval train:join start:join restart:join init:join "
-    "kick:remove ban:remove list:status ls:status ps:status quit:stop kill:stop"
-)
-_MEANT = dict(pair.split(":") for pair in _OTHERS.split())
+# Commands, and the names that other programs have for them.
+_OTHERS = {
+    "ask": "chat talk generate sample predict",
+    "eval": "evaluate",
+    "join": "train start restart init",
+    "remove": "kick ban",
+    "status": "list ls ps",
+    "stop": "quit kill",
+}
+_MEANT = {other: name for name, others in _OTHERS.items() for other in others.split()}
 
 
 @functools.cache

@@ -241,8 +241,10 @@ def save(home: HomeOption = DEFAULT_HOME, json: JsonOption = False) -> None:
 def resume(home: HomeOption = DEFAULT_HOME, wait: WaitOption = False, json: JsonOption = False) -> None:
     """Load the model again and go on from the last checkpoint."""
     answer = _command(home, "resume", wait=wait)
-    said = {"STOPPING": "The node ends."}
-    _say(answer, said.get(answer.state, "The node goes on."), json=json)
+    text = "The node goes on."
+    if answer.state == "STOPPING":
+        text = "The node ends."
+    _say(answer, text, json=json)
 
 
 def set_(

@@ -117,11 +117,8 @@ def _seconds(spec: TrialSpec, member: NodeSpec, shape: Geometry, chosen: Plan, c
 
 
 def _told(chosen: Plan) -> dict[str, Any]:
-    kind = "full"
-    if chosen.lora:
-        kind = "lora"
     return {
-        "kind": kind,
+        "kind": chosen.kind,
         **{name: getattr(chosen, name) for name in _PLANNED},
         "memory_gb": round(chosen.memory.total / GB, 1),
         "budget_gb": round(chosen.budget / GB, 1),

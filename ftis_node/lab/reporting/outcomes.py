@@ -100,7 +100,7 @@ def _table(results: Results, book: Book, nodes: Sequence[str], here: Mapping[tup
         found = [here.get((node, cell)) for node in nodes]
         known = [row for row in found if row is not None]
         if known:
-            texts = [say.NONE if row is None else _in_words(row) for row in found]
+            texts = [say.NONE if row is None else _final_text(row) for row in found]
             seeds = max(_seeds(row) for row in known)
             lines.append([results.label(cell), *texts, str(seeds)])
     book.table(["cell", *(f"{node}: start → final" for node in nodes), "seeds"], lines)
@@ -143,7 +143,7 @@ def _curve(results: Results, cell: str, node: str) -> tuple[list[int], list[Inte
     return steps, bands([[curve[step] for step in steps] for curve in by_seed])
 
 
-def _in_words(row: dict[str, Any]) -> str:
+def _final_text(row: dict[str, Any]) -> str:
     """Start, mean and interval of a node in a cell, and what collapsed."""
     settled = say.NONE
     if row["n"]:

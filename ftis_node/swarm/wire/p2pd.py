@@ -50,9 +50,9 @@ _FINDINGS: dict[str, Reachable] = {f"NAT status is {word}": word for word in ("u
 _RELAY = (
     "-relayMaxReservations=16",  # relayed nodes
     "-relayMaxCircuits=4",  # of each
-    "-relayDataLimit=268435456",  # bytes, per circuit and direction
+    f"-relayDataLimit={256 << 20}",  # bytes, per circuit and direction
     "-relayTimeLimit=30m",
-    "-relayBufferSize=65536",
+    f"-relayBufferSize={64 << 10}",
 )
 
 # Requests that a caller may send ahead; a node sends one a stream. Behind more, its hanging up would go unseen.
