@@ -1,6 +1,8 @@
 """Nothing is told to anybody but peers and the hub, by any process of a node or by the libraries in it."""
 
+import ast
 import io
+import json
 import os
 import re
 import shutil
@@ -19,6 +21,8 @@ from tests.support.daemons import PATIENCE, STILL, command
 from tests.support.hub import Hub, running
 from tests.support.silence import listening_in, tried
 
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "ftis_node"
 MODEL = {path.name: path.read_bytes() for path in (BUILT_IN_DIR / "tiny-a").iterdir()}
 LOAD = textwrap.dedent(
     """
@@ -66,12 +70,17 @@ def test_the_list_of_what_is_tried_is_complete(tmp_path: Path) -> None:
 
 
 def test_a_node_dials_nobody_but_hub_and_peers_from_the_first_second_to_the_last(tmp_path: Path) -> None:
-    """A daemon, its compute process and what they start, with a model from the hub; the libraries send no reports."""
+    """A daemon, its compute process and what they start, with a model from the hub and rows of the owner's; the libraries
+    send no reports.
+    """
+    rows = tmp_path / "mine.jsonl"
+    rows.write_text("\n".join(json.dumps({"prompt": f"7*8-9={n}+", "answer": n % 9}) for n in range(40)))
     line = command("join", "--home", str(tmp_path / "home"), "--model", "someone/tiny", "--host", "127.0.0.1")
     hub = Hub()
     hub.model = MODEL
     with running(hub):
-        ended = ran([*line, "--device", "cpu", "--steps", "2", *STILL], environment(tmp_path, hub))
+        own = ("--own-data", str(rows))
+        ended = ran([*line, *own, "--device", "cpu", "--steps", "2", *STILL], environment(tmp_path, hub))
     assert ended.returncode == 0, ended.stderr
     heard = {process for *_, process in tried(tmp_path / "listening")}
     assert any("ftis_node.worker" in process for process in heard), "the compute process asks the hub"
@@ -79,6 +88,20 @@ def test_a_node_dials_nobody_but_hub_and_peers_from_the_first_second_to_the_last
     assert hub.sent > len(MODEL["model.safetensors"])
     assert not [path for path in hub.asked if "telemetry" in path or "agent" in path]
     assert not [agent for agent in hub.agents if "file_type" in agent]
+
+
+LINKS = {"arxiv.org"}  # of a page that a person may read
+
+
+def test_security_md_names_every_host_that_the_program_does() -> None:
+    """What else a node dials is named by its owner, by peers, or by the local network."""
+    hosts = set()
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " not in node.value:
+                hosts |= set(re.findall(r"https?://([a-z0-9.-]+[a-z])", node.value))
+    told = (ROOT / "docs" / "security.md").read_text().partition("## What a stranger can do")[0]
+    assert "raw.githubusercontent.com" in hosts and [host for host in hosts - LINKS if host not in told] == []
 
 
 @pytest.mark.slow

@@ -1,4 +1,5 @@
-"""Rows of this node's owner alone. They and what is sampled on them stay in the compute process, which has no network.
+"""Rows of this node's owner alone. They and what is sampled on them stay in the compute process, which sends them
+nowhere.
 
 The node is told counts and rates of them and nothing else, so nothing of them gets into a packet, a log, the page or a
 report. A step's groups on them are made anew within the step, and are not kept.
