@@ -344,7 +344,7 @@ class Demo:
             )
         (self.output / "summary.json").write_text(json.dumps(msgspec.to_builtins(summary), indent=1))
         for node in nodes:
-            self.console.print(words(in_words(node)))
+            self.console.print(words(result_of(node)))
         for line in self._what_now(nodes):
             self.console.print(words(line), soft_wrap=True)  # commands are copied
         curves = f"curves in {picture}" if picture is not None else f"for a picture of the curves: {TO_DRAW}"
@@ -403,7 +403,7 @@ def _prepare(output: Path) -> None:
     (output / _MARK).touch()
 
 
-def in_words(node: NodeSummary) -> str:
+def result_of(node: NodeSummary) -> str:
     """A node's results in a sentence."""
     tokenizers = f" with {node.foreign_tokenizers} other tokenizers" if node.foreign_tokenizers else ""
     return (

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from ftis_node.config.run import load_run_file
-from ftis_node.demo import NodeSummary, in_words
+from ftis_node.demo import NodeSummary, result_of
 from ftis_node.host.loops import PARENT
 from tests.support.daemons import run_cli
 
@@ -27,7 +27,7 @@ def test_a_short_demo_ends_with_its_picture(tmp_path: Path, listener: bool, monk
     assert ended.returncode == 0, ended.stderr
     summary = json.loads(ended.stdout)
     for one in summary["nodes"]:
-        said = in_words(msgspec.convert(one, NodeSummary))
+        said = result_of(msgspec.convert(one, NodeSummary))
         assert f"in {one['steps']} steps, with {one['foreign_groups_used']} groups of" in said
     nodes = {node["name"]: node for node in summary["nodes"]}
     assert list(nodes) == ["A", "B", "C", *["D"] * listener] and summary["complete"]

@@ -32,7 +32,7 @@ from ftis_node.preflight.case import Case
 from ftis_node.preflight.checks import refused
 from ftis_node.preflight.report import as_json
 from ftis_node.store.home import Home
-from ftis_node.swarm.certificates import Book
+from ftis_node.swarm.certificates import MembersBook
 from ftis_node.swarm.invitation import invite
 from ftis_node.swarm.known_addresses import KnownAddresses
 from ftis_node.tasks.task import place_of
@@ -303,7 +303,7 @@ def test_what_the_home_knows_is_dialled(join: Cli, tmp_path: Path) -> None:
     KnownAddresses(known[:1], met=known).write(Home(tmp_path).peers)
     assert report_of(join, "--home", str(tmp_path))["network"]["dials"] == known
     assert "and 2 more" in join("--home", str(tmp_path))[1]
-    gone = Book(PRIVATE.id, FOUNDER.author, ended={FOUNDER.author: {EVE.author: removal(FOUNDER, EVE)}})
+    gone = MembersBook(PRIVATE.id, FOUNDER.author, ended={FOUNDER.author: {EVE.author: removal(FOUNDER, EVE)}})
     Home(tmp_path).members.write_bytes(msgspec.msgpack.encode(gone))
     left = [text for text in known if not text.endswith(EVE.peer_id)]
     assert report_of(join, "--home", str(tmp_path))["network"]["dials"] == left and len(left) == 9

@@ -7,7 +7,7 @@ import pytest
 
 import ftis_node.lab
 from ftis_node.errors import UsageError
-from ftis_node.lab.forecast import forecast, in_words
+from ftis_node.lab.forecast import forecast, forecast_text
 from ftis_node.lab.loading import load_experiment, narrowed
 from ftis_node.lab.spec import trials
 from ftis_node.lab.starts import starts
@@ -152,7 +152,7 @@ def test_the_papers_own_experiments_plan_their_memory_and_hours_without_weights(
     assert all(node["fits"] and node["memory_gb"] <= node["budget_gb"] for node in report["nodes"].values())
     kinds = {name: node["kind"] for name, node in report["nodes"].items()}
     assert all((kind == "lora") == (name.startswith("B") and "lora" in file.stem) for name, kind in kinds.items())
-    assert "hours" in in_words(report)
+    assert "hours" in forecast_text(report)
     assert not forecast(made, Card(vram=24))["fits_together"]
     for one in trials(made):
         settings = [one.settings_of(member) for member in one.members]

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from ftis_node.errors import UsageError
-from ftis_node.lab.reporting.book import level
 from ftis_node.lab.reporting.index import BEGIN, END, write_index
+from ftis_node.lab.reporting.page import level
 from ftis_node.lab.reporting.report import write_report
 from ftis_node.lab.reporting.results import read_results
 from ftis_node.lab.reporting.speed import speeds

@@ -21,7 +21,7 @@ from ftis_node.packet import packet_digest
 from ftis_node.preflight.redaction import Redactor
 from ftis_node.store.home import Home
 from ftis_node.swarm import certificates, chronicle, ftis_pb2
-from ftis_node.swarm.certificates import Book, Chain, decode, encode
+from ftis_node.swarm.certificates import Chain, MembersBook, decode, encode
 from ftis_node.swarm.handshake import fetch_run, greeting
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.invitation import Invitation, invite
@@ -164,7 +164,7 @@ async def test_the_invited_meet_and_lose_the_removed(tmp_path: Path, monkeypatch
 
 async def test_who_was_a_member_and_is_none_is_not_dialled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also by an order that waits for the node. But one whose invitation is to be used is, whatever is known of it."""
-    book = Book(PRIVATE.id, FOUNDER.author, issued={FOUNDER.author: {}})
+    book = MembersBook(PRIVATE.id, FOUNDER.author, issued={FOUNDER.author: {}})
     for who, ends in ((ANN, 2), (EVE, 2**40), (BEN, 2**40)):
         book.issued[FOUNDER.author][who.author] = lasting((FOUNDER, who), expires=ends)[0]
     known = KnownAddresses(met=[f"/ip4/127.0.0.1/tcp/9/p2p/{who.peer_id}" for who in (FOUNDER, ANN, BEN, EVE)])
@@ -204,14 +204,14 @@ async def test_row_56_a_hostile_answer_to_a_greeting_gives_nobody_a_certificate(
         private_member(4, tmp_path, ticket_of(founder)) as (cara, of_cara),
     ):
         await eventually(lambda: founder.met(ann, ben, cara) and cara.met(ann, ben), "meeting")
-        own = of_cara.own
-        anns = decode(of_ann.own, Chain)
+        own = of_cara.own_chain
+        anns = decode(of_ann.own_chain, Chain)
         lasts = dict[str, Any](expires=anns[0].expires + 99 * DAY, issued_at=int(unix_seconds()))
 
         def hostile(node: Member) -> Callable[..., Any]:
             async def answer(request: ftis_pb2.Handshake, peer: bytes) -> ftis_pb2.Handshake:
                 hello = greeting(PRIVATE, [node.address])
-                hello.certificates = node.swarm.roster.own if node.swarm.roster is not None else b""
+                hello.certificates = node.swarm.roster.own_chain if node.swarm.roster is not None else b""
                 whom = {FOUNDER.author: FOUNDER, CARA.author: CARA}.get(peer, BEN)
                 hello.granted = encode((*anns, certificate(ANN, whom, **lasts)))
                 return hello
@@ -224,7 +224,7 @@ async def test_row_56_a_hostile_answer_to_a_greeting_gives_nobody_a_certificate(
         for victim in (founder, cara):
             assert await victim.swarm.membership.greet(ANN.author)
             await victim.swarm.membership.greet(BEN.author)
-        assert roster.own == b"" and roster.book.own == () and of_cara.own == own
+        assert roster.own_chain == b"" and roster.book.own == () and of_cara.own_chain == own
         assert roster.why_no_ticket(ticket_of(founder), EVE.author) is None, "the founder invites as before"
 
 
@@ -247,7 +247,7 @@ def home_of(tmp_path: Path) -> Callable[..., Path]:
         who.keep(home / "identity.key")
         if run is not None:
             (home / "run.toml").write_text(dump_run_file(RunFile(run=run)))
-        book = Book(run_id=PRIVATE.id, founder=FOUNDER.author, own=own)
+        book = MembersBook(run_id=PRIVATE.id, founder=FOUNDER.author, own=own)
         for one in (*own, *(chain[-1] for chain in members)):
             book.issued.setdefault(one.issuer, {})[one.member] = one
         (home / "members").write_bytes(msgspec.msgpack.encode(book))

@@ -68,7 +68,7 @@ def joined(inviter: Roster, who: Roster, ticket: Invitation, peer: Identity) -> 
     issuer = ticket.inviter
     why = inviter.why_no_ticket(ticket, peer.author)
     if why is None:
-        assert who.meet(issuer, inviter.own) is None and who.ticket_for(issuer) == ticket.encoded
+        assert who.meet(issuer, inviter.own_chain) is None and who.ticket_for(issuer) == ticket.encoded
         who.accept(inviter.redeem(ticket, peer.author), issuer)
     return why
 
@@ -88,7 +88,7 @@ def test_row_49_an_invitation_makes_one_key_a_member_once(roster_of: Rosters, ca
     assert not eve.is_member and not founder.admits(EVE.author)
     again = roster_of(FOUNDER)  # what was redeemed outlasts a restart
     assert "another key" in str(again.why_no_ticket(ticket, EVE.author))
-    assert again.redeem(ticket, ANN.author) == ann.own
+    assert again.redeem(ticket, ANN.author) == ann.own_chain
 
 
 def test_what_a_member_is_given_is_on_the_disk(roster_of: Rosters, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,7 +126,7 @@ def test_a_removed_member_is_out_everywhere_and_so_are_those_it_invited(roster_o
     assert not list((tmp_path / FOUNDER.peer_id / "orders").iterdir())
     assert not founder.admits(ANN.author) and not founder.admits(BEN.author)
     assert "removed" in str(founder.why_no_ticket(ticket, ANN.author))
-    assert founder.meet(BEN.author, ben.own) is not None and founder.removal_for(BEN.author)
+    assert founder.meet(BEN.author, ben.own_chain) is not None and founder.removal_for(BEN.author)
     ben.hear(founder.news(set()).values(), FOUNDER.author)
     assert not ben.is_member and not roster_of(BEN).is_member  # also after a restart
     assert ben.shut_out.startswith(f"{ANN.peer_id} was removed by {FOUNDER.peer_id} on ")
@@ -175,14 +175,14 @@ def test_a_certificate_is_renewed_at_half_its_time_and_ends_otherwise(roster_of:
     founder, ann, ben = map(roster_of, (FOUNDER, ANN, BEN))
     joined(founder, ann, invitation(), ANN)
     joined(founder, ben, invitation(), BEN)
-    assert founder.renewal(ANN.author, ann.own) == b"" and not ann.due_at(FOUNDER.author)
+    assert founder.renewal(ANN.author, ann.own_chain) == b"" and not ann.due_at(FOUNDER.author)
     time.now += 16 * DAY
-    assert ann.renewal(BEN.author, ben.own) == b"" and not ann.due_at(BEN.author)  # she did not issue it
+    assert ann.renewal(BEN.author, ben.own_chain) == b"" and not ann.due_at(BEN.author)  # she did not issue it
     assert ann.due_at(FOUNDER.author) and not founder.due_at(ANN.author)
-    lost = founder.renewal(ANN.author, ann.own)
-    assert founder.renewal(ANN.author, ann.own) == lost != b"", "the answer may have been lost"
+    lost = founder.renewal(ANN.author, ann.own_chain)
+    assert founder.renewal(ANN.author, ann.own_chain) == lost != b"", "the answer may have been lost"
     ann.accept(lost, FOUNDER.author)
-    assert founder.renewal(ANN.author, ann.own) == b"" and not ann.due_at(FOUNDER.author)
+    assert founder.renewal(ANN.author, ann.own_chain) == b"" and not ann.due_at(FOUNDER.author)
     time.now += 16 * DAY
     assert ann.is_member and founder.admits(ANN.author)
     assert not ben.is_member and not founder.admits(BEN.author) and "expired" in str(ben.why_no_member())
@@ -193,19 +193,19 @@ def test_a_certificate_of_an_inviter_counts_while_the_inviters_own_does(roster_o
     joined(founder, ann, invitation(membership=4 * DAY, invites=True), ANN)
     joined(ann, ben, invitation(ANN, membership=400 * DAY), BEN)
     time.now += 3 * DAY
-    assert ann.renewal(BEN.author, ben.own) == b"", "half of its time is not over"
-    ann.accept(founder.renewal(ANN.author, ann.own), FOUNDER.author)
+    assert ann.renewal(BEN.author, ben.own_chain) == b"", "half of its time is not over"
+    ann.accept(founder.renewal(ANN.author, ann.own_chain), FOUNDER.author)
     time.now += 2 * DAY
     assert "the certificate of " + ANN.peer_id in str(ben.why_no_member())
     ben.hear(ann.news(set()).values(), ANN.author)
-    assert ben.is_member and ben.own == encode((decode(ann.own, Chain)[0], decode(ben.own, Chain)[1]))
-    assert roster_of(BEN).own == ben.own
+    assert ben.is_member and ben.own_chain == encode((decode(ann.own_chain, Chain)[0], decode(ben.own_chain, Chain)[1]))
+    assert roster_of(BEN).own_chain == ben.own_chain
 
 
 def test_the_founder_appoints_a_member_that_is_there_already_by_another_invitation(roster_of: Rosters) -> None:
     founder, _, ben = two_below(roster_of)
     joined(founder, ben, invitation(), BEN)
-    assert not ben.book.may_invite(BEN.author, NOW) and len(decode(ben.own, Chain)) == 1
+    assert not ben.book.may_invite(BEN.author, NOW) and len(decode(ben.own_chain, Chain)) == 1
     assert ben.ticket_for(FOUNDER.author) == b""
     joined(founder, ben, invitation(invites=True), BEN)
     assert ben.book.may_invite(BEN.author, NOW) and ben.ticket_for(FOUNDER.author) == b""
@@ -221,7 +221,7 @@ def test_row_56_nobody_gives_a_certificate_unasked_and_nobody_takes_over_the_fou
     joined(founder, ann, invitation(invites=True), ANN)
     joined(founder, cara, invitation(), CARA)
     cara.hear([encode(ANNS), encode((certificate(FOUNDER, BEN),)), encode(removal(FOUNDER, BEN))], ANN.author)
-    own = cara.own
+    own = cara.own_chain
     later = dict[str, Any](issued_at=int(NOW) + 60, expires=int(NOW) + 900 * DAY)
     for victim, who in ((founder, FOUNDER), (cara, CARA)):
         for peer, issuer in ((ANN, ANN), (BEN, BEN), (EVE, ANN), (FOUNDER, ANN), (ANN, EVE)):
@@ -229,7 +229,7 @@ def test_row_56_nobody_gives_a_certificate_unasked_and_nobody_takes_over_the_fou
                 chain = encode((*above, certificate(issuer, who, **later)))
                 victim.hear([chain], peer.author)
                 victim.accept(chain, peer.author)
-    assert founder.own == b"" and founder.is_member and cara.own == own and cara.is_member
+    assert founder.own_chain == b"" and founder.is_member and cara.own_chain == own and cara.is_member
     founder.hear([encode(removal(ANN, CARA)), encode(removal(ANN, FOUNDER))], ANN.author)
     assert founder.admits(CARA.author), "hers is the founder's certificate, whatever others sign for her"
 
@@ -383,8 +383,9 @@ def test_row_72_a_handshake_that_changes_nothing_writes_nothing(roster_of: Roste
     joined(founder, ann, ticket, ANN)
     assert founder._file is not None
     founder._file.unlink()
-    for shown in (b"", ann.own):
-        assert founder.redeem(ticket, ANN.author) == ann.own and founder.renewal(ANN.author, shown) in (b"", ann.own)
+    chain = ann.own_chain
+    for shown in (b"", chain):
+        assert founder.redeem(ticket, ANN.author) == chain and founder.renewal(ANN.author, shown) in (b"", chain)
     assert not founder._file.exists()
     founder.redeem(invitation(), BEN.author)
     assert founder._file.exists()

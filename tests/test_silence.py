@@ -70,7 +70,7 @@ def test_the_list_of_what_is_tried_is_complete(tmp_path: Path) -> None:
 
 
 def test_a_node_dials_nobody_but_hub_and_peers_from_the_first_second_to_the_last(tmp_path: Path) -> None:
-    """A daemon, its compute process and what they start, with a model from the hub and rows of the owner's; the libraries
+    """A daemon, its compute process and what they start, with a model from the hub and rows of the owner's; libraries
     send no reports.
     """
     rows = tmp_path / "mine.jsonl"

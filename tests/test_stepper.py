@@ -35,14 +35,16 @@ def test_a_node_makes_its_part_of_the_batch_but_no_less_than_a_quarter(tmp_path:
 
 def test_a_node_counts_on_what_comes_and_not_on_who_announces() -> None:
     demand = Demand()
-    assert demand.own(BATCH, 6, NOTHING) == 6, "before the first step there is only who announced"
+    assert demand.groups_to_make(BATCH, 6, NOTHING) == 6, "before the first step there is only who announced"
     demand.stepped(0, NOTHING)
-    assert (demand.own(BATCH, 6, NOTHING), foreign(18, 2, NOTHING)) == (BATCH, 36), "it still pulls, and waits for none"
+    assert (demand.groups_to_make(BATCH, 6, NOTHING), foreign(18, 2, NOTHING)) == (BATCH, 36), (
+        "it still pulls, and waits for none"
+    )
     came = 0
     for each, own in ((10, BATCH - 10), (30, 6)):
         for _ in range(40):
             demand.stepped(came := came + each, NOTHING)
-        assert demand.own(BATCH, 6, NOTHING) == pytest.approx(own, abs=each < 18), "never less than its part"
+        assert demand.groups_to_make(BATCH, 6, NOTHING) == pytest.approx(own, abs=each < 18), "never less than its part"
 
 
 def test_what_waits_need_not_come_and_what_has_no_room_in_a_batch_is_not_counted_on() -> None:
@@ -51,10 +53,12 @@ def test_what_waits_need_not_come_and_what_has_no_room_in_a_batch_is_not_counted
         waiting = Waiting(10, 10, room)
         demand.stepped(0, NOTHING)
         demand.stepped(10, waiting)
-        assert demand.own(BATCH, 6, waiting) == BATCH - first, "those that have room, and 2 that a step brings"
+        assert demand.groups_to_make(BATCH, 6, waiting) == BATCH - first, (
+            "those that have room, and 2 that a step brings"
+        )
         for _ in range(40):
             demand.stepped(10, waiting)
-        assert demand.own(BATCH, 6, waiting) == BATCH - later
+        assert demand.groups_to_make(BATCH, 6, waiting) == BATCH - later
     waiting = Waiting(10, 8, 4)
     assert (waiting.left(), waiting.left(2), waiting.usable(), waiting.usable(2)) == (-4, 0, 6, 10)
     assert (Waiting(9, 9).left(), Waiting(9, 9).usable(), Waiting(9, 1, 4).usable()) == (None, 9, 9)

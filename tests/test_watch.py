@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftis_node.cli.watch import in_words
+from ftis_node.cli.watch import swarm_lines
 from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError, UserError
 from ftis_node.lab.simulation.scenario import Scenario
@@ -413,7 +413,7 @@ async def test_an_observer_serves_and_exports_its_page(observed: Member, tmp_pat
         observer._stop(0)
         facts, code = await running
     assert code == 0 and [node.groups for node in facts.nodes] == [2]
-    assert f"{observed.identity.peer_id}  <b>Ann</b>  step" in list(in_words(facts))[1]
+    assert f"{observed.identity.peer_id}  <b>Ann</b>  step" in list(swarm_lines(facts))[1]
     assert {path.name for path in site.iterdir()} == {"index.html", "swarm.json", *EXPORTED[1:]}
     assert json.loads(file.read_text())["nodes"][0]["id"] == observed.identity.peer_id
     assert token not in "".join(path.read_text() for path in site.iterdir())

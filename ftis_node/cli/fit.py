@@ -12,12 +12,13 @@ import typer
 
 from ftis_node.cli.common import JsonOption, note, print_json, waiting
 from ftis_node.cli.flags import Given, with_settings
-from ftis_node.cli.pace import card_here, card_of, in_words, seconds_of
+from ftis_node.cli.pace import card_here, card_of, seconds_of, step_seconds_text
 from ftis_node.config.settings import collect
 from ftis_node.errors import UsageError
 from ftis_node.fit.memory import LEAST_RESERVE, RESERVE, Workload
 from ftis_node.fit.plan import Plan, plan
 from ftis_node.installed import to_install
+from ftis_node.packet import MAX_GROUP
 from ftis_node.tasks.task import CAPS
 from ftis_node.text import GB, rounded, say
 
@@ -53,7 +54,7 @@ def fit(
     task: Annotated[str, typer.Option(help="gsm8k or arithmetic: it sets the caps in tokens.")] = "gsm8k",
     prompt_tokens: Annotated[int | None, typer.Option(min=1, help="Longest prompt, instead of the task's.")] = None,
     completion_tokens: Annotated[int | None, typer.Option(min=1, help="Longest completion, likewise.")] = None,
-    completions: Annotated[int, typer.Option(min=2, max=256, help="Completions a prompt.")] = 12,
+    completions: Annotated[int, typer.Option(min=2, max=MAX_GROUP, help="Completions a prompt.")] = 12,
     json: JsonOption = False,
 ) -> None:
     """Say whether and how a model can be trained in so much memory. Exit code 1: it cannot.
@@ -98,7 +99,7 @@ def fit(
     else:
         _print(shape, chosen, device, settings.checkpoint_minutes)
         if seconds is not None:
-            say(f"- {in_words(seconds)}")
+            say(f"- {step_seconds_text(seconds)}")
         say("")
         if chosen.fits:
             say(f"  {command}")

@@ -16,7 +16,7 @@ from ftis_node.errors import UsageError, UserError
 from ftis_node.host.clocks import unix_seconds
 from ftis_node.host.files import replace_bytes
 from ftis_node.store.home import DEFAULT_HOME, Home
-from ftis_node.swarm.certificates import Book, Removal, day, decode, encode
+from ftis_node.swarm.certificates import MembersBook, Removal, day, decode, encode
 from ftis_node.swarm.identity import Identity, author_of, peer_id
 from ftis_node.swarm.invitation import CHARACTERS_MAX, PREFIX, Invitation, read_line
 from ftis_node.swarm.invitation import invite as make_invitation
@@ -27,12 +27,13 @@ from ftis_node.text import called, say, with_names
 if TYPE_CHECKING:
     from ftis_node.observe.answers import Peers
 
+DAYS_OF_AN_INVITATION = "7d"
 DAYS_OF_A_CERTIFICATE = "180d"
 
 
 def invite(
     home: HomeOption = DEFAULT_HOME,
-    expires: Annotated[str, typer.Option(help="How long it may be used: 30m, 12h, 7d.")] = "7d",
+    expires: Annotated[str, typer.Option(help="How long it may be used: 30m, 12h, 7d.")] = DAYS_OF_AN_INVITATION,
     name: Annotated[str, typer.Option(help="How you call yourself to the invited.")] = "",
     address: Annotated[list[str] | None, typer.Option(help="To join at, repeatable; default: this node's own.")] = None,
     membership: Annotated[str, typer.Option(help="Private runs: how long one lasts.")] = DAYS_OF_A_CERTIFICATE,
@@ -215,10 +216,10 @@ def _of(home: Path) -> tuple[Home, Identity, Run]:
     return place, identity, load_run_file(place.run_file).run
 
 
-def _book(place: Home, run: Run) -> Book:
+def _book(place: Home, run: Run) -> MembersBook:
     if not run.founder:
         raise UsageError("The run is open: it has no members.", "Begin a private one with `ftis-node join --private`.")
-    book = read_book(place.members) or Book(run.id, author_of(run.founder))
+    book = read_book(place.members) or MembersBook(run.id, author_of(run.founder))
     for file in place.orders.glob("*.removal"):  # which the node has not carried out yet
         with contextlib.suppress(Malformed, OSError):  # the node's log says so
             removal = decode(file.read_bytes(), Removal)
@@ -226,7 +227,7 @@ def _book(place: Home, run: Run) -> Book:
     return book
 
 
-def _check_removal(book: Book, own: bytes, member: bytes, names: Mapping[str, str]) -> None:
+def _check_removal(book: MembersBook, own: bytes, member: bytes, names: Mapping[str, str]) -> None:
     """Raises UserError if a removal of this member by this node, the founder or an inviter, would have no effect."""
     if member == book.founder:
         raise UserError("The founder cannot be removed.", "Begin another run: `ftis-node join --private`.")
@@ -258,7 +259,7 @@ def _heard(place: Home, run: Run) -> Peers:
         return Peers([], names=names_in(read_chronicle(place.swarm_history, run)))
 
 
-def _member(text: str, book: Book, names: Mapping[str, str]) -> bytes:
+def _member(text: str, book: MembersBook, names: Mapping[str, str]) -> bytes:
     """The key of a peer id, or of the one member of this name."""
     try:
         return author_of(text)

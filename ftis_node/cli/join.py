@@ -271,7 +271,7 @@ def _print_report(case: Case, *, json: bool) -> None:
     """Print what a start would do. Raises the errors that it would end with."""
     from ftis_node.preflight.checks import refused
     from ftis_node.preflight.models import workload
-    from ftis_node.preflight.report import as_json, in_words
+    from ftis_node.preflight.report import as_json, dry_run_lines
 
     problems = refused(case, "dry-run")
     seconds = None
@@ -282,7 +282,7 @@ def _print_report(case: Case, *, json: bool) -> None:
     if json:
         print_json(as_json(case, whole=True) | {"seconds": seconds})
     else:
-        say(*in_words(case), flush=True)
+        say(*dry_run_lines(case), flush=True)
         if seconds is not None:
-            say(f"takes     {pace.in_words(seconds)}")
+            say(f"takes     {pace.step_seconds_text(seconds)}")
     raise_all(problems)

@@ -37,11 +37,11 @@ def run(
     file = find_experiment(name)
     experiment = narrowed(load_experiment(file), seeds=seeds, steps=steps)
     if dry_run:
-        from ftis_node.lab.forecast import forecast, in_words
+        from ftis_node.lab.forecast import forecast, forecast_text
         from ftis_node.lab.step_seconds import Card
 
         report = forecast(experiment, Card(vram=vram))
-        print_answer(report, *in_words(report).splitlines(), json=json)
+        print_answer(report, *forecast_text(report).splitlines(), json=json)
         return
     if out is None:
         raise UsageError("There is no place for the results.", "Name one with --out DIR, or use --dry-run.")

@@ -86,7 +86,7 @@ def card_here(device: str, chosen: Plan, shape: Geometry) -> Card | None:
     return Card(tflops=found["tflops"] / MULTIPLYING, bandwidth=found["bandwidth"] / READING)
 
 
-def in_words(seconds: dict[str, Any]) -> str:
+def step_seconds_text(seconds: dict[str, Any]) -> str:
     """A sentence for people."""
     step, first = (duration(seconds[key]) for key in ("step_seconds", "first_evaluation_seconds"))
     rates = "by arithmetic"

@@ -19,6 +19,7 @@ from ftis_node.cli.common import (
 )
 from ftis_node.config.run import EPOCH, SLOTS_MAX, RunFile, dump_run_file, in_short, load_run_file, make_hints, run_for
 from ftis_node.errors import UsageError
+from ftis_node.packet import MAX_GROUP
 from ftis_node.store.home import DEFAULT_HOME, Home
 
 app = typer.Typer(no_args_is_help=True, help="Make or show a run, the public contract of a swarm.")
@@ -44,7 +45,7 @@ def new(
     answer: AnswerOption = None,
     reward: RewardOption = None,
     template: TemplateOption = None,
-    group: Annotated[int, typer.Option(min=2, max=256, help="Completions a prompt.")] = 12,
+    group: Annotated[int, typer.Option(min=2, max=MAX_GROUP, help="Completions a prompt.")] = 12,
     completion_tokens: Annotated[int | None, typer.Option(help="Longest completion; default: the task's.")] = None,
     temperature: Annotated[float, typer.Option(help="Sampling temperature.")] = 1.0,
     name: Annotated[str, typer.Option(help="A name for people; not part of the id.")] = "",
@@ -55,7 +56,9 @@ def new(
         Literal["vertical", "horizontal"],
         typer.Option(help="Whether each node makes whole groups, or a part of every group."),
     ] = "vertical",
-    parts: Annotated[int | None, typer.Option(min=2, max=256, help="Of a group, in a horizontal run; or 3.")] = None,
+    parts: Annotated[
+        int | None, typer.Option(min=2, max=MAX_GROUP, help="Of a group, in a horizontal run; or 3.")
+    ] = None,
     epoch: Annotated[int | None, typer.Option(help=f"Seconds of its rows, in a horizontal run; or {EPOCH}.")] = None,
     private: Annotated[bool, typer.Option("--private", help="For members; --home has the founding key.")] = False,
     home: HomeOption = DEFAULT_HOME,

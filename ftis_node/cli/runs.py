@@ -33,7 +33,7 @@ def runs(
     found = by_run(heard(host, seconds))
     lines = []
     for run, nodes in found.items():
-        lines.append(f"{run.hex()}  {in_words(nodes)}")
+        lines.append(f"{run.hex()}  {nodes_text(nodes)}")
         lines += [f"  {'  '.join(filter(None, (peer_id(node.peer), node.name, node.model)))}" for node in nodes]
         nearest = min((one for node in nodes for one in node.addresses), key=lambda one: scope(one) == "machine")
         lines.append(f"  ftis-node join --peers {nearest}")
@@ -68,11 +68,11 @@ def the_run(host: str) -> tuple[str, ...]:
         if run not in found:
             say(f"Run {run.hex()} is here, but {other_protocol(other.protocol)}.", error=True)
     if len(found) > 1:
-        listed = "; ".join(f"{run.hex()[:12]} ({in_words(nodes)})" for run, nodes in found.items())
+        listed = "; ".join(f"{run.hex()[:12]} ({nodes_text(nodes)})" for run, nodes in found.items())
         what = f"There are {len(found)} runs on the local network: {listed}."
         raise UsageError(what, "Name one by --peers ADDRESS; `ftis-node runs` prints the line that joins each.")
     for run, nodes in found.items():
-        say(f"Found run {run.hex()} on the local network: {in_words(nodes)}.", error=True)
+        say(f"Found run {run.hex()} on the local network: {nodes_text(nodes)}.", error=True)
         return tuple(address for node in nodes for address in node.addresses)[:LAN_MAX]
     begins = "A new run begins."
     if not nodes:
@@ -90,7 +90,7 @@ def by_run(nodes: Sequence[LanNode]) -> dict[bytes, list[LanNode]]:
     return found
 
 
-def in_words(nodes: Sequence[LanNode]) -> str:
+def nodes_text(nodes: Sequence[LanNode]) -> str:
     """Task and number of nodes; the task is as its nodes say."""
     return f"{nodes[0].task or 'no task named'}, {counted(len(nodes), 'node')}"
 

@@ -23,6 +23,7 @@ from ftis_node.cli.common import (
     print_json,
 )
 from ftis_node.errors import UsageError
+from ftis_node.packet import MAX_GROUP
 from ftis_node.text import counted, duration, in_lines, say
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ HELP = "Check a task's rows, and what a model can learn from them; keep those th
 app = typer.Typer(no_args_is_help=True, help=HELP)
 
 TaskArgument = Annotated[str, typer.Argument(help=KINDS)]
-SamplesOption = Annotated[int, typer.Option(min=2, max=256, help="Completions a row.")]
+SamplesOption = Annotated[int, typer.Option(min=2, max=MAX_GROUP, help="Completions a row.")]
 TokensOption = Annotated[int | None, typer.Option(min=1, help="Longest completion, or the task's.")]
 
 

@@ -85,11 +85,11 @@ def watch(
     if json:
         print_json(msgspec.to_builtins(facts))
     elif seconds is not None:
-        say(*in_words(facts))
+        say(*swarm_lines(facts))
     sys.exit(code)
 
 
-def in_words(facts: SwarmFacts) -> Iterator[str]:
+def swarm_lines(facts: SwarmFacts) -> Iterator[str]:
     """Yield the nodes that were seen, line by line."""
     yield f"{counted(sum(node.present for node in facts.nodes), 'node')} in run {facts.run} ({facts.task})"
     for node in facts.nodes:

@@ -22,7 +22,7 @@ from ftis_node.config.reading import parse_toml, read_text
 from ftis_node.errors import UsageError, raise_all
 from ftis_node.installed import to_install
 from ftis_node.methods.removed import refusals
-from ftis_node.packet import MAX_PACKET_BYTES, PIECE_BYTES_MAX, TURNS_MAX
+from ftis_node.packet import MAX_GROUP, MAX_PACKET_BYTES, PIECE_BYTES_MAX, TURNS_MAX
 from ftis_node.text import in_toml
 
 RUN_FILE_CHARACTERS_MAX = 1 << 16
@@ -94,7 +94,7 @@ class Run(BaseModel):
     data: _Sha256
     template: str = Field(max_length=1 << 14)
     reward: _Name
-    group: int = Field(ge=2, le=256)
+    group: int = Field(ge=2, le=MAX_GROUP)
     slots: int = Field(ge=1, le=SLOTS_MAX)
     prompt_tokens: int = Field(default=0, ge=1, le=TOKENS_MAX)
     completion_tokens: int = Field(ge=1, le=TOKENS_MAX)
@@ -109,7 +109,7 @@ class Run(BaseModel):
     completion_bytes: int = Field(default=0, ge=1, le=BYTES_MAX)
     logprob_min: float = Field(default=-32.0, ge=-1000.0, le=-1.0, allow_inf_nan=False)
     collaboration: Literal["vertical", "horizontal"] = "vertical"
-    parts: int = Field(default=1, ge=1, le=256)
+    parts: int = Field(default=1, ge=1, le=MAX_GROUP)
     common: int = Field(default=0, ge=0, le=SLOTS_MAX)
     epoch: int = Field(default=EPOCH, ge=60, le=3600)
     founder: Annotated[str, StringConstraints(pattern=r"^(12D3KooW[1-9A-HJ-NP-Za-km-z]{44})?$")] = ""

@@ -110,6 +110,11 @@ class Workload:
         return math.ceil(completions / self.group) * self.prompt_tokens, completions * self.completion_tokens
 
 
+def trained_part(lora: bool) -> str:
+    """How labels of checkpoints and manifests of the lab name the part of a model that is trained."""
+    return "lora" if lora else "full"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Setup:
     """How the weights are trained, and in which portions. quantisation: of frozen weights within layers. fused: by the

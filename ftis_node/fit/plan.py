@@ -12,7 +12,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from ftis_node.fit.geometry import Geometry
-from ftis_node.fit.memory import Device, Dtype, Memory, OptimiserName, Quantisation, Setup, Workload, estimate
+from ftis_node.fit.memory import (
+    Device,
+    Dtype,
+    Memory,
+    OptimiserName,
+    Quantisation,
+    Setup,
+    Workload,
+    estimate,
+    trained_part,
+)
 from ftis_node.text import GB, rounded
 
 # Sizes that choosing starts from; it only makes them smaller.
@@ -65,9 +75,7 @@ class Plan(Setup):
     @property
     def kind(self) -> str:
         """As the label of a checkpoint names it."""
-        if self.lora:
-            return "lora"
-        return "full"
+        return trained_part(self.lora)
 
 
 def plan(

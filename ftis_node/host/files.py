@@ -1,5 +1,6 @@
 """Files that others may read at any moment, and what is on the disk."""
 
+import hashlib
 import logging
 import os
 import shutil
@@ -42,6 +43,12 @@ def kept(path: Path, read: Callable[[bytes], Kept], otherwise: str) -> Kept | No
     except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         logger.warning("The file %s cannot be read (%r): %s", path, error, otherwise)
         return None
+
+
+def sha256_of_file(path: Path) -> str:
+    """The sha256 (hex) of a file's bytes. Raises OSError if it cannot be read."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def replace_text(path: Path, text: str, *, durable: bool = False) -> None:

@@ -127,7 +127,7 @@ def _told(chosen: Plan) -> dict[str, Any]:
     }
 
 
-def in_words(report: dict[str, Any]) -> str:
+def forecast_text(report: dict[str, Any]) -> str:
     """A forecast for people."""
     lines = [f"{report['experiment']}: {report['trials']} trials of {report['steps']} steps"]
     for name, node in report["nodes"].items():

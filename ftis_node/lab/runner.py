@@ -12,6 +12,7 @@ from typing import Any
 
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from ftis_node.fit.memory import trained_part
 from ftis_node.host.files import replace_text
 from ftis_node.lab.crew import Crew, Progressed
 from ftis_node.lab.experiment import CellSpec, Experiment, NodeSpec
@@ -182,10 +183,8 @@ def _node_facts(experiment: Experiment, node: NodeSpec) -> Node:
     model = node.model or node.script
     if not model and node.warm is not None:
         model = node.warm.recipe
-    kind = "full"
-    if node.settings.get("lora", experiment.settings.get("lora", False)):
-        kind = "lora"
-    return Node(name=node.name, model=model, kind=kind)
+    lora = node.settings.get("lora", experiment.settings.get("lora", False))
+    return Node(name=node.name, model=model, kind=trained_part(lora))
 
 
 def _side_by_side(experiment: Experiment) -> int:

@@ -56,7 +56,7 @@ class Demand:
         self._supply = new if self._supply is None else self._supply + SUPPLY_MEMORY * (new - self._supply)
         self._left = waiting.usable()
 
-    def own(self, batch: int, part: int, waiting: Waiting) -> int:
+    def groups_to_make(self, batch: int, part: int, waiting: Waiting) -> int:
         """The groups to make before waiting for foreign ones: the node's part and the expected shortfall."""
         if self._supply is None:
             return part

@@ -7,7 +7,7 @@ from typing import Any
 from ftis_node.config.consistency import by_a_person
 from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError
-from ftis_node.fit.memory import Quantisation
+from ftis_node.fit.memory import Quantisation, trained_part
 from ftis_node.policy.names import same_model
 from ftis_node.store.checkpoints import Facts, labelled, newest_facts, parse_label
 from ftis_node.store.home import Home
@@ -35,7 +35,7 @@ def refuse_other_settings(checkpoints: Path, settings: Settings) -> None:
         model, kind = of
         ours = kind
         if settings.lora is not None:
-            ours = "lora" if settings.lora else "full"
+            ours = trained_part(settings.lora)
         refuse_other_model(checkpoints, labelled(model, kind), labelled(settings.model, ours))
 
 

@@ -68,7 +68,7 @@ class VerticalSource:
         part = self._own_part()
         if means.own_only or means.settings.own_share is not None:
             return part
-        return self._demand.own(means.batch_groups, part, waiting_in(self.pool, means.newcomers()))
+        return self._demand.groups_to_make(means.batch_groups, part, waiting_in(self.pool, means.newcomers()))
 
     def _own_part(self) -> int:
         """This node's share of a batch, in groups, if peers supply theirs."""

@@ -15,12 +15,13 @@ from ftis_node.errors import FtisError
 MAX_PACKET_BYTES = 4 << 20
 """A packet above this many bytes is refused unread (a unary hivemind answer above 4 MiB would never arrive)."""
 MAX_GROUP = 256
+"""Completions of one prompt."""
 RUN_ID_BYTES = 16
 SHORT_DIGEST_BYTES = 8
 
 _U64 = 1 << 64
 _FIELDS = 9  # of a header; raw bytes follow
-# The longest header that can pass has 256 lengths of five bytes and is 1,392 bytes long.
+# The longest header that can pass has MAX_GROUP lengths of five bytes and is 1,392 bytes long.
 _HEADER_BYTES_MAX = 2048
 _LIMITS = {"max_bin_len": 32, "max_array_len": MAX_GROUP, "max_str_len": 0, "max_map_len": 0, "max_ext_len": 0}
 

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
+from ftis_node.fit.memory import trained_part
 from ftis_node.policy.adapters import PeftModel
 from ftis_node.policy.nf4 import elements
 from ftis_node.tokenizer.asking import usable
@@ -50,9 +51,7 @@ class Policy:
 
     @property
     def kind(self) -> str:
-        if isinstance(self.model, PeftModel):
-            return "lora"
-        return "full"
+        return trained_part(isinstance(self.model, PeftModel))
 
     @property
     def dtype(self) -> torch.dtype:

@@ -46,7 +46,7 @@ def as_json(case: Case, *, whole: bool) -> dict[str, object]:
     return report
 
 
-def in_words(case: Case) -> list[str]:
+def dry_run_lines(case: Case) -> list[str]:
     """The report for people, line by line."""
     chosen = _chosen(case)
     run = _run(case)

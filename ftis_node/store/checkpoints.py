@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import shutil
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ftis_node.errors import FtisError, UserError
-from ftis_node.host.files import sync
+from ftis_node.host.files import sha256_of_file, sync
 from ftis_node.store.schema import refuse_other
 
 CHECKPOINTS_KEPT = 2
@@ -83,7 +82,7 @@ class Checkpoints:
         Args:
             facts: what else to remember; comes back from `latest`.
         """
-        files = {file.name: _sha256(file) for file in sorted(directory.iterdir())}
+        files = {file.name: sha256_of_file(file) for file in sorted(directory.iterdir())}
         manifest = {"schema": SCHEMA, "files": files, "facts": facts}
         (directory / _MANIFEST).write_text(json.dumps(manifest, indent=1))
         for file in directory.iterdir():
@@ -192,7 +191,7 @@ def verify(directory: Path) -> Facts:
     """
     try:
         files, facts = _manifest(directory)
-        sound = all(_sha256(directory / name) == digest for name, digest in files.items())
+        sound = all(sha256_of_file(directory / name) == digest for name, digest in files.items())
     except _UNREADABLE as error:
         raise CheckpointError(f"The checkpoint {directory} cannot be read: {error}") from error
     if not sound:
@@ -219,8 +218,3 @@ def _age(directory: Path) -> tuple[int, int]:
     with suppress(*_UNREADABLE, UserError):
         branch = _manifest(directory)[1].get("branch", 0)
     return branch if isinstance(branch, int) else 0, _step(directory)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -73,7 +73,7 @@ def day(at: int) -> str:
     return time.strftime("%Y-%m-%d", time.localtime(min(max(0, at), 2**40)))
 
 
-class Book(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
+class MembersBook(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
     """What a node knows of its private run, and keeps on disk; all signatures in it hold.
 
     own: this node's chain. issued, ended: by issuer and member, the latest certificate and removal. redeemed: the key

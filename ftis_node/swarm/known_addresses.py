@@ -11,7 +11,7 @@ from ftis_node.config.settings import Settings
 from ftis_node.host.clocks import unix_seconds
 from ftis_node.host.files import kept, replace_bytes
 from ftis_node.swarm.addresses import NetworkScope, peer_at
-from ftis_node.swarm.certificates import Book
+from ftis_node.swarm.certificates import MembersBook
 from ftis_node.swarm.local_networks import LocalNetworks
 from ftis_node.swarm.wire.transport import Listening
 
@@ -53,7 +53,9 @@ class KnownAddresses(msgspec.Struct):
         """What a start with these options dials, whose owner names these addresses too."""
         return NetworkScope(how.host, (*how.announce, *how.relays, *owners, *self.peers), self.given)
 
-    def tried(self, settings: Settings, book: Book | None, owners: Iterable[str] = ()) -> Iterator[tuple[str, str]]:
+    def tried(
+        self, settings: Settings, book: MembersBook | None, owners: Iterable[str] = ()
+    ) -> Iterator[tuple[str, str]]:
         """Each address, and why a start with these settings does not dial it, "" if it does: in a private run with this
         book nobody who was a member and is none any more."""
         scope = self.scope(settings, owners)

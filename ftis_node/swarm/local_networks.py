@@ -68,7 +68,7 @@ class LocalNetworks:
         """Whether one of these addresses is the peer's, and in these networks."""
         return any(peer_at(text) == peer and not self.why_not(text) for text in addresses)
 
-    def own(self, addresses: Iterable[str]) -> list[str]:
+    def dialled_by_neighbours(self, addresses: Iterable[str]) -> list[str]:
         """Those of this node's addresses that a neighbour may dial."""
         places = {own.ip for own in self._read().near}
         return [text for text in addresses if scope(text) == "private" and host_and_port(text)[0] in places]

@@ -126,7 +126,7 @@ class Membership:
             return self.own_addresses
         self.health = await self.transport.health() or self.health
         if self.roster.private and self.transport.listening.listen:  # from there it can be dialled in any case
-            self._near_addresses = self.addresses.local.own(found)
+            self._near_addresses = self.addresses.local.dialled_by_neighbours(found)
         if self._only_dials():  # peers must not waste time on addresses that do not answer
             found = [address for address in found if is_relayed(address)]
         self.own_addresses = varied(found, MAX_ADDRESSES)
@@ -354,9 +354,9 @@ class Membership:
     def _hello(self) -> ftis_pb2.Handshake:
         hello = greeting(self.run_file.run, [] if self.observing else self.own_addresses)
         hello.observer = self.observing
-        hello.certificates = self.roster.own
+        hello.certificates = self.roster.own_chain
         if self._near_addresses and not self.observing:
-            hello.places.append(self._places.own(self._near_addresses))
+            hello.places.append(self._places.signed_own(self._near_addresses))
         return hello
 
     def _admit(self, peer: bytes, hello: ftis_pb2.Handshake, *, found: bool, links: Sequence[str] = ()) -> None:

@@ -14,7 +14,7 @@ class OpenRun:
         self.lied: Callable[[bytes, str], None] = lambda peer, what: None  # called if a peer shows what is forged
 
     @property
-    def own(self) -> bytes:
+    def own_chain(self) -> bytes:
         """What this node shows of its membership."""
         return b""
 

@@ -53,7 +53,7 @@ class Places:
         self._kept: dict[bytes, Place] = {}  # by member
         self._own: Place | None = None
 
-    def own(self, addresses: Sequence[str]) -> bytes:
+    def signed_own(self, addresses: Sequence[str]) -> bytes:
         """This node's place as it is sent: it may be dialled at these addresses."""
         suffix = f"/p2p/{self.identity.peer_id}"
         dial = tuple(text.removesuffix(suffix) for text in varied(addresses, DIAL_MAX))

@@ -276,7 +276,7 @@ class Reputation:
         holder = self.holders.get(peer, Holder())
         claims = author.claims
         return PeerStanding(
-            standing=self._in_words(peer),
+            standing=self._standing_text(peer),
             accepted=author.admitted,
             refused=dict(author.refused),
             late=author.late,
@@ -303,7 +303,7 @@ class Reputation:
         found |= {holder: reason for holder, reason in shunned.items() if reason is not None}
         return {peer: reason for peer, reason in found.items() if reason is not None}
 
-    def _in_words(self, peer: bytes) -> str:
+    def _standing_text(self, peer: bytes) -> str:
         banned = self.banned(peer)
         if banned is not None:
             return f"banned as an author: {banned}"

@@ -19,7 +19,7 @@ from ftis_node.errors import UsageError, UserError
 from ftis_node.host.clocks import Clock, boot_seconds, unix_seconds
 from ftis_node.host.files import replace_bytes
 from ftis_node.swarm import ftis_pb2
-from ftis_node.swarm.certificates import Book, Certificate, Chain, Removal, decode, encode
+from ftis_node.swarm.certificates import Certificate, Chain, MembersBook, Removal, decode, encode
 from ftis_node.swarm.handshake import PROTOCOL_MAJOR, plain, polite_refusal
 from ftis_node.swarm.identity import Identity, author_of, is_author, peer_id
 from ftis_node.swarm.invitation import Invitation, read
@@ -68,7 +68,7 @@ class Roster(OpenRun):
             UserError: the file is damaged.
         """
         super().__init__()
-        self.book = read_book(file) or Book(run_id, author_of(founder))
+        self.book = read_book(file) or MembersBook(run_id, author_of(founder))
         self._me = identity.author
         self._identity = identity
         self._clock = clock
@@ -85,7 +85,7 @@ class Roster(OpenRun):
     # --- who is a member ------------------------------------------------------------------------------------------
 
     @property
-    def own(self) -> bytes:
+    def own_chain(self) -> bytes:
         """This node's chain as it shows it: empty for the founder, or before it has one."""
         return encode(self.book.chain(self._own)) if self._own is not None else b""
 
@@ -437,12 +437,12 @@ class Roster(OpenRun):
         self._urgent = False
 
 
-def read_book(file: Path | None) -> Book | None:
+def read_book(file: Path | None) -> MembersBook | None:
     """Read a roster from disk; None if there is no file. Raises UserError if it is damaged."""
     if file is None or not file.exists():
         return None
     try:
-        return msgspec.msgpack.decode(file.read_bytes(), type=Book)
+        return msgspec.msgpack.decode(file.read_bytes(), type=MembersBook)
     except (OSError, ValueError, msgspec.DecodeError) as error:
         what = f"The list of members {file} cannot be read: {error}."
         raise UserError(what, "Remove it, and ask for a new invitation; the founder needs none.") from error

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ftis_node.errors import UserError
-from ftis_node.host.files import replace_bytes
+from ftis_node.host.files import replace_bytes, sha256_of_file
 
 _CHUNK = 1 << 16
 _NAME_IT = "Download the file elsewhere and name it: --data FILE for training, --eval-data FILE for evaluation."
@@ -32,8 +32,7 @@ _SECONDS = 300.0  # for a whole download
 def sha256_of(path: Path) -> str | None:
     """The sha256 (hex) of a file's bytes; None where there is no file to read."""
     try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        return sha256_of_file(path)
     except OSError:
         return None
 

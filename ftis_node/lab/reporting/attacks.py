@@ -7,10 +7,10 @@ from functools import partial
 
 from ftis_node.lab.manifest import ATTACK, METHOD
 from ftis_node.lab.payloads import TOKENS
-from ftis_node.lab.reporting import book as say
 from ftis_node.lab.reporting import figures
-from ftis_node.lab.reporting.book import Book
+from ftis_node.lab.reporting import page as say
 from ftis_node.lab.reporting.figures import Heat
+from ftis_node.lab.reporting.page import ReportPage
 from ftis_node.lab.reporting.results import LATE, Results, over_nodes
 from ftis_node.lab.reporting.statistics import Interval, mean_interval
 
@@ -19,7 +19,7 @@ _Values = Mapping[int, float]
 _Pair = tuple[str, str]  # an attack and a method
 
 
-def attacked(results: Results, book: Book) -> bool:
+def attacked(results: Results, page: ReportPage) -> bool:
     """Section: success, pass@1 and length by attack and method; returns whether any cell names an attack."""
     cells = {}
     for cell in results.cells:
@@ -28,7 +28,7 @@ def attacked(results: Results, book: Book) -> bool:
             cells[str(values[ATTACK]), str(values[METHOD])] = cell
     if not cells:
         return False
-    book.write(
+    page.write(
         "## What attacks achieve",
         f"*Success*: the share of honest nodes' own completions in the last 1/{LATE} of their steps that carry what "
         "the attackers want to be said; sampled, on training prompts. All figures are means over nodes, then over "
@@ -50,16 +50,16 @@ def attacked(results: Results, book: Book) -> bool:
         if seeds:
             without.append(f"{payload} {_percent(mean_interval(list(seeds.values())))}")
     if without:
-        book.write(f"Without any partner ({BASELINE}) the same tests find, in %: {'; '.join(without)}.")
-    _table(book, "Success, in %:", success, _percent)
-    _table(book, f"Pass@1, difference to {BASELINE} in points:", gain, _points)
-    _table(book, f"Tokens of a completion, difference to {BASELINE}:", longer, _tokens)
+        page.write(f"Without any partner ({BASELINE}) the same tests find, in %: {'; '.join(without)}.")
+    _table(page, "Success, in %:", success, _percent)
+    _table(page, f"Pass@1, difference to {BASELINE} in points:", gain, _points)
+    _table(page, f"Tokens of a completion, difference to {BASELINE}:", longer, _tokens)
     heats = [
         Heat("success, %", _grid(success, 100.0), 0.0, 50.0, "Reds"),
         Heat(f"pass@1, points above {BASELINE}", _grid(gain, 100.0), -30.0, 30.0, "RdBu"),
     ]
     picture = figures.heats([heat for heat in heats if heat.values])
-    book.picture("attacks", picture, "By attack (down) and method (across), means over honest nodes and seeds.")
+    page.picture("attacks", picture, "By attack (down) and method (across), means over honest nodes and seeds.")
     return True
 
 
@@ -84,7 +84,7 @@ def _gain(results: Results, cell: str, of: Callable[[str, str], _Values]) -> dic
     return {seed: here[seed] - there[seed] for seed in here.keys() & there.keys()}
 
 
-def _table(book: Book, title: str, found: Mapping[_Pair, Interval], words: Callable[[Interval], str]) -> None:
+def _table(page: ReportPage, title: str, found: Mapping[_Pair, Interval], words: Callable[[Interval], str]) -> None:
     """A line an attack, a column a method; nothing if nothing was found."""
     if not found:
         return
@@ -94,8 +94,8 @@ def _table(book: Book, title: str, found: Mapping[_Pair, Interval], words: Calla
     for attack in attacks:
         told = [words(found[attack, method]) if (attack, method) in found else say.NONE for method in methods]
         rows.append([attack, *told])
-    book.write(title)
-    book.table(["attack", *methods], rows)
+    page.write(title)
+    page.table(["attack", *methods], rows)
 
 
 def _grid(found: Mapping[_Pair, Interval], factor: float) -> dict[str, dict[str, float]]:

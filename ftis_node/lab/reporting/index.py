@@ -16,8 +16,8 @@ from ftis_node.lab.events import HELD_OUT
 from ftis_node.lab.loading import find_experiment, load_experiment
 from ftis_node.lab.recipes import LARGER, RECIPES, Recipe
 from ftis_node.lab.reporting import figures
-from ftis_node.lab.reporting.book import limits, pairs, signed, tallied
 from ftis_node.lab.reporting.figures import Point
+from ftis_node.lab.reporting.page import limits, pairs, signed, tallied
 from ftis_node.lab.reporting.statistics import Interval
 
 Compared: TypeAlias = tuple[str, str, str, str]

@@ -9,21 +9,21 @@ from dataclasses import asdict
 from typing import Any
 
 from ftis_node.lab.events import HELD_OUT
-from ftis_node.lab.reporting import book as say
 from ftis_node.lab.reporting import figures
-from ftis_node.lab.reporting.book import Book
+from ftis_node.lab.reporting import page as say
 from ftis_node.lab.reporting.figures import Line, Row
+from ftis_node.lab.reporting.page import ReportPage
 from ftis_node.lab.reporting.results import Results
 from ftis_node.lab.reporting.statistics import Interval, bands, collapse_share
 
 
-def curves(results: Results, book: Book) -> None:
+def curves(results: Results, page: ReportPage) -> None:
     """Section: pass@1 over steps; nothing where the report has its pictures."""
-    if book.full:
+    if page.full:
         return
-    book.write("## Validation curves")
+    page.write("## Validation curves")
     caption = "Greedy pass@1 on held-out prompts, mean over seeds; bands: 95 % of the mean, at each step by itself."
-    book.picture("validation", figures.panels(_panels(results), x="step of the node"), caption)
+    page.picture("validation", figures.panels(_panels(results), x="step of the node"), caption)
 
 
 def _each_final(results: Results) -> Iterator[tuple[str, str, str, dict[int, float]]]:
@@ -58,7 +58,7 @@ def final_values(results: Results) -> list[dict[str, Any]]:
     return rows
 
 
-def write_final_values(results: Results, book: Book, *, drawn: bool = True) -> None:
+def write_final_values(results: Results, page: ReportPage, *, drawn: bool = True) -> None:
     """Section: the final values, with a picture if `drawn`."""
     tail = results.manifest.tail
     rows = final_values(results)
@@ -66,7 +66,7 @@ def write_final_values(results: Results, book: Book, *, drawn: bool = True) -> N
     most = max(counts, default=1)
     collapsed = sum(row["collapsed"] for row in rows)
     unseen = 100 * collapse_share(0, most).high
-    book.write(
+    page.write(
         "## Final pass@1",
         f"A seed's value is the mean of its last {tail} evaluations after step 0 (fewer where there are fewer). "
         "A seed has *collapsed* if it ends below half of its own start and 0.1 under it. In brackets the 95 % interval "
@@ -75,25 +75,27 @@ def write_final_values(results: Results, book: Book, *, drawn: bool = True) -> N
         f"are of collapsed seeds; where none of {most} did, up to {unseen:.0f} % may.",
     )
     every = [(*where, seed, f"{one:.6g}") for *where, values in _each_final(results) for seed, one in values.items()]
-    book.csv("seeds", ("set", "node", "cell", "seed", "final"), every)
+    page.csv("seeds", ("set", "node", "cell", "seed", "final"), every)
     for on in results.sets():
         here = {(row["node"], row["cell"]): row for row in rows if row["set"] == on}
         if not here:
             continue
         with_values = {node for node, _ in here}
         nodes = [node for node in results.nodes() if node in with_values]
-        book.write(f"On {on}:")
-        _table(results, book, nodes, here)
+        page.write(f"On {on}:")
+        _table(results, page, nodes, here)
         if drawn:
             parts = {results.node_label(node): _drawn_rows(results, node, on) for node in nodes}
             picture = figures.dots(parts, x="pass@1")
             caption = (
                 f"Final pass@1 on {on}: a dot a seed, a diamond the mean of those that held, a bar its 95 % interval."
             )
-            book.picture(f"final-{say.file_name(on)}", picture, caption)
+            page.picture(f"final-{say.file_name(on)}", picture, caption)
 
 
-def _table(results: Results, book: Book, nodes: Sequence[str], here: Mapping[tuple[str, str], dict[str, Any]]) -> None:
+def _table(
+    results: Results, page: ReportPage, nodes: Sequence[str], here: Mapping[tuple[str, str], dict[str, Any]]
+) -> None:
     """Final values of one set: a line a cell, a column a node. here: the rows of `final_values` by node and cell."""
     lines = []
     for cell in results.cells:
@@ -103,7 +105,7 @@ def _table(results: Results, book: Book, nodes: Sequence[str], here: Mapping[tup
             texts = [say.NONE if row is None else _final_text(row) for row in found]
             seeds = max(_seeds(row) for row in known)
             lines.append([results.label(cell), *texts, str(seeds)])
-    book.table(["cell", *(f"{node}: start → final" for node in nodes), "seeds"], lines)
+    page.table(["cell", *(f"{node}: start → final" for node in nodes), "seeds"], lines)
 
 
 def _mean(values: Sequence[float]) -> float:

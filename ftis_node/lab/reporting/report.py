@@ -10,9 +10,9 @@ from typing import Any
 from ftis_node.host.files import replace_text
 from ftis_node.lab.events import mapped
 from ftis_node.lab.reporting import attacks, outcomes, speed
-from ftis_node.lab.reporting import book as say
-from ftis_node.lab.reporting.book import Book
+from ftis_node.lab.reporting import page as say
 from ftis_node.lab.reporting.claims import Finding, judge
+from ftis_node.lab.reporting.page import ReportPage
 from ftis_node.lab.reporting.results import Results, read_results
 
 MANY_CLAIMS = 30  # beyond which verdicts are counted by family
@@ -33,54 +33,54 @@ def write_report(out: Path, destination: Path | None = None) -> Path:
     """
     results = read_results(out)
     findings = judge(results)
-    book = Book(destination or out / "report")
-    _head(results, book)
-    _claims(findings, book)
-    grid = attacks.attacked(results, book)  # which is too large to be shown cell by cell
+    page = ReportPage(destination or out / "report")
+    _head(results, page)
+    _claims(findings, page)
+    grid = attacks.attacked(results, page)  # which is too large to be shown cell by cell
     if not grid:
-        speed.sooner(results, book)
-        outcomes.curves(results, book)
-    outcomes.write_final_values(results, book, drawn=not grid)
-    _summary(findings, results, book, grid=grid)
-    return book.close()
+        speed.sooner(results, page)
+        outcomes.curves(results, page)
+    outcomes.write_final_values(results, page, drawn=not grid)
+    _summary(findings, results, page, grid=grid)
+    return page.close()
 
 
-def _head(results: Results, book: Book) -> None:
+def _head(results: Results, page: ReportPage) -> None:
     manifest = results.manifest
-    book.write(f"# {manifest.title or manifest.name}")
+    page.write(f"# {manifest.title or manifest.name}")
     if manifest.about:
-        book.write(manifest.about.strip())
+        page.write(manifest.about.strip())
     versions = ", ".join(f"{name} {version}" for name, version in manifest.versions.items())
     facts = [f"experiment `{manifest.name}`", f"commit {' and '.join(results.commits())}", versions]
-    book.write(
+    page.write(
         f"Run: {'; '.join(fact for fact in facts if fact)}; {len(results.trials)} finished trials of "
         f"{len(results.trials) + len(results.missing)}, {results.cpu_hours():g} CPU-hours in all; "
         f"seeds {', '.join(map(str, manifest.seeds))}."
     )
-    book.write(f"Nodes: {'; '.join(results.node_label(node) for node in results.nodes())}.")
+    page.write(f"Nodes: {'; '.join(results.node_label(node) for node in results.nodes())}.")
     by_cell: dict[tuple[str, str], list[str]] = defaultdict(list)
     for missing in results.missing:
         by_cell[missing.cell, missing.why].append(str(missing.seed))
     told = [f"{results.label(cell)}: seeds {', '.join(seeds)} {why}" for (cell, why), seeds in by_cell.items()]
     if told:
-        book.write(
+        page.write(
             f"**{len(results.missing)} trials are missing** ({'; '.join(told)}). Cells are compared on the seeds that "
             "both have finished."
         )
 
 
-def _claims(findings: list[Finding], book: Book) -> None:
+def _claims(findings: list[Finding], page: ReportPage) -> None:
     """A line a claim, or a line a family where there are more than `MANY_CLAIMS`; summary.json has all tests."""
-    book.write("## Claims")
+    page.write("## Claims")
     if not findings:
-        book.write("The experiment states none.")
+        page.write("The experiment states none.")
         return
     verdicts = [finding.verdict for finding in findings]
     counts = [f"{verdicts.count(v)} {v}" for v in ("reproduced", "not reproduced", "inconclusive") if v in verdicts]
-    book.write(f"Of {len(findings)} claims: {say.sentence_list(counts)}.")
+    page.write(f"Of {len(findings)} claims: {say.sentence_list(counts)}.")
     if len(findings) > MANY_CLAIMS:
         counted = say.tallied((finding.claim.family or finding.claim.source, finding.verdict) for finding in findings)
-        book.table(["family", "claims", "verdicts"], counted)
+        page.table(["family", "claims", "verdicts"], counted)
         return
     rows = []
     for finding in findings:
@@ -97,7 +97,7 @@ def _claims(findings: list[Finding], book: Book) -> None:
             difference += f"; of all {say.signed(evidence.mean, digits)}"
         seeds = say.pairs(evidence.difference.n, evidence.collapsed)
         rows.append((text, finding.verdict, difference, seeds, say.probability(evidence.p)))
-    book.table(["claim", "verdict", "difference [95 %]", "seeds", "p"], rows)
+    page.table(["claim", "verdict", "difference [95 %]", "seeds", "p"], rows)
 
 
 def _claim_facts(finding: Finding) -> dict[str, Any]:
@@ -115,7 +115,7 @@ def _claim_facts(finding: Finding) -> dict[str, Any]:
     }
 
 
-def _summary(findings: list[Finding], results: Results, book: Book, *, grid: bool) -> None:
+def _summary(findings: list[Finding], results: Results, page: ReportPage, *, grid: bool) -> None:
     manifest = results.manifest
     summary = {
         "schema": 1,
@@ -130,4 +130,4 @@ def _summary(findings: list[Finding], results: Results, book: Book, *, grid: boo
         "final": outcomes.final_values(results),
     }
     finite = mapped(summary, lambda number: number if math.isfinite(number) else None)  # JSON knows neither nan nor inf
-    replace_text(book.directory / "summary.json", json.dumps(finite, indent=1, ensure_ascii=False) + "\n")
+    replace_text(page.directory / "summary.json", json.dumps(finite, indent=1, ensure_ascii=False) + "\n")

@@ -4,10 +4,10 @@ import math
 import statistics
 from dataclasses import dataclass
 
-from ftis_node.lab.reporting import book as say
 from ftis_node.lab.reporting import figures
-from ftis_node.lab.reporting.book import Book
+from ftis_node.lab.reporting import page as say
 from ftis_node.lab.reporting.figures import Row
+from ftis_node.lab.reporting.page import ReportPage
 from ftis_node.lab.reporting.results import Results, over_nodes
 from ftis_node.lab.reporting.statistics import Interval, mean_interval
 
@@ -53,12 +53,12 @@ def _is_gain(seconds: float) -> bool:
     return 0 < seconds < math.inf
 
 
-def sooner(results: Results, book: Book) -> None:
+def sooner(results: Results, page: ReportPage) -> None:
     """Section: times to the target, and how many times as soon as alone."""
     found = speeds(results)
     if not found:
         return
-    book.write(
+    page.write(
         f"## How much sooner to pass@1 = {results.manifest.target:g}",
         "A seed's time is the mean over the nodes of a cell, slower ones left out, of the simulated seconds to the "
         f"target; its gain is the time of {results.label(BASELINE)} with the same seed divided by it. In brackets the "
@@ -78,11 +78,11 @@ def sooner(results: Results, book: Book) -> None:
         if speed.gains:
             gain = say.level(speed.gain(), 2)
         rows.append((results.label(cell), reached, mean, median, gain, str(len(speed.gains))))
-    book.table(["cell", "reached", "seconds [95 %]", "median", "times as soon [95 %]", "seeds of it"], rows)
-    _draw(results, book, found)
+    page.table(["cell", "reached", "seconds [95 %]", "median", "times as soon [95 %]", "seeds of it"], rows)
+    _draw(results, page, found)
 
 
-def _draw(results: Results, book: Book, found: dict[str, Speed]) -> None:
+def _draw(results: Results, page: ReportPage, found: dict[str, Speed]) -> None:
     seconds = []
     gains = []
     for look, (cell, speed) in enumerate(found.items()):
@@ -95,7 +95,7 @@ def _draw(results: Results, book: Book, found: dict[str, Speed]) -> None:
     caption = "A dot a seed that got there, a diamond the mean (of gains the geometric one), a bar its 95 % interval."
     if shown:
         picture = figures.dots(shown, x="", bounded=False)
-        book.picture("sooner", picture, caption)
+        page.picture("sooner", picture, caption)
 
 
 def _times(results: Results, cell: str) -> dict[int, float]:

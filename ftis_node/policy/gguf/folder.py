@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ftis_node.errors import UsageError, UserError
-from ftis_node.host.files import cache_dir, free_bytes, replace_text
+from ftis_node.host.files import cache_dir, free_bytes, replace_text, sha256_of_file
 from ftis_node.installed import to_install
 from ftis_node.policy.gguf.header import GgufHeader, UnusableFile, read_header
 from ftis_node.policy.gguf.words import FILES, LISTS
@@ -60,7 +60,7 @@ def folder_of(file: Path, tokenizer: Path | None = None) -> Path:
         if (known / FACTS).is_file():
             return known
     header = _opened(file)
-    target = place / _seal([_FORMAT, *(_digest(one) for one in (file, *sources))])
+    target = place / _seal([_FORMAT, *(sha256_of_file(one) for one in (file, *sources))])
     try:
         place.mkdir(parents=True, exist_ok=True)
         with _alone(place / f"{target.name}.lock"):
@@ -90,11 +90,6 @@ def _stamp(file: Path) -> str:
     """Changes whenever a file does; of one that has not changed nothing is read."""
     found = file.stat()
     return f"{_FORMAT} {file.resolve()} {found.st_size} {found.st_mtime_ns} {found.st_ino}"
-
-
-def _digest(file: Path) -> str:
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def _small_files(folder: Path) -> list[Path]:

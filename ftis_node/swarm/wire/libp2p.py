@@ -193,7 +193,7 @@ class Libp2p:
             # hivemind keeps this call private, and a node needs it to dial after the start.
             await asyncio.wait_for(self.p2p._client.connect(PeerID(peer), maddrs), DIAL_SECONDS)
         except (ControlFailure, P2PDaemonError, OSError, TimeoutError, asyncio.IncompleteReadError) as error:
-            why = _in_words(error) or self._failures.get(peer, "it failed just before")
+            why = _failure_text(error) or self._failures.get(peer, "it failed just before")
             self._failures[peer] = why
             raise Unreachable(f"{PeerID(peer)} cannot be dialled: {why}") from error
 
@@ -309,7 +309,7 @@ async def _knock(place: str) -> str:
     return ""
 
 
-def _in_words(error: Exception) -> str:
+def _failure_text(error: Exception) -> str:
     """The reason of a failed dial in one line; "" if p2pd tried no address again, so soon after it failed. libp2p
     reports each address on a line of its own."""
     text = " ".join(str(error).split())

@@ -39,6 +39,8 @@ MAX_REQUEST_BYTES = 8 << 10  # the digests of a fetch
 MAX_ERROR_BYTES = 4 << 10
 MAX_CALL_BYTES = 512 << 10  # a unary call or its answer
 CALLS_OF_ONE_PEER = 8  # unary calls at once
+_NO_DHT = "none"  # how a process takes part in libp2p's own DHT
+_DHT_CLIENT = "client"
 _HOP = "/libp2p/circuit/relay/0.2.0/hop"  # circuit v2: the protocol by which a node asks for a relay
 
 # p2pd reports AutoNAT's finding in its log and in its metrics. The metrics come with Go's profiler, on a port that
@@ -317,7 +319,7 @@ def _private(sockets: Path, *more: str) -> Any:
     and hivemind's DHT supply addresses instead. With relays it is a client of libp2p's DHT, because p2pd searches for
     relays only then.
     """
-    modes = {"none": {}, "client": {"dhtClient": 1}}
+    modes = {_NO_DHT: {}, _DHT_CLIENT: {"dhtClient": 1}}
     settings = {"_UNIX_SOCKET_PREFIX": f"/unix{sockets}/", "_MORE": more, "DHT_MODE_MAPPING": modes}
     return type("_P2P", (_Child,), settings)
 
@@ -355,7 +357,7 @@ async def launch(how: Listening, port: int, patience: float) -> Any:
             use_auto_relay=bool(how.relays),
             trusted_relays=how.relays or None,
             identity_path=str(how.key),
-            dht_mode="client" if how.relays else "none",
+            dht_mode=_DHT_CLIENT if how.relays else _NO_DHT,
             check_if_identity_free=False,  # hivemind's check only parses RSA keys; ours is `duplicate.somebody_else`
             startup_timeout=START_SECONDS * patience,
             persistent_conn_max_msg_size=MAX_CALL_BYTES,

@@ -20,7 +20,7 @@ NONE = "–"
 PICTURES = 2  # of a report: it stands in a repository
 
 
-class Book:
+class ReportPage:
     """Collects the page's lines and writes tables and figures beside it."""
 
     def __init__(self, directory: Path) -> None:
