@@ -1,6 +1,5 @@
 """How the weights change: AdamW with clipping and warm-up, over fp32 masters where the weights have fewer digits."""
 
-import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -52,7 +51,9 @@ class Optimiser:
         if any(map(sharded, trainable.values())):
             self._team = team
         self._in_parts = self._team is not ALONE
-        self._masters = {name: _master(parameter, self._part(parameter)) for name, parameter in trainable.items()}
+        self._masters = {}
+        for name, parameter in trainable.items():
+            self._masters[name] = _master(parameter, self._part(parameter))
         self._rate = learning_rate
         self._warmup = settings.warmup_steps
         self._clip = settings.gradient_clip
@@ -68,18 +69,13 @@ class Optimiser:
     def gradient_norm(self) -> float:
         """The 2-norm of the whole gradient, in fp32."""
         gradients = self._gradients().values()
-        cut = self._norm([gradient for gradient in gradients if sharded(gradient)])
+        cut = [gradient for gradient in gradients if sharded(gradient)]
+        whole = [gradient for gradient in gradients if not sharded(gradient)]
+        cut_norm = _norm(cut)
         if self._in_parts:
-            cut = math.sqrt(self._team.total(cut**2))
-        whole = self._norm([gradient for gradient in gradients if not sharded(gradient)])
-        return math.hypot(cut, whole)
-
-    def _norm(self, gradients: Sequence[Tensor]) -> float:
-        """The 2-norm of this rank's parts of the gradients; 0 without any."""
-        if not gradients:
-            return 0.0
-        norms = [torch.linalg.vector_norm(local(one), dtype=torch.float32) for one in gradients]
-        return float(torch.linalg.vector_norm(torch.stack(norms)))
+            square = self._team.total(cut_norm**2)
+            cut_norm = math.sqrt(square)
+        return math.hypot(cut_norm, _norm(whole))
 
     def step(self, *, norm: float, scale: float) -> None:
         """Take one step on the gradients that lie in the parameters, and drop them. On a GPU that has too little memory
@@ -98,21 +94,30 @@ class Optimiser:
         for names in self._slices(gradients):
             self._step_slice(names, gradients, scale * clip)
         self.updates += 1
-        self._team.broadcast_parts([p for p in self._trainable.values() if not sharded(p)])
+        whole = [parameter for parameter in self._trainable.values() if not sharded(parameter)]
+        self._team.broadcast_parts(whole)
 
     def _step_slice(self, names: Sequence[str], gradients: dict[str, Tensor], factor: float) -> None:
         """Update these parameters by their gradients times a factor, and take the gradients out of the dictionary."""
-        trying: Callable[[Callable[[], None]], None] = patiently if self._retried else _once
-        trying(functools.partial(self._hand_over, names, gradients))
+        self._try(lambda: self._hand_over(names, gradients))
         masters = [self._masters[name] for name in names]
         if factor != 1:
-            torch._foreach_mul_([master.grad for master in masters if master.grad is not None], factor)
-        trying(functools.partial(self._update, masters))
+            handed_over = [master.grad for master in masters if master.grad is not None]
+            torch._foreach_mul_(handed_over, factor)
+        self._try(lambda: self._update(masters))
         with torch.no_grad():
             for name, master in zip(names, masters, strict=True):
                 master.grad = None
                 if not self._alike(name):
-                    self._part(self._trainable[name]).copy_(master)
+                    weight = self._part(self._trainable[name])
+                    weight.copy_(master)
+
+    def _try(self, attempt: Callable[[], None]) -> None:
+        """Make the attempt; short of memory, again where a failed one has changed nothing."""
+        if self._retried:
+            patiently(attempt)
+        else:
+            attempt()
 
     def _hand_over(self, names: Sequence[str], gradients: dict[str, Tensor]) -> None:
         """Move gradients to the masters, in fp32. Called again, it goes on."""
@@ -149,7 +154,8 @@ class Optimiser:
         # Not of `state_dict`: bitsandbytes nests what it gives there, otherwise in each version.
         state = {}
         for name, master in self._masters.items():
-            for key, value in flattened(self._adam.state.get(master, {})).items():
+            kept = self._adam.state.get(master, {})
+            for key, value in flattened(kept).items():
                 state[f"{name}/{key}"] = self._whole(name, value)
         weights = {name: self._whole(name, master.detach()) for name, master in self._masters.items()}
         if live or self._in_parts:
@@ -171,16 +177,21 @@ class Optimiser:
             for name, parameter in self._trainable.items():
                 master = self._masters[name]
                 master.copy_(self._mine(name, weights[name]))
-                local(parameter).copy_(master if sharded(parameter) else weights[name])
-        restored = {}
+                restored = weights[name]
+                if sharded(parameter):
+                    restored = master
+                local(parameter).copy_(restored)
+        states = {}
         self.updates = 0
         for position, name in enumerate(self._trainable):
-            if name in entries:
-                mine = {key: self._mine(name, value) for key, value in entries[name].items()}
-                restored[position] = unflattened(mine)
-                self.updates = max(self.updates, int(restored[position].get("step", 0)))
+            if name not in entries:
+                continue
+            mine = {key: self._mine(name, value) for key, value in entries[name].items()}
+            found = unflattened(mine)
+            states[position] = found
+            self.updates = max(self.updates, int(found.get("step", 0)))
         self._adam.state.clear()  # a GPU has no room for two of each
-        self._adam.load_state_dict({**self._adam.state_dict(), "state": restored})
+        self._adam.load_state_dict({**self._adam.state_dict(), "state": states})
 
     def _refuse_other(self, weights: Mapping[str, Tensor], entries: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Raise FtisError unless these weights and states are of this model and this optimiser."""
@@ -225,18 +236,24 @@ class Optimiser:
 
         8-bit AdamW makes a parameter's moments just before it updates it, so there a new parameter comes alone.
         """
-        new = []
-        if self._moment == _MOMENT["adamw8bit"]:
-            new = [name for name in gradients if not self._adam.state.get(self._masters[name])]
-        for name in new:
-            yield [name]
-        known = [name for name in gradients if name not in new]
-        alike = [name for name in known if self._alike(name)]
+        alone = self._moment == _MOMENT["adamw8bit"]
+        alike = []
+        with_copies = []
+        for name in list(gradients):  # which the caller takes out as it goes
+            if alone and not self._adam.state.get(self._masters[name]):
+                yield [name]
+            elif self._alike(name):
+                alike.append(name)
+            else:
+                with_copies.append(name)
         if alike:
             yield alike
-        rest = (name for name in known if not self._alike(name))
-        sizes = {name: parameter.numel() for name, parameter in self._trainable.items()}
-        yield from portions(rest, lambda some: sum(map(sizes.__getitem__, some)) <= UPDATE_ELEMENTS)
+
+        def fits(names: Sequence[str]) -> bool:
+            elements = sum(self._trainable[name].numel() for name in names)
+            return elements <= UPDATE_ELEMENTS
+
+        yield from portions(with_copies, fits)
 
 
 def _master(parameter: Parameter, part: Tensor) -> Parameter:
@@ -247,13 +264,20 @@ def _master(parameter: Parameter, part: Tensor) -> Parameter:
     return Parameter(part.detach().float())
 
 
+def _norm(gradients: Sequence[Tensor]) -> float:
+    """The 2-norm of this rank's parts of the gradients; 0 without any."""
+    if not gradients:
+        return 0.0
+    norms = []
+    for gradient in gradients:
+        norms.append(torch.linalg.vector_norm(local(gradient), dtype=torch.float32))
+    norm = torch.linalg.vector_norm(torch.stack(norms))
+    return float(norm)
+
+
 def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Copies on the CPU by the same names."""
     return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
-
-
-def _once(attempt: Callable[[], None]) -> None:
-    attempt()
 
 
 def eight_bit() -> Any:
