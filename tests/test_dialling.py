@@ -178,7 +178,7 @@ async def test_row_78_what_a_stranger_makes_up_by_mdns_pushes_out_no_members_own
         place = f"/ip4/127.0.0.1/tcp/%d/p2p/{EVE.peer_id}"
         ann.swarm.membership.addresses.hear([place % 4001], EVE.author)
         for port in range(5000, 5040):
-            ann.swarm.hear_member_on_lan(EVE.author, [place % port])
+            ann.swarm.hear_member_on_lan([place % port])
         assert place % 4001 in (ann.swarm.membership.addresses.to_dial(EVE.author) or ())
 
 

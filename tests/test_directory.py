@@ -176,7 +176,8 @@ async def joined(who: Identity, path: Path, *others: Libp2p) -> AsyncIterator[tu
     async with transport(who, path / who.peer_id) as network:
         for other in others:
             await network.connect(other.p2p.peer_id.to_bytes(), await other.addresses())
-        directory = Directory(lambda network=network: network.p2p, who, RUN.id)
+        nobody = frozenset[bytes]().__contains__
+        directory = network.directory(who, RUN.id, nobody, nobody, Traffic())
         await directory.join([other.p2p.peer_id.to_bytes() for other in others])
         yield directory, network
         await directory.leave()

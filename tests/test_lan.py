@@ -5,7 +5,7 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from ipaddress import ip_interface
 from pathlib import Path
@@ -178,9 +178,9 @@ async def listen_in(found: list[tuple[bytes, bytes | None, str]]) -> None:
 async def test_row_78_members_find_each_other_on_the_local_network_and_nobody_else_learns_of_them() -> None:
     private = make_run(founder=ANN.peer_id)
     known: list[bytes] = []
-    met: list[tuple[bytes, list[str]]] = []
+    met: list[Sequence[str]] = []
     strangers: list[HiddenNode] = []
-    inside = MembersOnLan(private.id, known.__contains__, lambda member, at: met.append((member, list(at))))
+    inside = MembersOnLan(private.id, known.__contains__, met.append)
     outside = MembersOnLan(RUN.id, lambda _: True, lambda *_: pytest.fail("another run's id"))
     listener = Lan(HERE, strangers.append, strangers.append)
     lan = Lan(HERE, strangers.append)  # type: ignore[arg-type]
@@ -198,7 +198,7 @@ async def test_row_78_members_find_each_other_on_the_local_network_and_nobody_el
         assert not met, "not a member as far as is known"
         known += [BEN.author, ANN.author]
         inside.look()
-        assert met == [(ANN.author, [f"/ip4/{HERE}/tcp/4001/p2p/{ANN.peer_id}"])]
+        assert met == [[f"/ip4/{HERE}/tcp/4001/p2p/{ANN.peer_id}"]]
         for replayed in (replace(there, places=("/ip4/127.0.0.9/tcp/4001",)), replace(there, name="0" * 32)):
             inside.hear(replayed)
         inside.look()
@@ -214,15 +214,15 @@ async def test_row_78_members_find_each_other_on_the_local_network_and_nobody_el
 
 
 def test_row_78_made_up_codes_lead_nowhere_and_keep_no_members_from_being_read() -> None:
-    met: list[bytes] = []
-    inside = MembersOnLan(RUN.id, [BEN.author].__contains__, lambda member, at: met.append(member))
+    met: list[Sequence[str]] = []
+    inside = MembersOnLan(RUN.id, [BEN.author].__contains__, met.append)
     place = f"/ip4/{HERE}/tcp/4001"
     for number in range(200):
         inside.hear(HiddenNode(str(number), os.urandom(number % 99), (place,)))
     inside.look()
     assert not met
     inside.hear(HiddenNode("x", code_of(RUN.id, "x", place, BEN.author), (place,)))
-    assert met == [BEN.author]
+    assert met == [[f"{place}/p2p/{BEN.peer_id}"]]
 
 
 async def test_a_hostile_responder_changes_nothing(tmp_path: Path) -> None:

@@ -15,10 +15,11 @@ from hivemind.proto import dht_pb2
 from hivemind.utils.serializer import MSGPackSerializer
 
 from ftis_node.swarm.identity import Identity
+from ftis_node.swarm.traffic import Traffic
 from ftis_node.swarm.wire import dht_guard
 from ftis_node.swarm.wire import records as subject
 from ftis_node.swarm.wire.dht_guard import CALLS_AT_ONCE, NEW_IDS_AT_ONCE
-from ftis_node.swarm.wire.directory import Answer, Directory
+from ftis_node.swarm.wire.directory import Answer
 from ftis_node.swarm.wire.records import OwnerSigned, key_bytes, pack_addresses, unpack_addresses
 from tests.support.swarm import OTHER_RUN, PATIENCE, RUN, identity, transport
 
@@ -82,15 +83,15 @@ def test_addresses_come_back_up_to_a_bound() -> None:
 
 
 def test_strange_things_in_a_list_of_addresses_are_left_out() -> None:
-    assert unpack_addresses(msgpack.packb([1, None, b"x", "y" * 257, "good"])) == ["good"]
+    assert unpack_addresses(msgpack.packb([1, None, b"x", "good"])) == ["good"]
     assert unpack_addresses(msgpack.packb(["x"] * (subject.MAX_ADDRESSES + 1))) == []
 
 
 @pytest.mark.parametrize("inner", [bomb(3), bomb(200), b"\xdd" + (900).to_bytes(4, "big") + bytes(900), b"\xc1", b""])
 def test_a_signed_value_that_is_no_address_list_is_read_as_none(inner: bytes) -> None:
     hostile = record(value=inner[: subject.MAX_VALUE_BYTES - 64])
-    assert VALIDATOR.owner(hostile) == ALICE.author and VALIDATOR.addresses(hostile) == []
-    assert VALIDATOR.addresses(record()) == ADDRESSES
+    assert VALIDATOR.owner(hostile) == ALICE.author and VALIDATOR.addresses(hostile, ALICE.author) == []
+    assert VALIDATOR.addresses(record(), ALICE.author) == ADDRESSES
 
 
 # --- two DHT nodes ----------------------------------------------------------------------------------------------------
@@ -100,8 +101,9 @@ async def test_an_address_record_is_found_by_another_node_and_attacks_leave_it_a
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with transport(ALICE, tmp_path / "a") as at_alice, transport(BOB, tmp_path / "b") as at_bob:
-        alice = Directory(lambda: at_alice.p2p, ALICE, RUN.id)
-        bob = Directory(lambda: at_bob.p2p, BOB, RUN.id)
+        nobody = frozenset[bytes]().__contains__
+        alice = at_alice.directory(ALICE, RUN.id, nobody, nobody, Traffic())
+        bob = at_bob.directory(BOB, RUN.id, nobody, nobody, Traffic())
         await at_bob.connect(ALICE.author, await at_alice.addresses())
         await alice.join([])
         await bob.join([ALICE.author])

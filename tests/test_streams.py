@@ -173,8 +173,11 @@ async def test_row_33_streams_end_with_their_node(scene: Scene) -> None:
         writer.close()
 
 
-async def test_row_33_peers_outside_the_view_share_a_part_and_the_oldest_silent_stream_makes_room() -> None:
-    bound = Streams(16)
+async def test_row_33_peers_outside_the_view_share_a_part_and_the_oldest_silent_stream_makes_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(inbound, "limit", lambda: 4 * 16)
+    bound = Streams()
     ended: list[int] = []
 
     async def silent(number: int) -> None:

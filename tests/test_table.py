@@ -1,6 +1,7 @@
 """The table holds what is fresh, a fair share of it from each first sender, and chooses authors by turns."""
 
 import random
+import sys
 from collections import Counter
 from functools import cache
 
@@ -368,6 +369,25 @@ def test_the_packets_of_named_rows_are_chosen_and_no_others() -> None:
     for target in chosen:
         target.known.pulling |= 1 << target.index
     assert not table.choose(3, everything, rows=wanted), "they are under way"
+
+
+def test_of_named_rows_the_first_are_chosen_authors_take_turns_and_other_rows_cost_nothing() -> None:
+    def same_rows(made: Announcement) -> dict[int, int]:
+        return dict.fromkeys(range(7), 900) | {index: index for index in range(7, 10)}
+
+    table = Table(MAX_AGE, Clock(), random.Random(0), rows_of=same_rows)
+    for number in range(40):
+        made = signed(number, 1, 10)
+        table.add(made, made.encode(), age=0.0, first_sender=PEERS[number % 10])
+    calls = Counter[str]()
+    sys.setprofile(lambda frame, event, what: calls.update([event]))
+    chosen = table.choose(2, everything, rows=[9, 33, 8, 7])
+    sys.setprofile(None)
+    assert [target.known.rows[target.index] for target in chosen] == [9, 8]
+    assert len({target.known.announcement.author for target in chosen}) == 2
+    assert calls["call"] + calls["c_call"] < 3 * 40 * 10, "three calls a packet that was announced"
+    every = Counter(target.known.announcement.author for target in table.choose(3, everything, rows=[9, 33, 8, 7]))
+    assert every.total() == 3 == len(every)
 
 
 def test_newcomers_share_their_part_of_named_rows_and_keep_nobody_out() -> None:

@@ -115,7 +115,6 @@ class AddressBook:
         self._passive_view: dict[bytes, _Candidate] = {}
         self._dials = Budgets(boot_seconds, DIALS_A_SECOND, DIALS_AT_ONCE)
         self._known = KnownAddresses.read(self.cache)
-        self._trusted: frozenset[str] = frozenset()
         self._on_lan = Bounded[str, None](LAN_MAX)  # addresses that mDNS named
         self._skipped = Bounded[str, str](PASSIVE_VIEW_MAX)  # addresses that are not dialled, and why
         self.scope = self._known.scope(self.how)
@@ -137,7 +136,6 @@ class AddressBook:
         known.given = list(dict.fromkeys((*given, *known.given)))[:NAMED_MAX]
         self.scope.trust(known.peers, known.given)
         found = list(dict.fromkeys((*known.peers, *known.given)))
-        self._trusted = frozenset(found)
         self.owners = frozenset(map(peer_at, found))
         return found
 
@@ -150,7 +148,7 @@ class AddressBook:
         self.hear(self._known.met)
         for text in self._known.met:
             candidate = self._passive_view.get(peer_at(text) or b"")
-            if candidate is not None and text in candidate.addresses and text not in self._trusted:
+            if candidate is not None and text in candidate.addresses and text not in self.scope.exact:
                 candidate.addresses[text] = peer_at(text)
 
     def save(
@@ -301,7 +299,7 @@ class AddressBook:
         peer = peer_at(address)
         if not why or referrer is None or referrer not in (peer, LAN):
             return why
-        if self.private or self.local.has(referrer, self._trusted):
+        if self.private or self.local.has(referrer, self.scope.exact):
             return self.local.why_not(address)
         return why
 
@@ -379,7 +377,7 @@ class AddressBook:
         made = self._passive_view.pop(peer, None) or self._add(peer, None if found else SELF)
         self._passive_view[peer] = made
         made.failures = 0
-        made.addresses = {text: None if text in self._trusted else peer for text in addresses}
+        made.addresses = {text: None if text in self.scope.exact else peer for text in addresses}
         return made
 
     def _add(self, peer: bytes, referrer: bytes | None) -> _Candidate:

@@ -170,15 +170,17 @@ class NetworkScope:
         """
         Args:
             host: the address that the node listens on. addresses: those that its owner named. given: was given.
+
+        `exact`: what is dialled as it is.
         """
         self._narrowest = SCOPES.index(scope_of_host(host))
-        self._exact: frozenset[str] = frozenset()
+        self.exact: frozenset[str] = frozenset()
         self.trust(addresses, given)
 
     def trust(self, owners: Iterable[str], given: Iterable[str] = ()) -> None:
         """Add addresses that the owner named, and others that the owner was given."""
         owners = frozenset(owners)
-        self._exact |= owners.union(filter(is_plain, given))
+        self.exact |= owners.union(filter(is_plain, given))
         self.widen(owners)
 
     def widen(self, addresses: Iterable[str]) -> None:
@@ -190,7 +192,7 @@ class NetworkScope:
     def why_not(self, address: str) -> str:
         """Why this address is not dialled at anybody's word; "" if it is."""
         host = _IP.match(address)
-        if address in self._exact:
+        if address in self.exact:
             return ""
         if host is None or not is_plain(address):
             return "only this node's owner may name a host so"

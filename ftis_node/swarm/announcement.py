@@ -87,12 +87,6 @@ class PacketRefs:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, PacketRefs) and self.packed == other.packed
 
-    def __hash__(self) -> int:
-        return hash(self.packed)
-
-    def __repr__(self) -> str:
-        return f"PacketRefs({list(self)!r})"
-
     @property
     def largest(self) -> int:
         """Size of the largest packet in bytes."""

@@ -1,8 +1,8 @@
 """The choice of packets to pull: authors take turns, and newcomers have what is left for them."""
 
-import math
 import random
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from ftis_node.swarm.known import Known, Target
@@ -15,20 +15,10 @@ NEAR_SECONDS = 60.0  # packets of an author that are not older by more have abou
 
 @dataclass
 class Offer:
-    """Packets of an announcement that may be chosen, a bit mask. worth: of the best row that they answer, 0 at most."""
+    """Packets of an announcement that may be chosen, a bit mask."""
 
     known: Known
     packets: int
-    worth: int = 0
-
-    @property
-    def author(self) -> bytes:
-        return self.known.announcement.author
-
-    @property
-    def rank(self) -> tuple[int, float]:
-        """What goes first among one author's is greatest."""
-        return self.worth, self.known.born
 
 
 class _Turns:
@@ -59,7 +49,7 @@ class _Turns:
         if not self._waiting:
             return None
         pair = self._rng.sample(self._waiting, min(2, len(self._waiting)))
-        author = max(pair, key=lambda one: self._by_author[one][-1].rank)
+        author = max(pair, key=lambda one: self._by_author[one][-1].known.born)
         if author in self._strangers and self._rng.randrange(EXPLORED_PART):
             author = next((one for one in self._nearest if one in self._waiting), author)
         self._waiting.remove(author)
@@ -78,7 +68,6 @@ def choose(
     newcomers: Newcomers,
     peers: Set[bytes],
     rng: random.Random,
-    worth: dict[int, int] | None,
 ) -> list[Target]:
     """Choose up to `count` packets by turns of their authors, an author's freshest first.
 
@@ -86,12 +75,10 @@ def choose(
 
     Args:
         peers: of an author's packets of about one age, one that these hold goes first, so that not all ask it.
-        worth: of each row that is considered, the first row's is greatest; a row is chosen once. None: rows do not
-            matter.
     """
     by_author: dict[bytes, list[Offer]] = {}
-    for offer in sorted(offers, key=lambda one: one.rank):
-        by_author.setdefault(offer.author, []).append(offer)
+    for offer in sorted(offers, key=lambda one: one.known.born):
+        by_author.setdefault(offer.known.announcement.author, []).append(offer)
     turns = _Turns(by_author, newcomers, rng)
     chosen: list[Target] = []
     while len(chosen) < count:
@@ -100,11 +87,11 @@ def choose(
             break
         left = by_author[author]
         offer = _near_copy(left, peers)
-        target = Target(offer.known, _index(offer, peers, worth))
-        if worth is None or worth.pop(offer.known.rows[target.index], None) is not None:
-            newcomers.took(author)
-            chosen.append(target)
-        offer.packets &= ~(1 << target.index)
+        copied = offer.known.copied_among(peers) & offer.packets
+        index = (copied or offer.packets).bit_length() - 1
+        newcomers.took(author)
+        chosen.append(Target(offer.known, index))
+        offer.packets &= ~(1 << index)
         if not offer.packets:
             left.remove(offer)
         if not left:
@@ -116,18 +103,39 @@ def _near_copy(offers: Sequence[Offer], peers: Set[bytes]) -> Offer:
     """The best of an author's offers; but of those about as old the first that these peers hold something of."""
     best = offers[-1]
     for offer in reversed(offers):
-        if offer.rank < (best.worth, best.known.born - NEAR_SECONDS):
+        if offer.known.born < best.known.born - NEAR_SECONDS:
             break
         if offer.known.copied_among(peers) & offer.packets:
             return offer
     return best
 
 
-def _index(offer: Offer, peers: Set[bytes], worth: dict[int, int] | None) -> int:
-    """Which packet of an offer is chosen: that of the row worth most, or the last, of what these peers hold if any."""
-    if worth is None:
-        copied = offer.known.copied_among(peers) & offer.packets
-        return (copied or offer.packets).bit_length() - 1
-    rows = offer.known.rows
-    open_ones = (index for index in rows if offer.packets >> index & 1)
-    return max(open_ones, key=lambda index: worth.get(rows[index], -math.inf))
+def choose_by_row(
+    by_row: Mapping[int, Sequence[Offer]], count: int, newcomers: Newcomers, rng: random.Random
+) -> list[Target]:
+    """Choose up to `count` packets, one of each row: of the author that was chosen least; among newcomers, three times
+    in four, of the one closest to a record.
+
+    Args:
+        by_row: the offers of each row, the rows in their order. A row of newcomers without room keeps no other out.
+    """
+    times = Counter[bytes]()
+    chosen: list[Target] = []
+    for row, offers in by_row.items():
+        if len(chosen) >= count:
+            break
+        by_author = {offer.known.announcement.author: offer for offer in offers}
+        fitting = list(filter(newcomers.may, by_author))
+        if not fitting:
+            continue
+        author = min(fitting, key=lambda one: (times[one], rng.random()))
+        if newcomers.is_one(author) and rng.randrange(EXPLORED_PART):
+            alike = filter(newcomers.is_one, fitting)
+            author = min(alike, key=lambda one: (times[one], -newcomers.record(one)))
+        times[author] += 1
+        newcomers.took(author)
+        offer = by_author[author]
+        answers = (index for index, answered in offer.known.rows.items() if answered == row)
+        index = next(index for index in answers if offer.packets >> index & 1)
+        chosen.append(Target(offer.known, index))
+    return chosen

@@ -67,7 +67,7 @@ class Chronicle(msgspec.Struct):
     nodes: dict[bytes, Seen] = {}
     history: Trend = msgspec.field(default_factory=lambda: Trend(HISTORY_ROWS))
 
-    def of(self, author: bytes, first_sender: bytes, heard: float, spares: OfPeer = lambda _: False) -> Seen:
+    def of(self, author: bytes, first_sender: bytes, heard: float, spares: OfPeer) -> Seen:
         """The entry of an author that was heard of now; of too many, one makes room that `spares` does not name."""
         nodes = self.nodes
         if author not in nodes:
@@ -90,7 +90,7 @@ class Chronicle(msgspec.Struct):
         for author in going[:LEAVING]:
             del nodes[author]
 
-    def reported(self, report: SelfReport, referrer: bytes, heard: float, spares: OfPeer = lambda _: False) -> None:
+    def reported(self, report: SelfReport, referrer: bytes, heard: float, spares: OfPeer) -> None:
         """Keep a report, unless it is older than the one of its author that is here."""
         seen = self.of(report.author, referrer, heard, spares)
         if seen.report is None or report.at > seen.report.at:

@@ -13,7 +13,7 @@ from ftis_node.packet import packet_digest
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.deadline import Deadline
 from ftis_node.swarm.known import Target
-from ftis_node.swarm.limits import OWN, Bounded, Limits
+from ftis_node.swarm.limits import OWN, Bounded
 from ftis_node.swarm.traffic import Traffic
 from ftis_node.swarm.wire.transport import Transport
 
@@ -135,7 +135,7 @@ class _Slot:
 
 
 async def fetch(
-    transport: Transport, holder: bytes, targets: Sequence[Target], traffic: Traffic, limits: Limits = OWN
+    transport: Transport, holder: bytes, targets: Sequence[Target], traffic: Traffic
 ) -> AsyncIterator[tuple[Target, ftis_pb2.FetchChunk]]:
     """Fetch packets from one holder; yield each target with its answer. A packet that is HERE has the size and sha256
     that the author signed.
@@ -144,7 +144,7 @@ async def fetch(
         HolderFault: a short or silent stream, a failed call, or (a `HolderLie`) wrong bytes or an invalid answer. The
             answers yielded before stay valid.
     """
-    open_targets = {target.ref.digest: target for target in targets[: limits.digests]}
+    open_targets = {target.ref.digest: target for target in targets}
     request = ftis_pb2.FetchRequest(digests=list(open_targets))
     received = asyncio.Event()
     try:

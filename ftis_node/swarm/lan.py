@@ -191,12 +191,12 @@ def code_of(run_id: bytes, name: str, place: str, author: bytes) -> bytes:
 class MembersOnLan:
     """Finds the members of a private run among nodes that hide who they are.
 
-    admits: whether a key is a member's. found: called with a member and its addresses.
+    admits: whether a key is a member's. found: called with a member's addresses.
     """
 
     run_id: bytes
     admits: OfPeer
-    found: Callable[[bytes, Sequence[str]], None]
+    found: Callable[[Sequence[str]], None]
 
     def __post_init__(self) -> None:
         self._unknown = Bounded[bytes, list[str]](ASKED_MAX)  # addresses of keys that are no members yet
@@ -213,7 +213,7 @@ class MembersOnLan:
     def look(self) -> None:
         """Take those that have become members since."""
         for member in filter(self.admits, list(self._unknown)):
-            self.found(member, self._unknown.pop(member))
+            self.found(self._unknown.pop(member))
 
 
 def _near(addresses: Iterable[str], port: int | None, own: Interface) -> list[str]:

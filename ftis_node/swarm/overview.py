@@ -136,7 +136,7 @@ class Overview:
 
     def _add_row(self, now: float, made: float) -> None:
         """Add to the history. made: announced groups a minute."""
-        present = self._present(now)
+        present = [seen for seen in self.book.nodes.values() if seen.heard > now - PRESENT_SECONDS]
         claims = [seen.report.pass_at_1 for seen in present if seen.report is not None]
         claimed = [one for one in claims if one is not None]
         mean = sum(claimed) / len(claimed) if claimed else None
@@ -166,9 +166,6 @@ class Overview:
                 replace_bytes(self._file, msgspec.msgpack.encode(self.book))
             except OSError as error:
                 logger.warning("The swarm's history cannot be written to %s: %s", self._file, error)
-
-    def _present(self, now: float) -> list[Seen]:
-        return [seen for seen in self.book.nodes.values() if seen.heard > now - PRESENT_SECONDS]
 
     def _announced(self, known: Known, heard: float) -> None:
         announcement = known.announcement

@@ -174,9 +174,8 @@ class Pulling:
         brought = False
         patience = Deadline(lambda: self._slow(left))
         patience.put_off(SLOW_SECONDS)
-        limits = self.membership.limits(holder) or OWN
         try:
-            async for target, chunk in fetch(self.transport, holder, left.copy(), self.traffic, limits):
+            async for target, chunk in fetch(self.transport, holder, left.copy(), self.traffic):
                 patience.put_off(SLOW_SECONDS)
                 group = None
                 if chunk.status == ftis_pb2.FetchChunk.HERE:

@@ -91,7 +91,7 @@ class Roster(OpenRun):
 
     @property
     def _own(self) -> Certificate | None:
-        return self.book.own[-1] if self.book.own and self._me != self.book.founder else None
+        return self.book.own[-1] if self.book.own else None
 
     def why_no_member(self) -> str | None:
         """Return why this node is no member now, or None."""

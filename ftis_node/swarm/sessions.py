@@ -55,7 +55,7 @@ class Session:
     forgot: bool = False
     owed: list[int] = field(default_factory=list)
     asked: float = 0.0
-    lacking: Bounded[int, Lacking] = field(default_factory=lambda: Bounded(LACKING_MAX))
+    lacking: dict[int, Lacking] = field(default_factory=dict)
     reports: Bounded[bytes, int] = field(default_factory=lambda: Bounded(REPORTS_MAX))
     records: set[bytes] = field(default_factory=set)  # twice as many as the roster has, at most
     request: Told = field(default_factory=Told)

@@ -230,7 +230,7 @@ class Swarm:
         """Take addresses of this run's nodes that mDNS named."""
         self._greet_if(self.membership.addresses.hear_on_lan(addresses))
 
-    def hear_member_on_lan(self, member: bytes, addresses: Sequence[str]) -> None:
+    def hear_member_on_lan(self, addresses: Sequence[str]) -> None:
         """Take addresses of a member of this private run, from mDNS. Whoever knows the run may have made them up."""
         self._greet_if(self.membership.addresses.hear(addresses, LAN))
 

@@ -6,7 +6,7 @@ from dataclasses import KW_ONLY, dataclass, field
 
 from ftis_node.host.clocks import Clock
 from ftis_node.swarm.announcement import Announcement
-from ftis_node.swarm.choosing import Offer, choose
+from ftis_node.swarm.choosing import Offer, choose, choose_by_row
 from ftis_node.swarm.identity import OfPeer
 from ftis_node.swarm.known import Known, Outcome, Target
 from ftis_node.swarm.limits import Bounded
@@ -21,7 +21,6 @@ FIRST_SENDER_PART = 8
 # Nor may all strangers together: they displace no author with a record until such authors have over half of the table.
 RECORDED_PART = 2
 VICTIMS = 16  # drawn for an eviction, which hits the first sender with the largest share: floods evict themselves
-ROWS_TRIED = 4  # a choice by row considers so many announced rows for each packet that it may take
 PEERS_MAX = 256  # peers of which it is remembered what they know and hold
 # Two nodes' ages of an announcement may differ by this part of `max_age`, or by so many seconds (mentions round to
 # whole ones). Each hop's delay makes an age a little too small. The smallest reported age wins, so the errors add up.
@@ -186,50 +185,21 @@ class Table:
         Args:
             wanted: returns a bit mask of an announcement's packets that may be chosen, -1 for all. It runs for every
                 unsettled announcement in the table, so it must be quick.
-            rows: choose only packets of these, one a row; of two the one whose row is named first. Only the first
-                rows that have enough packets are considered.
+            rows: choose only packets of these, one a row, those of the first rows that have any.
         """
         newcomers = newcomers or Newcomers()
         self.expire()
         if count <= 0:
             return []
+        offers = (Offer(known, wanted(known) & known.unsettled) for known in self.open_ones())
         if rows is not None:
-            worth: dict[int, int] = {}
-            offers = self._of_rows(rows, worth, ROWS_TRIED * count, wanted, newcomers)
-            return choose(offers, count, newcomers, peers, self.rng, worth)
-        open_ones = (Offer(known, wanted(known) & known.unsettled) for known in self.open_ones())
-        return choose(filter(lambda offer: offer.packets, open_ones), count, newcomers, peers, self.rng, None)
-
-    def _of_rows(
-        self,
-        rows: Iterable[int],
-        worth: dict[int, int],
-        enough: int,
-        wanted: Callable[[Known], int],
-        newcomers: Newcomers,
-    ) -> Iterable[Offer]:
-        """The packets of the first rows, until so many rows have one; note in `worth` what each row is worth.
-
-        Rows of newcomers alone do not count while newcomers have a limit: with announcements alone they could keep
-        others' packets out.
-        """
-        by_row: dict[int, list[tuple[Known, int]]] = {}
-        for known in self.open_ones():
-            packets = known.unsettled & wanted(known)
-            for index, row in known.rows.items():
-                if packets >> index & 1:
-                    by_row.setdefault(row, []).append((known, 1 << index))
-        found: dict[Known, Offer] = {}
-        for place, row in enumerate(rows):
-            if enough <= 0:
-                break
-            counts = False
-            for known, packet in by_row.get(row, ()):
-                found.setdefault(known, Offer(known, 0, -place)).packets |= packet
-                worth[row] = -place
-                counts |= newcomers.room is None or not newcomers.is_one(known.announcement.author)
-            enough -= counts
-        return found.values()
+            by_row: dict[int, list[Offer]] = {row: [] for row in rows}
+            for offer in offers:
+                for index, row in offer.known.rows.items():
+                    if offer.packets >> index & 1 and row in by_row:
+                        by_row[row].append(offer)
+            return choose_by_row(by_row, count, newcomers, self.rng)
+        return choose(filter(lambda offer: offer.packets, offers), count, newcomers, peers, self.rng)
 
     def note_holder(self, known: Known, peer: bytes, held: int, born: float | None) -> bool:
         """Note that `peer` knows this announcement, holds these packets, and reports a signature at `born` (None: no

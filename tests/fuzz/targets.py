@@ -205,7 +205,7 @@ def _check_record(validator: OwnerSigned, record: DHTRecord) -> None:
     packed = struct.pack(">d", record.expiration_time)
     message = b"".join((b"ftis/record/1", record.key, record.subkey, packed, value))
     require(verify(owner, message, signature), "its owner did not sign it")
-    addresses = validator.addresses(record)
+    addresses = validator.addresses(record, owner)
     require(len(addresses) <= 8 and all(len(address) <= 256 for address in addresses), "too many addresses")
     require(all(address.endswith(peer_id(owner)) for address in addresses), "an address of somebody else")
 

@@ -48,7 +48,8 @@ class GuardedDht(DHTProtocol):  # type: ignore[misc]
         Args:
             traffic: budgets what answers may have, and counts them.
         """
-        kind: Any = type(cls.__name__, (cls,), {"shelf": shelf, "traffic": traffic})  # `create` passes on nothing
+        # `create` passes on nothing. By the class's name peers call it.
+        kind: Any = type(DHTProtocol.__name__, (cls,), {"shelf": shelf, "traffic": traffic})
         begun: GuardedDht = await kind.create(p2p, DHTID.generate(), BUCKET, DEPTH_MODULO, REPLICAS, CALL_SECONDS)
         return begun
 
@@ -57,11 +58,6 @@ class GuardedDht(DHTProtocol):  # type: ignore[misc]
         self._calls = Budgets(time.monotonic, CALLS_A_SECOND, CALLS_AT_ONCE)
         self._new = Budgets(time.monotonic, NEW_IDS_A_SECOND, NEW_IDS_AT_ONCE)
         self._ids = Bounded[bytes, bytes](NODES_MAX)  # by peer
-
-    @classmethod
-    def _get_handle_name(cls, namespace: str | None, method_name: str) -> str:
-        name: str = DHTProtocol._get_handle_name(namespace, method_name)
-        return name
 
     def _believes(self, peer: bytes, node: bytes) -> bool:
         """Whether a peer may have this id."""

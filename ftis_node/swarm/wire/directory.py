@@ -13,7 +13,6 @@ from typing import Any
 from hivemind.dht.routing import DHTID
 from hivemind.p2p import PeerID
 
-from ftis_node.swarm.addresses import peer_at
 from ftis_node.swarm.identity import Identity, OfPeer
 from ftis_node.swarm.traffic import Traffic
 from ftis_node.swarm.wire import dht_limits
@@ -39,9 +38,9 @@ class Directory(PeerDirectory):
         p2p: Callable[[], Any],
         identity: Identity,
         run_id: bytes,
-        known: OfPeer = lambda peer: False,
-        doubted: OfPeer = lambda peer: False,
-        traffic: Traffic | None = None,
+        known: OfPeer,
+        doubted: OfPeer,
+        traffic: Traffic,
     ) -> None:
         """
         Args:
@@ -51,7 +50,7 @@ class Directory(PeerDirectory):
             traffic: budgets what answers may have, and counts them.
         """
         self._p2p = p2p
-        self._traffic = traffic or Traffic()
+        self._traffic = traffic
         self._author = identity.author
         self._run_id = run_id
         self._validator = OwnerSigned(identity, run_id)
@@ -223,5 +222,5 @@ def check(key: bytes, value: bytes, validator: OwnerSigned) -> dict[bytes, list[
     for record in unpack_answer(key, value):
         owner = validator.owner(record)
         if owner is not None:
-            found[owner] = [text for text in validator.addresses(record) if peer_at(text) == owner]  # now parsed
+            found[owner] = validator.addresses(record, owner)
     return {owner: addresses for owner, addresses in found.items() if addresses}

@@ -30,12 +30,8 @@ class Streams:
     most a quarter are half-open, which means that no request has come; the oldest of those makes room for a new one.
     """
 
-    def __init__(self, most: int | None = None) -> None:
-        """
-        Args:
-            most: streams at a time; by default as many as the limit of open files allows.
-        """
-        self._most = max(STREAMS_OF_ONE_PEER, min(STREAMS, limit() // 4)) if most is None else most
+    def __init__(self) -> None:
+        self._most = max(STREAMS_OF_ONE_PEER, min(STREAMS, limit() // 4))
         self._open: dict[Task, tuple[bytes, bool]] = {}  # its peer, and whether that is a stranger
         self._half_open: dict[Task, None] = {}
 

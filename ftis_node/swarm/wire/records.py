@@ -14,6 +14,7 @@ from hivemind.dht.routing import DHTID
 from hivemind.dht.validation import DHTRecord
 
 from ftis_node.packet import MSGPACK_ERRORS
+from ftis_node.swarm.addresses import peer_at
 from ftis_node.swarm.identity import Identity, OfPeer, author_of, verify
 from ftis_node.swarm.limits import Bounded
 from ftis_node.swarm.wire.dht_limits import DEPTHS, MAX_RECORDS
@@ -66,7 +67,7 @@ def unpack_addresses(value: object) -> list[str]:
         return []
     if not isinstance(addresses, list) or len(addresses) > MAX_ADDRESSES:
         return []
-    return [address for address in addresses if isinstance(address, str) and len(address) <= 256]
+    return [address for address in addresses if isinstance(address, str)]
 
 
 def pack_answer(records: Sequence[DHTRecord]) -> bytes:
@@ -133,14 +134,13 @@ class OwnerSigned:
         )
         return replace(unsigned, value=self.sign_value(unsigned))
 
-    def addresses(self, record: DHTRecord) -> list[str]:
-        """The owner's own addresses in a validated record; addresses of other peers are left out."""
+    def addresses(self, record: DHTRecord, owner: bytes) -> list[str]:
+        """The owner's own addresses in its validated record; addresses of other peers are left out."""
         try:
-            ends = f"/p2p/{msgpack.unpackb(record.subkey)}"
             value = msgpack.unpackb(record.value[:-_SIGNATURE_BYTES], max_array_len=0, max_map_len=0, max_ext_len=0)
         except MSGPACK_ERRORS:
             return []
-        return [text for text in unpack_addresses(value) if text.endswith(ends)]
+        return [text for text in unpack_addresses(value) if peer_at(text) == owner]
 
     def sign_value(self, record: DHTRecord) -> bytes:
         return bytes(record.value + self.identity.sign(_message(record, record.value)))
@@ -204,7 +204,7 @@ class Shelf:
     def addresses(self) -> dict[bytes, list[str]]:
         """The addresses in all records here, by the 38-byte peer ids of their owners."""
         kept = {owner: record for shelf in self._shelves.values() for owner, record in shelf.items()}
-        return {owner: self.validator.addresses(record) for owner, record in kept.items()}
+        return {owner: self.validator.addresses(record, owner) for owner, record in kept.items()}
 
     def _has_shelf(self, key: bytes, caller: bytes) -> bool:
         """Whether there is a shelf for this key, or room for one. Keys are free, so a shelf of strangers makes room.
