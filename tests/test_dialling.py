@@ -49,7 +49,7 @@ async def test_row_62_an_inviter_sends_nobody_elsewhere(tmp_path: Path, monkeypa
     inside = ("/ip4/127.0.0.1", "/ip6/::ffff:127.0.0.1", "/dns4/localhost", "/ip6/64:ff9b::7f00:1", "/ip4/0.0.0.0")
     lies = [f"{place}/tcp/{port}/p2p/{identity(100 + n).peer_id}" for n, place in enumerate(inside)]
     async with server, member(1, tmp_path) as inviter:
-        monkeypatch.setattr(inviter.swarm.membership, "some_addresses", lambda count, besides: lies)
+        monkeypatch.setattr(inviter.swarm.membership, "introduce", lambda answer, *_: answer.peers.extend(lies))
         told = await watched(inviter, tmp_path / "home", f"Ann ({EVE.peer_id})")
     assert not callers
     assert f"by {inviter.identity.peer_id}." in told and EVE.peer_id not in told, "a name is no id"

@@ -17,7 +17,8 @@ from ftis_node.swarm import fetch as fetching
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm import traffic as accounting
 from ftis_node.swarm.announcement import PacketRef, announce
-from ftis_node.swarm.fetch import HolderBackoff, HolderFault, Uploads, fetch
+from ftis_node.swarm.books import Holder
+from ftis_node.swarm.fetch import HolderFault, Uploads, fetch
 from ftis_node.swarm.known import Known, Target
 from ftis_node.swarm.limits import OWN
 from ftis_node.swarm.traffic import Traffic
@@ -340,14 +341,11 @@ async def test_peers_that_do_not_read_lose_their_slots(pair: Pair, monkeypatch: 
     writer.close()
 
 
-async def test_who_never_has_anything_is_left_alone_for_ever_longer() -> None:
-    rests = HolderBackoff()
+def test_who_never_has_anything_is_left_alone_for_ever_longer() -> None:
+    book = Holder()
     seen = []
-    for _ in range(12):
-        rests.note(b"a", brought=False)
-        seen.append(rests.seconds(b"a", 0.1))
+    for book.in_vain in range(1, 13):
+        seen.append(book.rest(0.1))
     assert seen == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 51.2, 60.0, 60.0]
-    assert rests.seconds(b"a", 90.0) == 90.0, "an interval at least"
-    assert rests.seconds(b"b", 0.1) == 0.1, "another is not meant"
-    rests.note(b"a", brought=True)
-    assert rests.seconds(b"a", 0.1) == 0.1, "something is enough to be asked as before"
+    assert book.rest(90.0) == 90.0, "an interval at least"
+    assert Holder().rest(0.1) == 0.1, "something is enough to be asked as before"

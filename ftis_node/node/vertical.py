@@ -77,7 +77,7 @@ class VerticalSource:
         if means.own_only:
             share = 1.0
         recent = means.swarm.recent_authors(max(RECENT_SECONDS, 4 * means.pace.step_seconds()))
-        return own_part(means.batch_groups, share, means.reputation.heads(recent))
+        return own_part(means.batch_groups, share, means.reputation.heads(list(filter(means.takes, recent))))
 
     # --- the batch ------------------------------------------------------------------------------------------------
 

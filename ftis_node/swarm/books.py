@@ -20,6 +20,7 @@ FORGIVING_SECONDS = 24 * 3600.0  # a ban older than this no longer lengthens the
 STRIKES = 3  # refused packets within about an hour
 STRIKE_HALF_LIFE = 3600.0
 FAILURE_HALF_LIFE = 600.0
+LONGEST_REST_SECONDS = 60.0  # of a holder, or an interval, if that is longer
 # Evidence is the count of an author's sound groups with a half-life of a week, so an author that left makes room.
 EVIDENCE_HALF_LIFE = 7 * 24 * 3600.0
 ADMITTED_EVIDENCE = 0.01  # evidence of one admitted packet
@@ -93,16 +94,24 @@ class Author:
 
 @dataclass(slots=True)
 class Holder:
-    """The book on a holder. fakes: packets that it announced and lacked. lies: messages that no honest node sends."""
+    """The book on a holder. fakes: packets that it announced and lacked. lies: messages that no honest node sends.
+    in_vain: pulls in a row that brought nothing."""
 
     delivered: int = 0
     failures: int = 0
     fakes: int = 0
+    in_vain: int = 0
     lies: Counter[str] = field(default_factory=Counter)
     faults: Fading = field(default_factory=lambda: Fading(FAILURE_HALF_LIFE))  # failures, fakes and lies
     served: Fading = field(default_factory=lambda: Fading(FAILURE_HALF_LIFE))  # packets, and other answers
     strikes: Fading = field(default_factory=lambda: Fading(STRIKE_HALF_LIFE))
     ban: Ban = field(default_factory=Ban)
+
+    def rest(self, interval: float) -> float:
+        """The pause after a pull that lacked something, in seconds: an interval between exchanges, doubled for each
+        further pull in a row that brought nothing. So a peer that announces much and delivers nothing costs ever less.
+        """
+        return backoff(max(1, self.in_vain), interval, max(LONGEST_REST_SECONDS, interval))
 
 
 class Books(dict[bytes, Kind]):

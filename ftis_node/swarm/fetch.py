@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from google.protobuf.message import DecodeError
 
 from ftis_node.errors import brief
-from ftis_node.host.clocks import backoff
 from ftis_node.packet import packet_digest
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.deadline import Deadline
 from ftis_node.swarm.known import Target
-from ftis_node.swarm.limits import OWN, Bounded
+from ftis_node.swarm.limits import OWN
 from ftis_node.swarm.traffic import Traffic
 from ftis_node.swarm.wire.transport import Transport
 
@@ -25,8 +24,6 @@ OPEN_SECONDS = 5.0
 CHUNK_SECONDS = 2 * BUSY_AFTER + 2.0
 SLOWEST_BYTES = 64 << 10
 DIGEST_BYTES = 32
-LONGEST_REST_SECONDS = 60.0  # or an interval, if that is longer
-HOLDERS_MAX = 1024
 FETCH_SECONDS = 60.0  # total wait for one holder: a chunk every 7 s is too slow
 
 
@@ -36,25 +33,6 @@ class HolderFault(Exception):
 
 class HolderLie(HolderFault):
     """A holder sent something other than the request."""
-
-
-class HolderBackoff:
-    """Pauses for holders that lacked something: an interval, doubled for each further pull in a row that brought
-    nothing. So a peer that announces much and delivers nothing costs ever less."""
-
-    def __init__(self) -> None:
-        self._in_vain = Bounded[bytes, int](HOLDERS_MAX)
-
-    def note(self, holder: bytes, brought: bool) -> None:
-        """Note the end of a pull and whether it brought anything."""
-        if brought:
-            self._in_vain.pop(holder, None)
-        else:
-            self._in_vain[holder] = self._in_vain.get(holder, 0) + 1
-
-    def seconds(self, holder: bytes, interval: float) -> float:
-        """The holder's pause in seconds; interval: seconds between exchanges."""
-        return backoff(self._in_vain.get(holder, 1), interval, max(LONGEST_REST_SECONDS, interval))
 
 
 @dataclass

@@ -109,9 +109,7 @@ class Gossip:
         session.request = _told(request)
         return request
 
-    def answer(
-        self, request: ftis_pb2.ExchangeRequest, peer: bytes, limits: Limits = OWN, *, observer: bool = False
-    ) -> ftis_pb2.ExchangeResponse:
+    def answer(self, request: ftis_pb2.ExchangeRequest, peer: bytes, limits: Limits = OWN) -> ftis_pb2.ExchangeResponse:
         """Process a peer's request and answer it, with nothing if there is no room. Of an observer's, only what it asks
         for is read."""
         session = self.sessions[peer]
@@ -127,14 +125,14 @@ class Gossip:
                 session.lacking.pop(id, None)
         answer = ftis_pb2.ExchangeResponse()
         given = self._give(request.wanted, peer, limits)
-        if not observer:
+        if not session.observer:
             answer.again = self._hear(request, peer, len(owed))
         if limits.room <= 0:
             return answer
         answer.entries.extend(given)
-        self._tell(answer, peer, limits, 0 if observer else limits.entries - len(given))
+        self._tell(answer, peer, limits, 0 if session.observer else limits.entries - len(given))
         session.answer = _told(answer)
-        if not observer:
+        if not session.observer:
             # A caller reserves no ids: it could keep this node from asking others again and again.
             session.owed = self._want(peer, limits, reserve=False)
             session.asked = self.table.clock()

@@ -48,14 +48,13 @@ class Known:
     heard: float
     first_sender: bytes | None
     rows: Mapping[int, int] = field(default_factory=dict)  # of the packets, by index, where packets are chosen by row
-    holders: dict[bytes, int] = field(default_factory=dict)  # peer → bit mask over the packets, of which it holds some
+    holders: dict[bytes, int] = field(default_factory=dict)  # by peer, the author too: bit mask of its packets
     have: int = 0  # bit mask of the packets that this node holds itself
     knows: int = 0  # mask of the peers that know it
     current: int = 0  # and of those that know this node's age of it, and `have`
     sent: int = 0  # and of those that sent or mentioned it
     done: int = 0  # bit mask of the packets that it need not pull (any more)
     pulling: int = 0  # bit mask of the packets under way
-    gone: int = 0  # bit mask of the packets that the author itself no longer had
     id: int = field(init=False)
     length: int = field(init=False)  # bytes of its encoding
     size: int = field(init=False)  # bytes that it takes
@@ -67,6 +66,7 @@ class Known:
         self.length = len(data)
         self.size = self.length + len(self.announcement.packets.packed)
         self.every = (1 << len(self.announcement.packets)) - 1
+        self.holders[self.announcement.author] = self.every
 
     @property
     def key(self) -> tuple[bytes, int]:
@@ -79,20 +79,14 @@ class Known:
 
     def held_among(self, peers: Set[bytes]) -> int:
         """A bit mask of the packets that at least one of these peers holds."""
-        own = 0
-        if self.announcement.author in peers:
-            own = self.every & ~self.gone
-        if own == self.every:
-            return own
-        return own | self.copied_among(peers)
+        mask = 0
+        for peer in self.holders.keys() & peers:
+            mask |= self.holders[peer]
+        return mask
 
     def copied_among(self, peers: Set[bytes]) -> int:
         """A bit mask of the packets that at least one of these peers holds besides the author."""
-        mask = 0
-        for peer in self.holders.keys() & peers:
-            if peer != self.announcement.author:
-                mask |= self.holders[peer]
-        return mask
+        return self.held_among(peers - {self.announcement.author})
 
     def obtained(self, packets: int) -> None:
         """Note that this node holds these packets (a bit mask), which no peer knows yet."""
@@ -105,8 +99,6 @@ class Known:
             self.current |= bit
         self.knows |= bit
         self.sent |= bit
-        if peer == self.announcement.author:
-            self.gone &= ~held
         new = held & self.every & ~self.holders.get(peer, 0)
         if new:
             self.holders[peer] = self.holders.get(peer, 0) | new
@@ -127,14 +119,20 @@ class Known:
             self.current &= ~bit
 
     def held_by(self, peer: bytes, index: int) -> bool:
-        return bool(self.held_among({peer}) >> index & 1)
+        return bool(self.holders.get(peer, 0) >> index & 1)
 
     def held_no_more(self, peer: bytes, index: int) -> None:
         """Note that `peer` said that it does not hold this packet, until it says that it does."""
         if peer in self.holders:
             self.holders[peer] &= ~(1 << index)
-        if peer == self.announcement.author:
-            self.gone |= 1 << index
+
+    def forget_peer(self, peer: bytes, bit: int) -> None:
+        """Forget what a peer of this bit knew and held; but what the author holds shows the announcement."""
+        self.knows &= ~bit
+        self.current &= ~bit
+        self.sent &= ~bit
+        if peer != self.announcement.author:
+            self.holders.pop(peer, None)
 
 
 @dataclass(frozen=True, eq=False)

@@ -164,15 +164,13 @@ def read_node(
 ) -> LanNode:
     """A node of its service's records, heard by an interface. Raises ValueError if they are not of this form."""
     author = author_of(peer)
-    run = bytes.fromhex((properties.get(b"run") or b"").decode("ascii"))
-    protocol = (properties.get(b"protocol") or b"").decode("ascii")
+    told = {key: (value or b"").decode(errors="replace") for key, value in properties.items()}
+    run = bytes.fromhex(told.get(b"run", ""))
+    protocol = told.get(b"protocol", "")
     if len(run) != RUN_ID_BYTES or not (protocol.isdigit() and len(protocol) < 4):
         raise ValueError("no run id, or no protocol")
     near = [f"{place}/p2p/{peer}" for place in _near(addresses, port, own)]
-    words = {
-        key: plain((properties.get(key.encode()) or b"").decode(errors="replace"), WORD_MAX)
-        for key in ("task", "model", "name")
-    }
+    words = {key: plain(told.get(key.encode(), ""), WORD_MAX) for key in ("task", "model", "name")}
     return LanNode(author, run, protocol=int(protocol), addresses=tuple(near), **words)
 
 

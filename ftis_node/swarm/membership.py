@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
+from typing import TypeAlias
 
 from ftis_node.config.run import RunFile, run_file_as_json
 from ftis_node.host.clocks import boot_seconds
@@ -44,6 +45,8 @@ VOUCHED = INBOUND_MAX // 2
 GIVE_UP_AFTER = 3
 GIVE_UP_SECONDS = 8.0
 HALF_DEAD_AFTER = 2  # unanswered greetings in a row
+
+Introducing: TypeAlias = ftis_pb2.Handshake | ftis_pb2.ExchangeResponse
 
 logger = logging.getLogger(__name__)
 
@@ -176,8 +179,7 @@ class Membership:
         if answer.granted:
             self.roster.accept(answer.granted, peer)
         self._admit(peer, answer, found=True, links=links)
-        self.hear_places(answer.places, PEERS_IN_A_HANDSHAKE + 1, peer)
-        self.addresses.hear(answer.peers[: PEERS_IN_A_HANDSHAKE * ADDRESSES_TOLD], peer)
+        self.hear_of_peers(answer, PEERS_IN_A_HANDSHAKE, peer)
         return True
 
     async def _dial(self, peer: bytes, addresses: Sequence[str]) -> list[str]:
@@ -259,9 +261,8 @@ class Membership:
         """Admit a caller of this run, and name so many peers to it; refuse one of another."""
         if request.run_id == self.run_file.run.id:
             self._admit(peer, request, found=False)
-            self.hear_places(request.places, 1, peer)
-            answer.peers.extend(self.some_addresses(named, peer))
-            answer.places.extend(self.some_places(named, peer))
+            self.hear_of_peers(request, 0, peer)
+            self.introduce(answer, named, peer)
             return
         theirs = request.run_id.hex()[:32]
         answer.refusal = f"this node is in run {self.run_file.run.id.hex()}, you in {theirs}"
@@ -303,11 +304,6 @@ class Membership:
         """By peer that may be one of this node's: why none of its addresses is dialled."""
         return {peer: why for peer, why in self.addresses.skipped().items() if self.welcomes(peer)}
 
-    def observes(self, peer: bytes) -> bool:
-        """Whether the peer shook hands as an observer."""
-        session = self.sessions.get(peer)
-        return session is not None and session.observer
-
     def welcomes(self, peer: bytes) -> bool:
         """Whether the run is open, or the key a member's."""
         return self.roster.admits(peer)
@@ -319,22 +315,21 @@ class Membership:
             entry.failures = 0
             entry.seen = boot_seconds()
 
-    def some_addresses(self, count: int, besides: bytes) -> list[str]:
-        """Addresses of random peers of the view to send to another peer: two each, in different scopes if possible."""
-        peers = [peer for peer in self.active_view.values() if peer.addresses and peer.id != besides]
-        chosen = self.rng.sample(peers, min(count, len(peers)))
-        return [address for peer in chosen for address in varied(peer.addresses, ADDRESSES_TOLD)]
+    def introduce(self, answer: Introducing, count: int, to: bytes) -> None:
+        """Name random peers of the view to another: two addresses each, in different scopes if possible; and in a
+        private run their places, as they signed them."""
+        peers = [peer for peer in self.active_view.values() if peer.addresses and peer.id != to]
+        for peer in self.rng.sample(peers, min(count, len(peers))):
+            answer.peers.extend(varied(peer.addresses, ADDRESSES_TOLD))
+            place = self._places.of(peer.id)
+            if place is not None:
+                answer.places.append(place.encoded)
 
-    def some_places(self, count: int, besides: bytes) -> list[bytes]:
-        """Places of random peers of the view of a private run, as these signed them."""
-        known = [self._places.of(peer) for peer in self.active_view if peer != besides]
-        found = [place.encoded for place in known if place is not None]
-        return self.rng.sample(found, min(count, len(found)))
-
-    def hear_places(self, places: Sequence[bytes], most: int, peer: bytes) -> bool:
-        """Take at most so many places of members that a peer sends. Return whether any is of a new peer."""
-        news = False
-        for place in self._places.hear(places, most, peer):
+    def hear_of_peers(self, message: Introducing, most: int, peer: bytes) -> bool:
+        """Take what a peer names: addresses and places of so many others, and its own place. Return whether any is of a
+        new peer."""
+        news = self.addresses.hear(message.peers[: most * ADDRESSES_TOLD], peer)
+        for place in self._places.hear(message.places, most + 1, peer):
             news |= self.addresses.hear(place.addresses, place.member, peer)
         known = self.active_view.get(peer)
         own = self._places.of(peer)

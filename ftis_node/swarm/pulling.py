@@ -18,7 +18,7 @@ from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.admission import AdmissionContext, Reason, Rejection, admit
 from ftis_node.swarm.announcement import Announcement
 from ftis_node.swarm.deadline import Deadline
-from ftis_node.swarm.fetch import HolderBackoff, HolderFault, HolderLie, Uploads, fetch
+from ftis_node.swarm.fetch import HolderFault, HolderLie, Uploads, fetch
 from ftis_node.swarm.identity import peer_id
 from ftis_node.swarm.known import Arrival, Known, Target
 from ftis_node.swarm.limits import OWN
@@ -75,7 +75,7 @@ def nothing_to_trade(run: Run) -> Trade:
 class Pulling:
     """Pulls the packets that the node wants from their holders, and serves those that it has.
 
-    interval: seconds between a hungry node's exchanges, see `HolderBackoff`.
+    interval: seconds between a hungry node's exchanges.
     """
 
     trade: Trade
@@ -93,7 +93,6 @@ class Pulling:
         self.uploads = Uploads(self.trade.store.body, self.traffic)
         self.pulls = set[asyncio.Task[bool]]()  # the unfinished ones
         self._occupied_holders = set[bytes]()
-        self._rests = HolderBackoff()
         self._under_way = set[Target]()  # but those of slow holders
 
     @property
@@ -147,7 +146,7 @@ class Pulling:
         self.pulls.discard(task)
         for target in list(left):
             self._landed(target, left)
-        pause = self._rests.seconds(holder, self.interval())
+        pause = self.reputation.holders.open(holder).rest(self.interval())
         if not task.cancelled():
             error = task.exception()
             if error is not None:
@@ -198,8 +197,11 @@ class Pulling:
                 self._at_fault(holder, fault)
         finally:
             patience.cancel()
-            if brought or self.transport.up:
-                self._rests.note(holder, brought)
+            book = self.reputation.holders.open(holder)
+            if brought:
+                book.in_vain = 0
+            elif self.transport.up:
+                book.in_vain += 1
             await self._hand_over(arrived, left)
         return complete
 
@@ -265,8 +267,7 @@ class Pulling:
 
     def _holders(self, target: Target) -> list[bytes]:
         free = self._free_holders()
-        holders = dict.fromkeys((target.known.announcement.author, *target.known.holders))  # a dict keeps the order
-        return [peer for peer in holders if peer in free and target.known.held_by(peer, target.index)]
+        return [peer for peer in target.known.holders if peer in free and target.known.held_by(peer, target.index)]
 
     def _free_holders(self) -> set[bytes]:
         """The peers in the view from which no pull runs."""

@@ -338,7 +338,7 @@ class Reputation:
             author = bytes.fromhex(name)
             ban = Ban(now + float(row["ban"]["left"]), str(row["ban"]["reason"]), int(row["ban"]["level"]))
             sound = int(row["sound"])
-            evidence = float(row["evidence"])
+            evidence = float(row.get("evidence", sound))  # older homes did not keep it
             if evidence < 1.0:
                 if ban.level:
                     self.authors.strangers[author] = ban
@@ -347,5 +347,5 @@ class Reputation:
             book.sound = sound
             book.ban = ban
             book.claims = Claims.of(row["claims"])
-            book.loss_share = float(row["loss_share"])
+            book.loss_share = float(row.get("loss_share", 0.0))  # the first homes did not keep it
             book.evidence.add(now, evidence)

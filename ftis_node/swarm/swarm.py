@@ -240,9 +240,8 @@ class Swarm:
         self._to_exchange.set()
 
     def recent_authors(self, seconds: float) -> set[bytes]:
-        """Other authors that announced something within `seconds`, and may take part."""
-        recent = filter(self.membership.welcomes, self.gossip.table.recent_authors(seconds) - {self._identity.author})
-        return {author for author in recent if self.reputation.banned(author) is None}
+        """Other authors that announced something within `seconds`."""
+        return self.gossip.table.recent_authors(seconds) - {self._identity.author}
 
     def has_peers(self) -> bool:
         return bool(self.membership.active_view)
@@ -286,18 +285,17 @@ class Swarm:
         self._greet_if(not self._settled() and self.membership.addresses.called(peer))
         left = self._hear(request, peer)
         limits = limits.within(self.traffic.room(peer))
-        answer = self.gossip.answer(request, peer, limits, observer=self.membership.observes(peer))
+        answer = self.gossip.answer(request, peer, limits)
         answer.again |= left
         if limits.room > 0:
             self._tell(answer, peer, self.membership.sessions[peer].answer)
-            answer.peers.extend(self.membership.some_addresses(PEERS_TOLD, peer))
-            answer.places.extend(self.membership.some_places(PEERS_TOLD, peer))
+            self.membership.introduce(answer, PEERS_TOLD, peer)
         self.traffic.answer(peer, answer.ByteSize())
         return answer
 
     async def on_fetch(self, request: ftis_pb2.FetchRequest, peer: bytes) -> AsyncIterator[ftis_pb2.FetchChunk]:
         # A stranger's next exchange gets that answer.
-        may = self.membership.limits(peer) is not None and not self.membership.observes(peer)
+        may = self.membership.limits(peer) is not None and not self.membership.sessions[peer].observer
         async for chunk in self.pulling.uploads.serve(request, peer, may=may):
             # Not any more, that is: a stranger of a private run gets its "busy".
             if may and (self.reputation.shunned(peer) is not None or not self.membership.welcomes(peer)):
@@ -344,8 +342,7 @@ class Swarm:
                 return
             session.missed |= self._hear(answer, peer)
             further = self.gossip.take(request, answer, peer, limits.within(self.traffic.own_room(peer)))
-            self._greet_if(self.membership.hear_places(answer.places, PEERS_TOLD, peer))
-            self._greet_if(self.membership.addresses.hear(answer.peers[: PEERS_TOLD * ADDRESSES_TOLD], peer))
+            self._greet_if(self.membership.hear_of_peers(answer, PEERS_TOLD, peer))
             if further is None:
                 return
             request = further

@@ -148,10 +148,7 @@ class Table:
         bit = self._bits.pop(peer)
         self._free.append(bit)
         for known in self._known.values():
-            known.holders.pop(peer, None)
-            known.knows &= ~bit
-            known.current &= ~bit
-            known.sent &= ~bit
+            known.forget_peer(peer, bit)
 
     def tell(self, peer: bytes, known: Known) -> None:
         """Note that a peer is sent this announcement."""
