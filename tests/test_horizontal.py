@@ -54,7 +54,7 @@ def part(author: bytes, slot: int, issued_at: int, round: int = 1, rewards: tupl
 
 
 def parts(now: float = 0.0) -> Parts:
-    return Parts(RUN, lambda: now)
+    return Parts(RUN, lambda: now, None, lambda author: True)
 
 
 # --- the run ----------------------------------------------------------------------------------------------------------
@@ -131,14 +131,14 @@ def test_row_50_a_late_part_and_an_authors_second_one_are_dropped() -> None:
     pool = parts()
     first = part(AUTHORS[0], 2, 0)
     assert pool.add(first) and not pool.add(part(AUTHORS[0], 2, 1, round=2))
-    assert pool.close(key_of(first.group), Newcomers()) == [first] and pool.closed(key_of(first.group))
+    assert pool.close(key_of(first.group), Newcomers()) == [first] and key_of(first.group) in pool.closed
     assert not pool.add(part(AUTHORS[1], 2, 3)) and len(pool.pool) == 0
     assert pool.add(part(AUTHORS[1], 2, EPOCH)), "another epoch, another group"
 
 
 def test_parts_without_a_signal_are_kept_and_old_ones_expire() -> None:
     assert parts().add(part(AUTHORS[0], 1, 0, rewards=(0.0, 0.0)))
-    late = Parts(RUN, lambda: 250.0)
+    late = Parts(RUN, lambda: 250.0, None, lambda author: True)
     assert late.add(part(AUTHORS[0], 1, 0)) and late.by_group() == {} and late.pool.expired == 1
 
 
@@ -155,7 +155,7 @@ def test_what_was_closed_is_forgotten_in_time() -> None:
     pool = parts()
     for number in range(CLOSED_MAX + 10):
         pool.close((number, 0), Newcomers())
-    assert not pool.closed((0, 0)) and pool.closed((CLOSED_MAX + 9, 0)) and len(pool._closed) == CLOSED_MAX
+    assert (0, 0) not in pool.closed and (CLOSED_MAX + 9, 0) in pool.closed and len(pool.closed) == CLOSED_MAX
 
 
 def test_row_50_a_peer_that_sends_only_failures_turns_no_comparison_round() -> None:

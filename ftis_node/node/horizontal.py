@@ -61,7 +61,7 @@ class HorizontalSource:
             newcomers.room = max(0, room)
         keys = self.parts.fullest(self._mine)
         for epoch in (self._epoch(), max(0, self._epoch() - 1)):
-            keys += [key for key in self._keys(epoch) if not self.parts.closed(key)]
+            keys += [key for key in self._keys(epoch) if key not in self.parts.closed]
         rows = dict.fromkeys(row for _, row in keys)
         return Want(most - waiting.groups - len(self.inbox.scoring), newcomers, most, rows)
 
@@ -86,7 +86,7 @@ class HorizontalSource:
         by_slot = {}
         for slot, key in enumerate(self._keys(run.epoch_at(issued_at))):
             by_slot[slot] = admitted[key]
-            if self.parts.closed(key):
+            if key in self.parts.closed:
                 by_slot[slot] = run.parts
         return self._slots.take(count, issued_at, by_slot)
 
@@ -120,7 +120,7 @@ class HorizontalSource:
             parts = await self.make(min(most - made, at_a_time))
             made += len(parts)
             for one in parts:
-                if not self.parts.closed(key_of(one.group)):
+                if key_of(one.group) not in self.parts.closed:
                     self._mine[key_of(one.group)] = one
             self._means.swarm.wake()
             if not parts:  # the epoch has no more rows

@@ -82,12 +82,6 @@ class _Candidate:
     refused: bool = False
     alive: bool = False
 
-    @property
-    def pause(self) -> float:
-        """Seconds from the last greeting to the next."""
-        longest = NAMED_PAUSE if self.alive else LONGEST_PAUSE
-        return backoff(self.failures, FIRST_PAUSE, longest) if self.failures else 0.0
-
 
 @dataclass(eq=False)
 class AddressBook:
@@ -364,9 +358,10 @@ class AddressBook:
 
     def _wait(self, candidate: _Candidate) -> float:
         """Seconds until the node may greet a candidate; 0: now."""
-        if not candidate.pause:
+        if not candidate.failures:
             return 0.0
-        return max(0.0, candidate.last + candidate.pause - self.clock())
+        longest = NAMED_PAUSE if candidate.alive else LONGEST_PAUSE
+        return max(0.0, candidate.last + backoff(candidate.failures, FIRST_PAUSE, longest) - self.clock())
 
     def _addresses(self, peer: bytes) -> dict[str, bytes | None]:
         candidate = self._passive_view.get(peer)

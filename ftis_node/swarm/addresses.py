@@ -206,7 +206,7 @@ def network_of(addresses: Iterable[str]) -> str:
     for address in addresses:
         found = _IP.search(address)
         if found is None:
-            return address.split("/")[2] if address.count("/") > 1 else address
+            return host_of(address)
         return _network_of_host(found[1])
     return ""
 

@@ -36,8 +36,8 @@ class Parts:
         self,
         run: Run,
         clock: Clock,
-        rng: random.Random | None = None,
-        takes: OfPeer = lambda author: True,
+        rng: random.Random | None,
+        takes: OfPeer,
     ) -> None:
         """
         Args:
@@ -45,12 +45,12 @@ class Parts:
         """
         self.pool = Pool(lambda: float(EPOCHS * run.epoch), clock, rng, keep_all=True, takes=takes)
         self._run = run
-        self._closed = Bounded[Key, bool](CLOSED_MAX)
+        self.closed = Bounded[Key, bool](CLOSED_MAX)  # the groups that this node has trained on
 
     def add(self, scored: Scored) -> bool:
         """Add a part. False if its group is closed, or has one of its author already, or as `Pool.add`."""
         key = key_of(scored.group)
-        if key in self._closed or any(key_of(one.group) == key for one in self.pool.of(scored.group.author)):
+        if key in self.closed or any(key_of(one.group) == key for one in self.pool.of(scored.group.author)):
             return False
         return self.pool.add(scored)
 
@@ -65,10 +65,6 @@ class Parts:
         """How many parts of each open group wait; those of newcomers count while they have room, the oldest first."""
         waiting = (one for parts in self.by_group().values() for one in parts)
         return Counter(key_of(one.group) for one in _with_room(waiting, newcomers))
-
-    def closed(self, key: Key) -> bool:
-        """Whether this node has trained on the group."""
-        return key in self._closed
 
     def ready(self, own: Iterable[Key], epoch: int) -> list[Key]:
         """The groups that can be closed, the oldest first: with all their parts, or of an epoch that has ended.
@@ -94,7 +90,7 @@ class Parts:
         """Close a group and remove its parts; those of newcomers that have no room left are dropped."""
         parts = self.by_group().get(key, [])
         self.pool.remove(parts)
-        self._closed[key] = True
+        self.closed[key] = True
         return list(_with_room(parts, newcomers))
 
 

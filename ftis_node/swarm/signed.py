@@ -6,7 +6,7 @@ from typing import Any, Self, TypeVar
 import msgspec
 
 from ftis_node.errors import FtisError
-from ftis_node.swarm.identity import SIGNATURE_BYTES, Identity, verify
+from ftis_node.swarm.identity import Identity, verify
 
 Kind = TypeVar("Kind")
 
@@ -51,7 +51,7 @@ class Signed(msgspec.Struct, frozen=True, array_like=True, kw_only=True, forbid_
 
     def verify(self, signer: bytes) -> bool:
         """Whether the signature is that of `signer`, a 38-byte peer id."""
-        return len(self.signature) == SIGNATURE_BYTES and verify(signer, self._message(), self.signature)
+        return verify(signer, self._message(), self.signature)
 
     def _message(self) -> bytes:
         return self.context() + msgspec.msgpack.encode(msgspec.structs.replace(self, signature=b""))
