@@ -199,6 +199,19 @@ def test_row_60_announcements_without_packets_choose_no_rows_and_newcomers_parts
     assert counts.total() == 2 + RUN.parts, "a group's worth of newcomers' parts, a quarter of a batch but no less"
 
 
+def test_row_77_after_a_restart_the_slots_of_an_epoch_that_were_announced_are_not_answered_again(
+    tmp_path: Path,
+) -> None:
+    now = int(time.time())
+    node, source = horizontal(tmp_path)
+    slots = source.slots(RUN.slots // 2, now)
+    refs = [PacketRef(slot, bytes(32), 100, 1) for slot in slots]
+    made = announce(identity(9), run_id=RUN.id, round=1, policy_step=0, issued_at=now, packets=refs)
+    node.means.store.announced(made.encode())
+    _, again = horizontal(tmp_path)
+    assert not set(again.slots(RUN.slots, now)) & set(slots)
+
+
 async def test_a_listener_makes_no_part_and_trains_on_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (node, source), trained = horizontal(tmp_path, own_share=0.0), []
 

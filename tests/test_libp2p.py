@@ -129,6 +129,22 @@ async def test_where_somebody_begins_to_listen_is_dialled_at_once_also_after_dia
             await alice.connect(BOB.author, [where])
 
 
+async def test_row_78_a_peer_is_reached_as_soon_as_its_own_address_answers_whatever_is_at_others(
+    tmp_path: Path,
+) -> None:
+    async def nobody(place: str) -> str:
+        if place.endswith("/tcp/1025"):
+            await asyncio.Event().wait()
+        return await knock(place)
+
+    async with transport(ALICE, tmp_path / "a") as alice, transport(BOB, tmp_path / "b") as bob:
+        knock = alice.knock
+        alice.knock = nobody
+        others = [f"/ip4/127.0.0.1/tcp/1025/p2p/{BOB.peer_id}", "rubbish"]
+        await asyncio.wait_for(alice.connect(BOB.author, [*others, *await bob.addresses()]), PATIENCE)
+        assert BOB.author in await alice.neighbours()
+
+
 async def test_an_address_that_a_neighbours_routing_table_names_is_not_dialled(tmp_path: Path) -> None:
     """As p2pd's own DHT would: with it a stranger could make a node knock at any door of its owner's network."""
     secret = await P2P.create(dht_mode="server")

@@ -264,6 +264,13 @@ def test_row_75_free_keys_that_come_by_themselves_push_no_named_peer_out(alice: 
     assert all(parse_address(text)[1] in alice.addresses for text in owned), "the owner's are never drawn"
 
 
+def test_row_75_why_a_friend_is_not_dialled_stays_whatever_another_peer_names(alice: Alone) -> None:
+    alice.addresses.hear([at(LAN)], CAROL.author)
+    for number in range(300):
+        alice.addresses.hear([at(LAN, identity(100 + number))], MALLORY.author)
+    assert "is not dialled" in alice.addresses.skipped()[BOB.author]
+
+
 async def test_row_16_of_what_one_peer_names_only_so_much_is_dialled(alice: Alone) -> None:
     alice.addresses._dials = Budgets(lambda: 0.0, 1.0, DIALS_AT_ONCE)
     for number in range(100, 150):

@@ -15,6 +15,7 @@ from ftis_node.node.inbox import Inbox
 from ftis_node.node.maker import Maker
 from ftis_node.node.means import Means
 from ftis_node.node.step_batch import OwnGroup, StepBatch
+from ftis_node.swarm.announcement import decode_announcement
 from ftis_node.swarm.common_rows import OwnSlots
 from ftis_node.swarm.parts import Key, Parts, key_of
 from ftis_node.swarm.pool import Newcomers, Pool, Scored, Want
@@ -29,6 +30,9 @@ class HorizontalSource:
         self.maker = Maker(means)
         self._means = means
         self._slots = OwnSlots(means.run, means.author)
+        for data, _ in means.store.latest_announced(means.run.epoch):  # of an earlier start: they are answered
+            made = decode_announcement(data, max_packets=means.run.slots)
+            self._slots.take(len(made.packets), made.issued_at, {ref.slot: 1 for ref in made.packets})
         self._mine: dict[Key, OwnGroup] = {}  # own parts of open groups
 
     @property

@@ -110,7 +110,8 @@ class AddressBook:
         self._dials = Budgets(boot_seconds, DIALS_A_SECOND, DIALS_AT_ONCE)
         self._known = KnownAddresses.read(self.cache)
         self._on_lan = Bounded[str, None](LAN_MAX)  # addresses that mDNS named
-        self._skipped = Bounded[str, str](PASSIVE_VIEW_MAX)  # addresses that are not dialled, and why
+        # addresses that are not dialled, and why, by whose part of the room they take up
+        self._skipped = Bounded[bytes | None, Bounded[str, str]](PASSIVE_VIEW_MAX)
         self.scope = self._known.scope(self.how)
         self.local = LocalNetworks(self.how.host)
 
@@ -242,12 +243,13 @@ class AddressBook:
     def may_dial(self, address: str, referrer: bytes | None = None) -> bool:
         """Whether the node dials this address, which a peer named; of one that it skips the log says why, once."""
         why = self._why_not(address, referrer)
+        skipped = self._skipped.setdefault(self._part(referrer), Bounded(PART_MAX))
         if not why:
-            self._skipped.pop(address, None)
-        elif address not in self._skipped:
-            if len(self._skipped) < PASSIVE_VIEW_MAX:  # strangers may name any number
+            skipped.pop(address, None)
+        elif address not in skipped:
+            if max(len(self._skipped), len(skipped)) < PART_MAX:  # strangers may name any number
                 logger.info("%s is not dialled: %s.", address, why)
-            self._skipped[address] = why
+            skipped[address] = why
         return not why
 
     def to_dial(self, peer: bytes) -> list[str] | None:
@@ -269,12 +271,13 @@ class AddressBook:
     def skipped(self) -> dict[bytes, str]:
         """By peer outside the view of which no address is dialled: one of its addresses, and why not."""
         found = dict[bytes, str]()
-        for text, why in self._skipped.items():
-            peer = peer_at(text)
-            if peer is None or peer in self.view:
-                continue
-            if all(self._why_not(*one) for one in self._addresses(peer).items()):
-                found[peer] = f"{text.partition('/p2p/')[0]} is not dialled: {why}"
+        for skipped in self._skipped.values():
+            for text, why in skipped.items():
+                peer = peer_at(text)
+                if peer is None or peer in self.view:
+                    continue
+                if all(self._why_not(*one) for one in self._addresses(peer).items()):
+                    found[peer] = f"{text.partition('/p2p/')[0]} is not dialled: {why}"
         return found
 
     def _reached(self, peers: Iterable[Sequence[str]]) -> list[str]:

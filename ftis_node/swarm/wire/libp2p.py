@@ -13,8 +13,6 @@ from typing import Any, AsyncIterator  # noqa: UP035 - hivemind recognises a str
 
 import psutil
 from hivemind.p2p import P2PContext, PeerID, ServicerBase
-from hivemind.p2p.p2p_daemon_bindings.control import P2PDaemonError
-from hivemind.p2p.p2p_daemon_bindings.utils import ControlFailure
 from hivemind.utils.multiaddr import Multiaddr
 
 from ftis_node.errors import UserError
@@ -174,28 +172,40 @@ class Libp2p:
             await asyncio.wait_for(self.p2p._client.disconnect(PeerID(peer)), DIAL_SECONDS)
 
     async def connect(self, peer: bytes, addresses: Sequence[str]) -> None:
-        """Dial `addresses` of `peer` unless there is a connection. Names in them are resolved here.
+        """Dial `addresses` of `peer` unless there is a connection.
+
+        Each is dialled by itself: when its own answers, a peer must not learn from the wait what is at the others that
+        it named.
 
         Raises:
             Unreachable: no address answered.
         """
-        maddrs = []
-        for text in addresses:
-            with suppress(Exception):  # an address from a peer may be anything; a bad one is skipped
-                found = await asyncio.wait_for(resolved(text), DIAL_SECONDS)
-                maddrs += [Multiaddr(one.rpartition("/p2p/")[0]) for one in found]
+        dials = [asyncio.create_task(self._dial(peer, text)) for text in addresses or ("",)]
+        whys: list[str] = []
+        for dial in asyncio.as_completed(dials):
+            why = await dial
+            if not why:
+                return
+            whys.append(why)
+        why = "; ".join(dict.fromkeys(whys))
+        self._failures[peer] = why
+        raise Unreachable(f"{PeerID(peer)} cannot be dialled: {why}")
+
+    async def _dial(self, peer: bytes, address: str) -> str:
+        """Connect to a peer at an address, of which a name is resolved here; return why that fails, or ""."""
         try:
+            found = await asyncio.wait_for(resolved(address), DIAL_SECONDS)
+            places = list(filter(None, (one.rpartition("/p2p/")[0] for one in found)))
             # p2pd puts off a dial where one failed before, for up to five minutes: it gets addresses that answer.
-            silent = await asyncio.gather(*(self.knock(str(one)) for one in maddrs))
-            if maddrs and all(silent) and peer not in await self.neighbours():
-                raise ConnectionError("; ".join(dict.fromkeys(silent)))
-            maddrs = [one for one, why in zip(maddrs, silent, strict=True) if not why]
+            silent = await asyncio.gather(*map(self.knock, places))
+            if places and all(silent) and peer not in await self.neighbours():
+                return "; ".join(dict.fromkeys(silent))
+            maddrs = [Multiaddr(place) for place, why in zip(places, silent, strict=True) if not why]
             # hivemind keeps this call private, and a node needs it to dial after the start.
             await asyncio.wait_for(self.p2p._client.connect(PeerID(peer), maddrs), DIAL_SECONDS)
-        except (ControlFailure, P2PDaemonError, OSError, TimeoutError, asyncio.IncompleteReadError) as error:
-            why = _failure_text(error) or self._failures.get(peer, "it failed just before")
-            self._failures[peer] = why
-            raise Unreachable(f"{PeerID(peer)} cannot be dialled: {why}") from error
+        except Exception as error:  # an address from a peer may be anything, and so may what hivemind raises
+            return _failure_text(error) or self._failures.get(peer, "it failed just before")
+        return ""
 
     async def neighbours(self) -> dict[bytes, list[str]]:
         """The remote multiaddrs of p2pd's connections, without peer ids, by peer."""
