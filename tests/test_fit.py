@@ -127,6 +127,11 @@ def test_caps_can_be_given_instead_of_a_task(fit: Cli) -> None:
     long = answer_of(fit, *machine, "--completions", "16")
     assert short["memory"]["kv_cache"] < long["memory"]["kv_cache"]
     assert long["generation_batch"] % 16 == 0
+    usual, box, given = (
+        answer_of(fit, "--model", f"qwen2.5-0.5b{rest[0]}", "--vram", "24", *rest[1:])["memory"]["kv_cache"]
+        for rest in ([""], ["-instruct"], ["-instruct", "--completion-tokens", "256"])
+    )
+    assert usual == given < box, "an instruct model is asked for a box, and that takes room"
 
 
 def test_on_a_cpu_the_machines_own_memory_is_planned_with(fit: Cli) -> None:

@@ -9,15 +9,19 @@ import pytest
 from huggingface_hub import constants
 from transformers import AutoTokenizer
 
+from ftis_node.cli.task import opened
 from ftis_node.config.run import RunFile, dump_run_file, load_run_file, run_for
 from ftis_node.errors import UsageError
+from ftis_node.fit.memory import Workload
+from ftis_node.fit.plan import Wishes, plan
+from ftis_node.policy.measure import geometry
 from ftis_node.policy.names import resolve
 from ftis_node.store.checkpoints import Checkpoints
 from ftis_node.tasks import load_evaluation, load_task, make_task, score
-from ftis_node.tasks import task as task_module
 from ftis_node.tasks.judge import Judge
 from ftis_node.tasks.rewards import FORMS, RULES, form_of
 from ftis_node.tasks.templates import IN_CHAT, TEMPLATES, as_trained, known_as, rule_in
+from ftis_node.text import GB
 from ftis_node.worker.engine import Engine
 from tests.support.cli import Cli
 from tests.support.small_models import arithmetic_settings
@@ -219,13 +223,13 @@ def test_only_what_nobody_chose_is_asked_otherwise_in_a_chat(
     words, rule = in_chat
     assert (known_as(found.template), found.reward) == (words, rule or rule_in(IN_CHAT, "integer"))
     assert make_task(SUMS, template=TEMPLATES["paper"]["integer"]).in_chat().reward == "integer"
+    assert found.completion_tokens == (512 if words == "boxed" else 256), "steps need room"
+    assert make_task(SUMS, completion_tokens=256).in_chat().completion_tokens == 256, "somebody chose it"
+    assert load_task(rows, template="boxed").in_chat().completion_tokens == 512
     assert load_task("arithmetic").in_chat() == load_task("arithmetic")
 
 
-def test_a_new_run_asks_instruct_models_in_the_words_that_were_measured(
-    rows: str, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(task_module, "IN_CHAT", "boxed-example")
+def test_a_new_run_asks_instruct_models_in_the_words_that_were_measured(rows: str, cli: Cli, tmp_path: Path) -> None:
     folder = tmp_path / "instruct"
     file = tmp_path / "run.toml"
     shutil.copytree(resolve("tiny-bpe"), folder)
@@ -233,19 +237,36 @@ def test_a_new_run_asks_instruct_models_in_the_words_that_were_measured(
     tokenizer.chat_template = "{% for m in messages %}{{ m.role }}: {{ m.content }}{{ eos_token }}\n{% endfor %}A:"
     tokenizer.save_pretrained(folder)
     assert cli("run", "new", "--task", rows, "--model", "tiny-bpe", "-o", str(file))[0] == 0
-    assert (load_run_file(file).run.chat, known_as(load_run_file(file).run.template)) == ("", "paper"), "a base model"
+    run = load_run_file(file).run
+    assert (run.chat, known_as(run.template), run.completion_tokens) == ("", "paper", 256), "a base model"
     assert cli("run", "new", "--task", rows, "--model", str(folder), "-o", str(file), "--overwrite")[0] == 0
     run = load_run_file(file).run
-    assert (known_as(run.template), run.reward) == ("boxed-example", "integer-boxed") and run.chat
+    assert (known_as(run.template), run.reward, run.completion_tokens) == ("boxed", "integer-boxed", 512) and run.chat
     engine = Engine()
     settings = arithmetic_settings(model=str(folder), lora=False)
     begun = engine.load(settings, rows)
-    assert (begun.template, begun.reward) == (run.template, run.reward), "as join begins one"
+    assert (begun.template, begun.reward, begun.completion_tokens) == (run.template, run.reward, 512), (
+        "as join begins one"
+    )
     old = engine.load(settings, rows, reward="integer", caps={"completion_tokens": 8})
     assert (known_as(old.template), old.reward) == ("paper", "integer"), "a run that exists stays as it is"
-    dry = ("join", "--dry-run", "--json", "--device", "cpu", "--model", str(folder), "--task", rows)
-    told = json.loads(cli(*dry, "--home", str(tmp_path / "home"))[1])["run"]
-    assert (told["template"], told["reward"]) == ("boxed-example", "integer-boxed")
+    dry = ("join", "--dry-run", "--device", "cpu", "--full", "--model", str(folder), "--home", str(tmp_path / "home"))
+    told = json.loads(cli(*dry, "--task", rows, "--json")[1])["run"]
+    assert (told["template"], told["reward"], told["completion_tokens"]) == ("boxed", "integer-boxed", 512)
+    with opened(load_task(rows), [0], str(folder), None, None, None) as checked:
+        assert checked.sampling.max_new_tokens == 512, "and so `task check` asks"
+
+    def least(cap: int) -> float:
+        work = Workload(512, cap, 12, settings.batch_groups)
+        return plan(geometry(str(folder)), 1, work, Wishes(lora=False), "cpu", eight_bit=False).memory.total / GB
+
+    little = (least(256) + least(512)) / 2
+    crowded = engine.load(settings.model_copy(update={"vram_gb": little}), rows)
+    assert (known_as(crowded.template), crowded.completion_tokens) == ("boxed", 256) and crowded.plan.fits
+    why = "Answers may have 256 tokens, for there is no room for 512"
+    assert why in crowded.plan.reasons[-2]
+    out = cli(*dry, "--task", rows, "--vram", str(little), "--set", f"batch_groups={settings.batch_groups}")[1]
+    assert why in out and "12 completions of 256 tokens" in out and "it fits" in out
 
 
 # --- runs -------------------------------------------------------------------------------------------------------------

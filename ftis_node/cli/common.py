@@ -25,6 +25,12 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object 
 QuestionOption = Annotated[str | None, typer.Option("--question", help="Of an hf: task, the column of questions.")]
 AnswerOption = Annotated[str | None, typer.Option("--answer", help="Of an hf: task, the column of gold answers.")]
 SetOption = Annotated[list[str] | None, typer.Option("--set", help="Any setting: --set KEY=VALUE, repeatable.")]
+DataOption = Annotated[Path | None, typer.Option("--data", help="A local training file of the task.")]
+EvalDataOption = Annotated[Path | None, typer.Option("--eval-data", help="A local file of held-out examples.")]
+TokensOption = Annotated[
+    int | None, typer.Option(min=1, help="Longest; default: the task's, in a chat by `boxed` 512.")
+]
+BaseOption = Annotated[str | None, typer.Option("--model", help="Where the model of a checkpoint is now.")]
 RewardOption = Annotated[
     str | None,
     typer.Option("--reward", help="The rule: integer (default), exact, regex, math, tests; integer-boxed, …"),

@@ -16,11 +16,13 @@ from msgspec import to_builtins
 from ftis_node.cli import common
 from ftis_node.cli.common import (
     AnswerOption,
+    BaseOption,
     JsonOption,
     QuestionOption,
     RewardOption,
     SetOption,
     TemplateOption,
+    TokensOption,
     print_json,
 )
 from ftis_node.config.profiles import TASK_KINDS
@@ -50,9 +52,9 @@ def evaluate(
     answer: AnswerOption = None,
     reward: RewardOption = None,
     template: TemplateOption = None,
-    model: Annotated[str | None, typer.Option(help="Where the model of a checkpoint is now.")] = None,
+    model: BaseOption = None,
     prompts: Annotated[int | None, typer.Option(min=1, help="Only so many questions, evenly spread.")] = None,
-    completion_tokens: Annotated[int | None, typer.Option(min=1, help="Longest completion, or the task's.")] = None,
+    completion_tokens: TokensOption = None,
     batch: Annotated[int | None, typer.Option(min=1, help="Questions answered at a time; default: what fits.")] = None,
     set_: SetOption = None,
     out: Annotated[Path | None, typer.Option(help="A .jsonl file for every completion with its scores.")] = None,
@@ -85,7 +87,7 @@ def evaluate(
         lines = None
         if out is not None:
             lines = stack.enter_context(_opened(out))
-        cap = completion_tokens or chosen.completion_tokens
+        cap = completion_tokens or chosen.with_room().completion_tokens
         asked = _Questions(chosen, examples, scorer, cap, batch)
         results = []
         for name, subject in subjects.items():

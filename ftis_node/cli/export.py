@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 from msgspec.structs import asdict
 
-from ftis_node.cli.common import JsonOption, note, parse_pairs, print_json, tell_choice
+from ftis_node.cli.common import BaseOption, JsonOption, note, parse_pairs, print_json, tell_choice
 from ftis_node.cli.local import saved
 from ftis_node.errors import UsageError
 from ftis_node.policy.names import source_of
@@ -29,7 +29,7 @@ def export(
         typer.Option(help="Default: as trained; of a GGUF file f16. q8_0 takes half of it."),
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a model that lies there.")] = False,
-    model: Annotated[str | None, typer.Option(help="Where the model of the checkpoint is now.")] = None,
+    model: BaseOption = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="lora_alpha=…, if the checkpoint lacks it.")] = None,
     no_save: Annotated[
         bool, typer.Option("--no-save", help="Of a running node: its last checkpoint; else it saves first.")

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from ftis_node.cli.common import JsonOption, note, print_json, waiting
+from ftis_node.cli.common import JsonOption, TokensOption, note, print_json, waiting
 from ftis_node.cli.flags import Given, with_settings
 from ftis_node.cli.pace import card_here, card_of, seconds_of, step_seconds_text
-from ftis_node.config.settings import collect
+from ftis_node.cli.run import GroupOption
+from ftis_node.config.settings import Settings, collect
 from ftis_node.errors import UsageError
 from ftis_node.fit.memory import LEAST_RESERVE, RESERVE, Workload
 from ftis_node.fit.plan import Plan, plan
 from ftis_node.installed import to_install
-from ftis_node.packet import MAX_GROUP
-from ftis_node.tasks.task import CAPS
+from ftis_node.tasks.task import CAPS, Task
 from ftis_node.text import GB, rounded, say
 
 if TYPE_CHECKING:
@@ -53,8 +53,8 @@ def fit(
     given: Given,
     task: Annotated[str, typer.Option(help="gsm8k or arithmetic: it sets the caps in tokens.")] = "gsm8k",
     prompt_tokens: Annotated[int | None, typer.Option(min=1, help="Longest prompt, instead of the task's.")] = None,
-    completion_tokens: Annotated[int | None, typer.Option(min=1, help="Longest completion, likewise.")] = None,
-    completions: Annotated[int, typer.Option(min=2, max=MAX_GROUP, help="Completions a prompt.")] = 12,
+    completion_tokens: TokensOption = None,
+    completions: GroupOption = 12,
     json: JsonOption = False,
 ) -> None:
     """Say whether and how a model can be trained in so much memory. Exit code 1: it cannot.
@@ -62,10 +62,10 @@ def fit(
     Reads the model's configuration and nothing else of it. A GB is 2^30 bytes, as on graphics cards.
     """
     sizes = _sizes(vram)
-    caps = _caps(task, prompt_tokens, completion_tokens)
+    prompt, cap = _caps(task, prompt_tokens, completion_tokens)
     smallest = min(sizes, default=None)  # each device has as much to hold
     devices = _devices(device, len(sizes))
-    wished = given.with_values(device=devices, vram_gb=smallest)
+    wished = given.with_values(model=model, device=devices, vram_gb=smallest)
     settings, _ = collect(task=task, flags=wished.values, file=wished.file)
     from ftis_node.policy.names import resolve
 
@@ -73,22 +73,30 @@ def fit(
     with waiting(f"Reading the configuration of {model}"):
         from ftis_node.fit.context import refuse_run
         from ftis_node.policy.measure import geometry
-        from ftis_node.worker.planning import memory_limit, wishes
+        from ftis_node.worker.planning import asked_in_chat, chat_expected, memory_limit, wishes
 
         total = 0
         if smallest is None:
             total = _present(device)
         budget = memory_limit(settings, total) or total
         shape = geometry(model)
-    refuse_run(model, shape.context, caps[1])
-    workload = Workload(*caps, completions, settings.batch_groups)
+        in_chat = completion_tokens is None and task == "gsm8k" and chat_expected(settings)
+    refuse_run(model, shape.context, cap)
+    bits = _is_there("bitsandbytes")
+    fused = _is_there("liger_kernel")
 
-    def planned(*, bits: bool, fused: bool) -> tuple[Plan, str]:
-        """The plan where these packages are there, and its command line."""
-        made = plan(shape, budget, workload, wishes(settings), device, bits, four_bit=bits, fused=fused)
-        return made, _command(model, made, task, devices, smallest, given)
+    def planned(cap: int, *, bits: bool = bits, fused: bool = fused) -> tuple[Settings, Plan]:
+        """The plan for completions of so many tokens, where these packages are there."""
+        work = Workload(prompt, cap, completions, settings.batch_groups)
+        return settings, plan(shape, budget, work, wishes(settings), device, bits, four_bit=bits, fused=fused)
 
-    chosen, command = planned(bits=_is_there("bitsandbytes"), fused=_is_there("liger_kernel"))
+    chosen = planned(cap)[1]
+    if in_chat:
+        usual = Task.by_rule(task, (), (), "", "integer", (prompt, cap))
+        asked, _, chosen = asked_in_chat(usual, shape.context, planned)
+        cap = asked.completion_tokens
+    workload = Workload(prompt, cap, completions, settings.batch_groups)
+    command = _command(model, chosen, task, devices, smallest, given)
     if smallest is None:
         card = card_here(device, chosen, shape)
     else:
@@ -103,7 +111,8 @@ def fit(
         say("")
         if chosen.fits:
             say(f"  {command}")
-        if device == "cuda" and planned(bits=True, fused=True)[1] != command:
+        better = planned(cap, bits=True, fused=True)[1]
+        if device == "cuda" and _command(model, better, task, devices, smallest, given) != command:
             note(f"Another plan is possible with bitsandbytes and liger-kernel: {to_install('ftis-node[gpu]')}.")
     if not chosen.fits:
         sys.exit(1)

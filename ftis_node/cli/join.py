@@ -16,6 +16,8 @@ from typer.core import TyperCommand
 from ftis_node.cli import pace
 from ftis_node.cli.common import (
     AnswerOption,
+    DataOption,
+    EvalDataOption,
     HomeOption,
     QuestionOption,
     RewardOption,
@@ -91,8 +93,8 @@ def join(
     peers: Annotated[str, typer.Option(help="Addresses of nodes to join, separated by commas.")] = "",
     run: Annotated[Path | None, typer.Option(help="A run file; without it the peers are asked for theirs.")] = None,
     task: Annotated[str | None, typer.Option(help=f"{TASK_KINDS}. Default: the run's.")] = None,
-    data: Annotated[Path | None, typer.Option(help="A local training file of the task.")] = None,
-    eval_data: Annotated[Path | None, typer.Option(help="A local file of held-out examples.")] = None,
+    data: DataOption = None,
+    eval_data: EvalDataOption = None,
     question: QuestionOption = None,
     answer: AnswerOption = None,
     reward: RewardOption = None,

@@ -10,11 +10,14 @@ import typer
 from ftis_node.cli.common import (
     KINDS,
     AnswerOption,
+    DataOption,
+    EvalDataOption,
     HomeOption,
     JsonOption,
     QuestionOption,
     RewardOption,
     TemplateOption,
+    TokensOption,
     print_answer,
 )
 from ftis_node.config.run import EPOCH, SLOTS_MAX, RunFile, dump_run_file, in_short, load_run_file, make_hints, run_for
@@ -22,6 +25,7 @@ from ftis_node.errors import UsageError
 from ftis_node.packet import MAX_GROUP
 from ftis_node.store.home import DEFAULT_HOME, Home
 
+GroupOption = Annotated[int, typer.Option(min=2, max=MAX_GROUP, help="Completions a prompt.")]
 app = typer.Typer(no_args_is_help=True, help="Make or show a run, the public contract of a swarm.")
 
 
@@ -39,14 +43,14 @@ def new(
     output: Annotated[Path, typer.Option("--output", "-o", help="Where to write the run file.")],
     task: Annotated[str, typer.Option(help=KINDS)] = "arithmetic",
     model: Annotated[str | None, typer.Option(help="Any model whose tokenizer the run shall use.")] = None,
-    data: Annotated[Path | None, typer.Option(help="A local training file of the task.")] = None,
-    eval_data: Annotated[Path | None, typer.Option(help="A local file of held-out examples.")] = None,
+    data: DataOption = None,
+    eval_data: EvalDataOption = None,
     question: QuestionOption = None,
     answer: AnswerOption = None,
     reward: RewardOption = None,
     template: TemplateOption = None,
-    group: Annotated[int, typer.Option(min=2, max=MAX_GROUP, help="Completions a prompt.")] = 12,
-    completion_tokens: Annotated[int | None, typer.Option(help="Longest completion; default: the task's.")] = None,
+    group: GroupOption = 12,
+    completion_tokens: TokensOption = None,
     temperature: Annotated[float, typer.Option(help="Sampling temperature.")] = 1.0,
     name: Annotated[str, typer.Option(help="A name for people; not part of the id.")] = "",
     any_tokenizer: Annotated[bool, typer.Option("--any-tokenizer", help="For models of any tokenizer.")] = False,

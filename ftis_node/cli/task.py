@@ -18,6 +18,7 @@ from ftis_node.cli.common import (
     RewardOption,
     SetOption,
     TemplateOption,
+    TokensOption,
     held_checkpoint,
     parse_pairs,
     print_json,
@@ -39,7 +40,6 @@ app = typer.Typer(no_args_is_help=True, help=HELP)
 
 TaskArgument = Annotated[str, typer.Argument(help=KINDS)]
 SamplesOption = Annotated[int, typer.Option(min=2, max=MAX_GROUP, help="Completions a row.")]
-TokensOption = Annotated[int | None, typer.Option(min=1, help="Longest completion, or the task's.")]
 
 
 @app.command("check")
@@ -238,7 +238,6 @@ def opened(
     from ftis_node.worker.planning import memory_budget
     from ftis_node.worker.restore import load_trained, settings_for
 
-    cap = completion_tokens or task.completion_tokens
     flags = parse_pairs(pairs or [])
     run = None
     if "chat" not in flags:
@@ -249,6 +248,7 @@ def opened(
         chat, prefix, ends = asked_in(run, policy.tokenizer, task.template, settings)
         if run is None and chat is not None:
             task = task.in_chat()
+        cap = completion_tokens or task.completion_tokens
         ids = tokenised(policy, task, [task.train[row] for row in rows], cap, chat, prefix)
         batch = batch_that_fits(policy, max(map(len, ids)), cap, memory_budget(settings, policy.device))
         yield _Subject(policy, task, dict(zip(rows, ids, strict=True)), Sampling(cap, 1.0, ends), Room(batch))
@@ -294,10 +294,14 @@ class _Notes:
     """The file of rows that were tried: a head that says of what, then a line for each."""
 
     def __init__(self, path: Path, task: Task, model: str, samples: int, completion_tokens: int | None) -> None:
-        cap = completion_tokens or task.completion_tokens
         self._path = path
-        self._head: dict[str, str | int] = {"task": task.name, "data": task.data, "reward": task.reward, "model": model}
-        self._head |= {"samples": samples, "completion_tokens": cap, "template": task.template}
+        self._head: dict[str, str | int | None] = {
+            "task": task.name,
+            "data": task.data,
+            "reward": task.reward,
+            "model": model,
+        }
+        self._head |= {"samples": samples, "completion_tokens": completion_tokens, "template": task.template}
 
     def read(self) -> dict[int, TriedRow]:
         """The rows that are done, by their number; a line that was cut off by a kill is not. Raises UsageError for

@@ -16,11 +16,13 @@ _LARGEST = 10**15
 
 _DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]+)?")
 _MB_PER_GB = 1024
+Origins = Mapping[str, str]  # where each came from
+Values = Mapping[str, Any]  # settled settings, by name
 # Pattern of a host; the last label begins with a letter, or a mistyped address would be a name.
 _NAME = re.compile(r"([a-z0-9_]([a-z0-9_-]*[a-z0-9])?\.)*[a-z]([a-z0-9_-]*[a-z0-9])?", re.IGNORECASE)
 
 
-def check(values: Mapping[str, Any], origins: Mapping[str, str]) -> None:
+def check(values: Values, origins: Origins) -> None:
     """Check settled settings; `origins` says of each where it came from.
 
     Raises:
@@ -35,14 +37,14 @@ def by_a_person(origin: str) -> bool:
     return not origin.startswith(("default", "task "))
 
 
-def _numbers(values: Mapping[str, Any], origins: Mapping[str, str]) -> Iterator[UsageError]:
+def _numbers(values: Values, origins: Origins) -> Iterator[UsageError]:
     for key, value in values.items():
         bounded = isinstance(value, (int, float)) and key != "seed" and key not in PART_LIMITS
         if bounded and _LARGEST < abs(value) < math.inf:
             yield UsageError(f"The {key} cannot be {value} ({origins[key]}): it is too large.", "Give a smaller one.")
 
 
-def _names(values: Mapping[str, Any], origins: Mapping[str, str]) -> Iterator[UsageError]:
+def _names(values: Values, origins: Origins) -> Iterator[UsageError]:
     for key, known in NAMES.items():
         if values.get(key) is not None and values[key] not in known:
             what = f"There is no {key} {values[key]!r} ({origins[key]})."
@@ -64,7 +66,7 @@ def _names(values: Mapping[str, Any], origins: Mapping[str, str]) -> Iterator[Us
         yield UsageError(what, "Leave out own_share, or use an objective without a gate, as ftis.")
 
 
-def _devices(devices: Sequence[str], values: Mapping[str, Any], origins: Mapping[str, str]) -> Iterator[UsageError]:
+def _devices(devices: Sequence[str], values: Values, origins: Origins) -> Iterator[UsageError]:
     unknown = [device for device in devices if not _DEVICE.fullmatch(device)]
     for device in unknown:
         what = f"{device!r} is no device ({origins['device']})."
@@ -91,7 +93,7 @@ def _devices(devices: Sequence[str], values: Mapping[str, Any], origins: Mapping
         yield UsageError(what, "Name each GPU once, such as cuda:0,cuda:1, or a CPU several times: cpu,cpu.")
 
 
-def _machine(values: Mapping[str, Any], origins: Mapping[str, str]) -> Iterator[UsageError]:
+def _machine(values: Values, origins: Origins) -> Iterator[UsageError]:
     device = values["device"]
     disk = values["disk_gb"]
     quota = values["packet_quota_mb"]
@@ -121,7 +123,7 @@ def _is_address(text: str) -> bool:
     return True
 
 
-def _network(values: Mapping[str, Any], origins: Mapping[str, str]) -> Iterator[UsageError]:
+def _network(values: Values, origins: Origins) -> Iterator[UsageError]:
     if not _is_address(values["host"]):
         what = f"The host {values['host']!r} is no IP address ({origins['host']})."
         yield UsageError(what, "Write 127.0.0.1 for this machine alone, 0.0.0.0 for all its addresses, or one of them.")

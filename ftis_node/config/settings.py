@@ -309,6 +309,8 @@ RETIRED: Mapping[str, object] = {
 # Two ways to say one thing. A home's gives way to what is said now; two that are said are a mistake.
 _INSTEAD = {"vram_gb": "vram_share", "vram_share": "vram_gb"}
 
+Said = list[tuple[str, dict[str, object]]]  # origins with their values
+
 
 HOME = "home"
 """The origin of what a home keeps."""
@@ -388,7 +390,7 @@ def collect(
     Raises:
         UsageError: unknown keys, wrong or contradictory values, or a file that cannot be read.
     """
-    given: list[tuple[str, dict[str, object]]] = [(HOME, dict(home or {}))]
+    given: Said = [(HOME, dict(home or {}))]
     if file is not None:
         given.append((f"file {file}", read_toml(file, "settings file")))
     given += _from_environment(os.environ if environment is None else environment)
@@ -436,13 +438,13 @@ def changed(settings: Settings, values: Mapping[str, str], first: Settings) -> S
     return layers.settle()
 
 
-def _from_environment(environment: Mapping[str, str]) -> list[tuple[str, dict[str, object]]]:
+def _from_environment(environment: Mapping[str, str]) -> Said:
     """`FTIS_WAIT=3` sets `wait`. A layer a variable, so that each is named as where its value came from.
 
     Raises:
         UsageError: a name has the prefix but is neither a setting nor `HOME_VARIABLE`.
     """
-    layers: list[tuple[str, dict[str, object]]] = []
+    layers: Said = []
     for name, text in environment.items():
         key = name.removeprefix(ENVIRONMENT_PREFIX).lower()
         if not name.startswith(ENVIRONMENT_PREFIX):

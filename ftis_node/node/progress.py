@@ -78,6 +78,10 @@ class Progress:
         return cls(**{**facts, "foreign_groups_used": Counter(facts["foreign_groups_used"])})
 
 
+def _sides() -> dict[str, int]:
+    return {"own": 0, "foreign": 0}
+
+
 @dataclass
 class Totals:
     """Totals since the process started; they only grow, and no checkpoint keeps them.
@@ -88,9 +92,9 @@ class Totals:
 
     steps: int = 0
     skipped_steps: int = 0
-    groups: dict[str, int] = field(default_factory=lambda: {"own": 0, "foreign": 0})
-    samples: dict[str, int] = field(default_factory=lambda: {"own": 0, "foreign": 0})
-    tokens: dict[str, int] = field(default_factory=lambda: {"own": 0, "foreign": 0})
+    groups: dict[str, int] = field(default_factory=_sides)
+    samples: dict[str, int] = field(default_factory=_sides)
+    tokens: dict[str, int] = field(default_factory=_sides)
     generated_groups: int = 0
     generated_completions: int = 0
     generated_tokens: int = 0

@@ -32,6 +32,9 @@ _STATE = "1 for the state that the node is in, 0 for the others."
 _REACHABILITY = "1 for the way in which others reach this node, 0 for the others."
 _STANDING = "1 for what this node thinks of the peer, 0 for the other standings."
 
+Families = Iterator[Family]
+Told = Mapping[str, Any]  # what a node or an observer says, as JSON
+
 
 @dataclass(frozen=True)
 class Metric:
@@ -50,7 +53,7 @@ class Metric:
     label: str = ""
     needs: str = ""
 
-    def values(self, told: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], float]]:
+    def values(self, told: Told) -> Iterator[tuple[tuple[str, ...], float]]:
         """The label's value (none if it has no label) and the number, of all that is known."""
         if self.needs and at(told, self.needs) is None:
             return
@@ -139,7 +142,7 @@ PEER_METRICS = (
 )
 
 
-def exposition(status: Mapping[str, Any], peers: Mapping[str, Any]) -> bytes:
+def exposition(status: Told, peers: Told) -> bytes:
     """The text exposition, version 0.0.4, of what `Node.status` and `Node.peers` say; at most 64 peers are in it."""
     return generate_latest(_Scrape(_of_node(status, peers)))
 
@@ -156,7 +159,7 @@ SWARM_METRICS = (
 )
 
 
-def swarm_exposition(swarm: Mapping[str, Any]) -> bytes:
+def swarm_exposition(swarm: Told) -> bytes:
     """The text exposition of what `swarm.overview.SwarmFacts` says, of present nodes by peer id."""
     return generate_latest(_Scrape(_of_swarm(swarm)))
 
@@ -165,19 +168,19 @@ def swarm_exposition(swarm: Mapping[str, Any]) -> bytes:
 class _Scrape(Collector):
     """The families of one scrape."""
 
-    families: Iterator[Family]
+    families: Families
 
-    def collect(self) -> Iterator[Family]:
+    def collect(self) -> Families:
         return self.families
 
 
-def _of_swarm(swarm: Mapping[str, Any]) -> Iterator[Family]:
+def _of_swarm(swarm: Told) -> Families:
     present = [node for node in swarm["nodes"] if node["present"]]
     yield GaugeMetricFamily("ftis_swarm_nodes", "Nodes seen within ten minutes.", len(present))
     yield from _families("ftis_swarm_node_", SWARM_METRICS, {node["id"]: node for node in present}, "peer")
 
 
-def _of_node(status: Mapping[str, Any], peers: Mapping[str, Any]) -> Iterator[Family]:
+def _of_node(status: Told, peers: Told) -> Families:
     info = _family("gauge", "info", _INFO, ["version", "model", "kind", "run"])
     known = (str(status.get(key) or "") for key in ("kind", "run"))
     info.add_metric([ftis_node.__version__, _model(str(status.get("model") or "")), *known], 1)
@@ -190,7 +193,7 @@ def _of_node(status: Mapping[str, Any], peers: Mapping[str, Any]) -> Iterator[Fa
         yield from _of_peers(peers)
 
 
-def _of_peers(peers: Mapping[str, Any]) -> Iterator[Family]:
+def _of_peers(peers: Told) -> Families:
     why = "banned, of another run, or at addresses that are not dialled"
     left_out = _family("gauge", "peers_left_out", f"Peers that are left alone: {why}.", [])
     left_out.add_metric([], len(peers["left_out"]))
@@ -216,9 +219,7 @@ def _family(
     return made(prefix + name, help, labels=labels)
 
 
-def _families(
-    prefix: str, metrics: Iterable[Metric], found: Mapping[str, Mapping[str, Any]], of: str = ""
-) -> Iterator[Family]:
+def _families(prefix: str, metrics: Iterable[Metric], found: Mapping[str, Told], of: str = "") -> Families:
     """These metrics of what is told; `found` has it, by values of the label `of`."""
     for metric in metrics:
         family = _family(metric.kind, metric.name, metric.help, [name for name in (of, metric.label) if name], prefix)
@@ -231,7 +232,7 @@ def _families(
 
 def _one_of(
     name: str, help: str, label: str, words: tuple[str, ...], found: Mapping[str, str | None], of: str = ""
-) -> Iterator[Family]:
+) -> Families:
     """A gauge that is 1 for the word that holds and 0 for the others; `found` has it, by values of the label `of`."""
     family = _family("gauge", name, help, [of, label] if of else [label])
     for value, word in found.items():

@@ -43,6 +43,7 @@ _SLOPE_LAYERS = 8
 # The probe: tokens of each prompt and of its completions, from texts that have some variety; else ids are random.
 _SHAPE = ((8, (9, 4)), (4, (1, 13)))
 _DIFFERENT = 12
+Probe = list[Prefixed]  # prompts with their completions
 TEXTS = (
     "Anna bought three boxes of pencils with twelve in each. She gave a third of them to her brother and lost four. "
     "How many pencils does she have left? First count all pencils, then take away what is gone.",
@@ -125,7 +126,7 @@ def _remove_dropout(model: torch.nn.Module) -> None:
                 setattr(module, name, 0.0)
 
 
-def _packed(policy: Policy, probe: list[Prefixed], tolerance: float) -> tuple[Policy, str]:
+def _packed(policy: Policy, probe: Probe, tolerance: float) -> tuple[Policy, str]:
     """The policy, and how its sequences are laid out, in words."""
     model = policy.causal_lm
     config = policy.causal_lm.config
@@ -156,7 +157,7 @@ def _packed(policy: Policy, probe: list[Prefixed], tolerance: float) -> tuple[Po
     return packed, f"packed{refused} ({why}){kernels}"
 
 
-def _fused(expected: tuple[Tensor, Tensor], policy: Policy, probe: list[Prefixed], tolerance: float) -> str:
+def _fused(expected: tuple[Tensor, Tensor], policy: Policy, probe: Probe, tolerance: float) -> str:
     """Fused kernels in its modules, if they are to be had and give the same; which, in words."""
     try:
         undo = fuse(policy.causal_lm)
@@ -184,7 +185,7 @@ def _narrow(model: Any) -> Iterator[None]:
             one.sliding_window = window
 
 
-def _passed(policy: Policy, probe: list[Prefixed]) -> tuple[Tensor, Tensor]:
+def _passed(policy: Policy, probe: Probe) -> tuple[Tensor, Tensor]:
     """The probe's log-probs, and the gradient of an uneven sum of them by two matrices that are trained.
 
     Two, because a fresh LoRA layer's first has none.
@@ -215,7 +216,7 @@ def _below_some_layers(policy: Policy) -> list[torch.nn.Parameter]:
     return (near if len(near) > 1 else all_of_them)[:2]
 
 
-def _like(expected: tuple[Tensor, Tensor], policy: Policy, probe: list[Prefixed], tolerance: float) -> tuple[bool, str]:
+def _like(expected: tuple[Tensor, Tensor], policy: Policy, probe: Probe, tolerance: float) -> tuple[bool, str]:
     """Whether `_passed` gives this too; and how far off it is, or why it fails."""
     try:
         logprobs, slope = _passed(policy, probe)
@@ -232,7 +233,7 @@ def _like(expected: tuple[Tensor, Tensor], policy: Policy, probe: list[Prefixed]
     return True, _compared(apart, tolerance)
 
 
-def _generating(policy: Policy, probe: list[Prefixed], expected: Tensor, tolerance: float) -> tuple[Policy, str]:
+def _generating(policy: Policy, probe: Probe, expected: Tensor, tolerance: float) -> tuple[Policy, str]:
     """Choose what generates: the native decoder if it gives what the model's own modules give, else these.
 
     If the decoder agrees without CUDA graphs only, it goes without them.
@@ -265,7 +266,7 @@ def _compared(apart: float, tolerance: float) -> str:
     return f"log-probs differ by {apart:.2g}, {tolerance:.2g} is allowed"
 
 
-def _tolerance(policy: Policy, probe: list[Prefixed], plain: Tensor) -> float:
+def _tolerance(policy: Policy, probe: Probe, plain: Tensor) -> float:
     """How far log-probs of this project's layouts may lie from the model's own, by `_EXACT` and what follows it.
 
     To measure rounding, the model's own code computes row by row and as a padded batch. This project's layouts play no
@@ -280,7 +281,7 @@ def _tolerance(policy: Policy, probe: list[Prefixed], plain: Tensor) -> float:
     return _allowed(noise, _MOST)
 
 
-def _tolerance_of_model(policy: Policy, probe: list[Prefixed], plain: Tensor) -> float:
+def _tolerance_of_model(policy: Policy, probe: Probe, plain: Tensor) -> float:
     """As `_tolerance`, for what refuses the model: by another attention kernel, which sums in another order."""
     if policy.dtype == torch.float32:
         return _EXACT
@@ -302,7 +303,7 @@ def _allowed(noise: float, most: float) -> float:
     return _UNKNOWN
 
 
-def _probe(policy: Policy, texts: Sequence[str]) -> list[Prefixed]:
+def _probe(policy: Policy, texts: Sequence[str]) -> Probe:
     needed = sum(prompt + sum(completions) for prompt, completions in _SHAPE)
     ids = _ids_of(policy, texts, needed)
     if len(ids) < needed or len(set(ids)) < _DIFFERENT:
@@ -328,12 +329,12 @@ def _ids_of(policy: Policy, texts: Sequence[str], needed: int) -> list[int]:
 
 
 @torch.no_grad()
-def _logprobs(policy: Policy, probe: list[Prefixed]) -> Tensor:
+def _logprobs(policy: Policy, probe: Probe) -> Tensor:
     return completion_logprobs(policy, probe, 1.0)[0]
 
 
 @torch.no_grad()
-def _plain_logprobs(policy: Policy, probe: list[Prefixed]) -> Tensor:
+def _plain_logprobs(policy: Policy, probe: Probe) -> Tensor:
     """The same by the whole model's own forward pass, every completion by itself."""
     out = []
     for group in probe:
@@ -347,7 +348,7 @@ def _plain_logprobs(policy: Policy, probe: list[Prefixed]) -> Tensor:
 
 
 @torch.no_grad()
-def _batch_logprobs(policy: Policy, probe: list[Prefixed]) -> Tensor:
+def _batch_logprobs(policy: Policy, probe: Probe) -> Tensor:
     """The same by the whole model's own forward pass over all completions in one batch, padded on the left."""
     rows = [[*group.prompt, *completion.tolist()] for group in probe for completion in group.completions]
     ids, mask = left_padded(rows)

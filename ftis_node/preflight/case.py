@@ -164,6 +164,10 @@ class Finding:
     advice: str = ""
 
 
+Findings = Iterator[Finding]
+Checked = Iterator[Finding | UserError]  # errors: reasons not to start
+
+
 def ok(text: str) -> Finding:
     """It works."""
     return Finding("", "ok", text)
@@ -205,7 +209,7 @@ def refusals(case: Case, checks: Sequence[Check]) -> Iterator[UserError]:
             yield from one_by_one(found)
 
 
-def _found(check: Check, case: Case) -> Iterator[Finding | UserError]:
+def _found(check: Check, case: Case) -> Checked:
     try:
         yield from check.look(case) or ()
     except UserError as error:
@@ -220,7 +224,7 @@ def noted(refuse: Callable[[], object]) -> Iterator[UserError]:
         yield error
 
 
-def examine(case: Case, checks: Sequence[Check]) -> Iterator[Finding]:
+def examine(case: Case, checks: Sequence[Check]) -> Findings:
     """The findings of all checks, each as soon as it is known. A check that raises or hangs is a finding too."""
     for check in checks:
         found = _guarded(check, case)
@@ -234,7 +238,7 @@ def failed(findings: Sequence[Finding]) -> bool:
     return any(finding.verdict == "fail" for finding in findings)
 
 
-def _guarded(check: Check, case: Case) -> Iterator[Finding]:
+def _guarded(check: Check, case: Case) -> Findings:
     try:
         for one in _found(check, case):
             if isinstance(one, UserError):
@@ -244,7 +248,7 @@ def _guarded(check: Check, case: Case) -> Iterator[Finding]:
         yield Finding(check.subject, "fail", f"This check itself failed: {brief(error)}.", _OURS)
 
 
-def _bounded(check: Check, found: Iterator[Finding], seconds: float) -> Iterator[Finding]:
+def _bounded(check: Check, found: Findings, seconds: float) -> Findings:
     """The findings of a thread, which is left behind if a name service, a disk or a driver hangs."""
     known: list[Finding] = []
 

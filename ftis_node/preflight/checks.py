@@ -14,7 +14,7 @@ from ftis_node.node.run_source import agreed, check_foreseen, check_run, known_r
 from ftis_node.observe.tracking import refuse_untracked
 from ftis_node.policy.names import resolve
 from ftis_node.preflight import machine, models, place
-from ftis_node.preflight.case import Case, Check, Finding, Origin, View, examine, noted, refusals
+from ftis_node.preflight.case import Case, Check, Findings, Origin, View, examine, noted, refusals
 from ftis_node.swarm.addresses import parse_address
 from ftis_node.tasks.jsonl import JsonLines
 from ftis_node.tasks.judge import refuse_unjailed
@@ -125,7 +125,7 @@ def _run_of_peers(case: Case) -> None:
         _refuse_run(case, found, ours=False)
 
 
-def _peers(case: Case) -> Iterator[Finding]:
+def _peers(case: Case) -> Findings:
     """The peers that were named, and their run; without any, a running daemon's network, or the peers of the home."""
     from ftis_node.preflight.net import look_around, looked_around, of_a_running_node
     from ftis_node.swarm.known_addresses import KnownAddresses
@@ -184,6 +184,6 @@ def refused(case: Case, view: View) -> tuple[UserError, ...]:
     return case.problems
 
 
-def examined(case: Case) -> Iterator[Finding]:
+def examined(case: Case) -> Findings:
     """All findings of the doctor, each as soon as it is known."""
     return examine(case, listed("doctor"))

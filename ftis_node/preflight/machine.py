@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib import metadata, util
 from pathlib import Path
@@ -20,7 +20,7 @@ from ftis_node.host.allocator import FIXED, NAMES
 from ftis_node.host.descriptors import raise_limit
 from ftis_node.installed import to_install
 from ftis_node.policy.names import built_in
-from ftis_node.preflight.case import Case, Finding, fail, ok, warn
+from ftis_node.preflight.case import Case, Finding, Findings, fail, ok, warn
 from ftis_node.store.home import socket_folder
 from ftis_node.text import GB, rounded
 
@@ -31,7 +31,7 @@ _TOLD = ("transformers", "peft", "hivemind")
 FEW_FILES = 1024  # the usual default; p2pd opens one for each connection
 
 
-def python(case: Case) -> Iterator[Finding]:
+def python(case: Case) -> Findings:
     """Python: its version and platform, and whether hivemind's p2pd is installed."""
     seen = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
     wanted = SpecifierSet(_wanted_python())
@@ -55,7 +55,7 @@ def _wanted_python() -> str:
     return ">=3.11"
 
 
-def libraries(case: Case) -> Iterator[Finding]:
+def libraries(case: Case) -> Findings:
     """The libraries: whether their versions are in the ranges of pyproject.toml. Extras count only if installed."""
     try:
         requirements = [Requirement(text) for text in metadata.requires(_PACKAGE) or ()]
@@ -97,7 +97,7 @@ def _version(name: str) -> str:
     return ""
 
 
-def torch_(case: Case) -> Iterator[Finding]:
+def torch_(case: Case) -> Findings:
     """PyTorch: its version and build, and whether it can use the machine's GPU."""
     import torch
 
@@ -140,7 +140,7 @@ def torch_(case: Case) -> Iterator[Finding]:
     yield complain(text, advice)
 
 
-def gpu(case: Case) -> Iterator[Finding]:
+def gpu(case: Case) -> Findings:
     """The GPU: a small product in bf16 and its gradient, in another process, which a broken driver may kill."""
     import torch
 
@@ -206,7 +206,7 @@ def _driver() -> str:
     return "unknown"
 
 
-def limits(case: Case) -> Iterator[Finding]:
+def limits(case: Case) -> Findings:
     """Limits: open files, the control group's memory, and the disk for temporary files."""
     files = raise_limit()  # as a node does
     if files < FEW_FILES:

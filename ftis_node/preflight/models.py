@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ftis_node.config.run import RUN_DEFAULTS, check_fit, run_for
-from ftis_node.errors import UserError
 from ftis_node.fit.memory import Workload
 from ftis_node.host.proxy import refused_proxy
 from ftis_node.policy.names import resolve
-from ftis_node.preflight.case import Case, Finding, fail, noted, ok, warn
+from ftis_node.preflight.case import Case, Checked, Finding, Findings, fail, noted, ok, warn
 from ftis_node.preflight.machine import memory_limit
 from ftis_node.tasks.task import CAPS
 
 if TYPE_CHECKING:
+    from ftis_node.config.settings import Settings
+    from ftis_node.fit.plan import Plan
     from ftis_node.policy.availability import Hub
 
 
-def hub(case: Case) -> Iterator[Finding]:
+def hub(case: Case) -> Findings:
     """The model: whether it is here, and if not, whether the hub would give it."""
     from ftis_node.policy.availability import Hub, ask_hub, cached, offered
     from ftis_node.policy.gguf.folder import told_of
@@ -57,7 +58,7 @@ def hub(case: Case) -> Iterator[Finding]:
     yield fail(f"{source} is not in the local cache, and {why}.", advice)
 
 
-def memory(case: Case) -> Iterator[Finding | UserError]:
+def memory(case: Case) -> Checked:
     """The memory: whether the model can be trained in it, by the plan that `join` would make."""
     from ftis_node.fit.context import refuse_run
     from ftis_node.fit.plan import slow_parts
@@ -66,7 +67,7 @@ def memory(case: Case) -> Iterator[Finding | UserError]:
     from ftis_node.policy.load import choose_device
     from ftis_node.policy.measure import geometry
     from ftis_node.text import rounded
-    from ftis_node.worker.planning import settle
+    from ftis_node.worker.planning import asked_in_chat, chat_expected, settle
     from ftis_node.worker.shortage import refuse_shortage
 
     settings = case.settings
@@ -74,7 +75,15 @@ def memory(case: Case) -> Iterator[Finding | UserError]:
     with described(settings.model, _hub(case)) as folder:
         case.shape = shape = replace(geometry(folder), name=settings.model)
     yield from noted(lambda: refuse_run(settings.model, shape.context, load.completion_tokens))
-    case.settled, case.plan = settle(settings, load, settled(case.home.checkpoints, settings.model), shape)
+    remembered = settled(case.home.checkpoints, settings.model)
+
+    def planned(cap: int) -> tuple[Settings, Plan]:
+        return settle(settings, replace(load, completion_tokens=cap), remembered, shape)
+
+    if case.task is not None and not case.runs and chat_expected(settings):
+        case.task, case.settled, case.plan = asked_in_chat(case.task, shape.context, planned)
+    else:
+        case.settled, case.plan = planned(load.completion_tokens)
     chosen = case.plan
     if case.status and case.status.plan:  # its own model is no longer free memory
         running = case.status.plan
@@ -135,7 +144,7 @@ def checkpoints(case: Case) -> None:
         refuse_other_model(case.home.checkpoints, facts["model"], labelled(case.settings.model, case.plan.kind))
 
 
-def tokenizer(case: Case) -> Iterator[Finding]:
+def tokenizer(case: Case) -> Findings:
     """The tokenizer: whether the model's token ids are the run's, and whether every prompt has room."""
     from ftis_node.policy.availability import described
     from ftis_node.policy.load import load_tokenizer

@@ -4,7 +4,7 @@ import asyncio
 import os
 import tempfile
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +16,7 @@ from ftis_node.config.settings import Settings
 from ftis_node.errors import UserError
 from ftis_node.node.condition import CLOCK_FAR, CLOCK_SHOWN, SET_CLOCK
 from ftis_node.observe.answers import Peers, Status
-from ftis_node.preflight.case import Finding, Verdict
+from ftis_node.preflight.case import Finding, Findings, Verdict
 from ftis_node.store.home import Home, socket_folder
 from ftis_node.swarm.addresses import is_relayed, parse_address, ranked, scope
 from ftis_node.swarm.handshake import fetch_run, greeting, shake
@@ -65,7 +65,7 @@ def of_a_running_node(status: Status, known: Peers | None = None) -> list[Findin
     return found
 
 
-def looked_around(findings: AsyncGenerator[Finding, None]) -> Iterator[Finding]:
+def looked_around(findings: AsyncGenerator[Finding, None]) -> Findings:
     """Yield the findings of `look_around` outside an event loop, each as soon as it is known."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
 

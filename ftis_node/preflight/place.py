@@ -6,7 +6,7 @@ import errno
 import os
 import socket
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from ftis_node.node.checkpointing import wear
 from ftis_node.node.remembered import refuse_other_settings
 from ftis_node.node.run_source import with_remembered
 from ftis_node.observe.api import no_page
-from ftis_node.preflight.case import Case, Finding, fail, noted, ok, warn
+from ftis_node.preflight.case import Case, Checked, Finding, Findings, fail, noted, ok, warn
 from ftis_node.store.checkpoints import newest_facts, parse_label
 from ftis_node.text import rounded
 
@@ -37,7 +37,7 @@ NETWORK_FILE_SYSTEMS = frozenset(
 NETWORK_FUSE = frozenset(("fuse.sshfs", "fuse.glusterfs", "fuse.s3fs", "fuse.rclone", "fuse.gcsfuse"))
 
 
-def home(case: Case) -> Iterator[Finding | UserError]:
+def home(case: Case) -> Checked:
     """Check that the home can be written, is free and of this version, and its key; the case gets what the home knows.
 
     Raises:
@@ -68,7 +68,7 @@ def home(case: Case) -> Iterator[Finding | UserError]:
             yield warn(text, f"Run: chmod 600 {place.key}")
 
 
-def _daemon(case: Case) -> Iterator[Finding | UserError]:
+def _daemon(case: Case) -> Checked:
     """The daemon on the home, which keeps another from starting."""
     from ftis_node.observe.answers import Status
     from ftis_node.observe.api import ask
@@ -106,7 +106,7 @@ def _unfit(parent: Path) -> str:
     return "no place for files"
 
 
-def checkpoints(case: Case) -> Iterator[Finding]:
+def checkpoints(case: Case) -> Findings:
     """The home's checkpoints: whether they are sound, and of the settings' model."""
     place = case.home
     damaged = sorted(place.checkpoints.glob("*.damaged"))
@@ -121,7 +121,7 @@ def checkpoints(case: Case) -> Iterator[Finding]:
         yield ok(f"{place.path} has no checkpoint yet.")
 
 
-def disk(case: Case) -> Iterator[Finding]:
+def disk(case: Case) -> Findings:
     """The disk: its kind, and room for checkpoints, packets, logs and a model to download."""
     from huggingface_hub import constants
 
@@ -189,7 +189,7 @@ def file_system(path: Path) -> str:
     return max(mounts, key=lambda one: len(one.mountpoint)).fstype
 
 
-def port(case: Case) -> Iterator[Finding | UserError]:
+def port(case: Case) -> Checked:
     """The port: whether the node can listen where the settings say."""
     from ftis_node.swarm.addresses import check_port, free_port, listening_mistakes
 
@@ -212,7 +212,7 @@ def port(case: Case) -> Iterator[Finding | UserError]:
     yield from _bound(where, settings.port, check, free, ours=ours)
 
 
-def page(case: Case) -> Iterator[Finding | UserError]:
+def page(case: Case) -> Checked:
     """The node's page: whether it can be served where the settings say."""
     settings = case.settings
     if not settings.page:
@@ -224,7 +224,7 @@ def page(case: Case) -> Iterator[Finding | UserError]:
     yield from _bound(where, settings.http_port, partial(check_page, settings), free, ours=ours)
 
 
-def _bound(where: str, port: int, check: Callable[[], None], free: str, *, ours: bool) -> Iterator[Finding]:
+def _bound(where: str, port: int, check: Callable[[], None], free: str, *, ours: bool) -> Findings:
     """Find out whether a port can be listened on, and if not, why.
 
     Args:

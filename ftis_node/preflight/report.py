@@ -15,9 +15,10 @@ from ftis_node.text import rounded
 
 _ORIGINS = {"the home": "home", "--run": "file", "--peers": "peers"}
 _SHOWN = 8  # addresses of one kind, in text
+Report = dict[str, object]  # as JSON
 
 
-def as_json(case: Case, *, whole: bool) -> dict[str, object]:
+def as_json(case: Case, *, whole: bool) -> Report:
     """The report in plain values.
 
     Args:
@@ -27,7 +28,7 @@ def as_json(case: Case, *, whole: bool) -> dict[str, object]:
     home = case.home.path
     own = case.own_task
     file = str(case.options.own_data)
-    report: dict[str, object] = {
+    report: Report = {
         "run": run and _facts(*run),
         "task": _task(case),
         "own_data": own and {"file": file, "rows": len(own.train), "held_out": len(own.held_out)},
@@ -122,15 +123,15 @@ def _run(case: Case) -> tuple[Run, str, str] | None:
     return run, run.id.hex(), origin
 
 
-def _facts(run: Run, known: str, origin: str) -> dict[str, object]:
+def _facts(run: Run, known: str, origin: str) -> Report:
     """The fields of a run; the template as people are shown it."""
     return run.model_dump(mode="json") | {"template": shown(run.template), "id": known or None, "from": origin}
 
 
-def _task(case: Case) -> dict[str, object] | None:
+def _task(case: Case) -> Report | None:
     if not case.task_known:
         return None
-    about: dict[str, object] = {"name": case.task_name, "found": False, "rows": None, "held_out": None, "bytes": None}
+    about: Report = {"name": case.task_name, "found": False, "rows": None, "held_out": None, "bytes": None}
     if case.download is not None:
         about["bytes"], about["source"] = case.download
     if case.task is not None:
@@ -140,7 +141,7 @@ def _task(case: Case) -> dict[str, object] | None:
     return about
 
 
-def _chosen(case: Case) -> dict[str, dict[str, object]]:
+def _chosen(case: Case) -> dict[str, Report]:
     """The settings that differ from their defaults, with their origins."""
     defaults = Settings().model_dump(mode="json")
     values = case.settings.model_dump(mode="json").items()

@@ -64,7 +64,10 @@ class Layout:
         return f'{{"{self.fields[0]}": …, "answer": …}}'
 
 
-def json_lines(data: bytes) -> Iterator[tuple[int, object]]:
+Numbered = Iterator[tuple[int, object]]
+
+
+def json_lines(data: bytes) -> Numbered:
     """The number of each line, and its value, `BLANK` or `UnusableLine`."""
     for number, line in enumerate(data.removeprefix(b"\xef\xbb\xbf").removesuffix(b"\n").split(b"\n"), start=1):
         row: object = BLANK
@@ -77,9 +80,6 @@ def json_lines(data: bytes) -> Iterator[tuple[int, object]]:
         yield number, row
 
 
-Rows = Callable[[bytes], Iterator[tuple[int, object]]]
-
-
 def encoding_of(data: bytes) -> str:
     """The encoding by a file's first bytes, where it is UTF-16 or UTF-32; empty for any other."""
     found = json.detect_encoding(data[:4])
@@ -88,7 +88,9 @@ def encoding_of(data: bytes) -> str:
     return found.upper()
 
 
-def read_rows(path: Path, layout: Layout, rows_in: Rows = json_lines) -> tuple[str, tuple[Example, ...], str]:
+def read_rows(
+    path: Path, layout: Layout, rows_in: Callable[[bytes], Numbered] = json_lines
+) -> tuple[str, tuple[Example, ...], str]:
     """The sha256 (hex) of the file, its rows, and the name of their question field.
 
     Raises:
@@ -234,7 +236,7 @@ class JsonLines(Source):
     def mine(cls, name: str) -> bool:
         return name.lower().endswith(cls.suffix)
 
-    def rows_in(self, data: bytes) -> Iterator[tuple[int, object]]:
+    def rows_in(self, data: bytes) -> Numbered:
         """See `json_lines`."""
         return json_lines(data)
 
@@ -280,7 +282,7 @@ class CsvRows(JsonLines):
 
     suffix = ".csv"
 
-    def rows_in(self, data: bytes) -> Iterator[tuple[int, object]]:
+    def rows_in(self, data: bytes) -> Numbered:
         """The number of the line on which each row begins, and its fields by their names, or `UnusableLine`, after
         which nothing is read if the quotes are wrong."""
         try:

@@ -29,7 +29,7 @@ from ftis_node.tasks.judge import START_SECONDS, Asked
 from ftis_node.tasks.rewards import Score, Scorer, check_rule, kind_of
 from ftis_node.tasks.score_columns import bounded
 from ftis_node.tasks.source import Source
-from ftis_node.tasks.task import Example, Task, digest_of
+from ftis_node.tasks.task import CAPS, Example, Task, digest_of
 from ftis_node.tasks.templates import chosen
 from ftis_node.text import counted
 
@@ -46,7 +46,7 @@ def make_task(
     reward: str | Callable[[str, str], Score] = "integer",
     held_out: Iterable[tuple[str, str | int]] | None = None,
     template: str | None = None,
-    completion_tokens: int = 256,
+    completion_tokens: int | None = None,
     prompt_tokens: int = 512,
     reward_seconds: float = 5.0,
 ) -> Task:
@@ -59,7 +59,8 @@ def make_task(
         held_out: to be evaluated on; by default about a tenth of the rows, chosen by hash, which is not trained on.
         template: the prompt, with {question} in it once, or the name of one that goes with the rule; by default one
             that asks for reasoning, and for an answer in the form that earns.
-        completion_tokens, prompt_tokens: longest completion and prompt.
+        completion_tokens, prompt_tokens: longest completion and prompt; by default 256, and in a chat by the template
+            `boxed` 512.
         reward_seconds: that a verdict of a function may take; then the answer is wrong.
 
     Raises:
@@ -81,9 +82,10 @@ def make_task(
         train, rest = split("The task", train)
     if template is not None:
         template, _ = chosen(template, named, fixed=True)
-    task = Task.by_rule(
-        "", train, rest, digest_of(train), named or "exact", (prompt_tokens, completion_tokens), template
-    )
+    caps = (prompt_tokens, completion_tokens or CAPS["gsm8k"][1])
+    task = Task.by_rule("", train, rest, digest_of(train), named or "exact", caps, template)
+    if completion_tokens is not None:
+        task = replace(task, chosen=task.chosen | {"completion_tokens"})
     if isinstance(reward, str):
         return task
     return replace(task, reward="", scorer=Scorer(reward), scorer_seconds=reward_seconds)

@@ -160,7 +160,8 @@ def chosen(wanted: str, rule: str, *, fixed: bool) -> tuple[str, str]:
 
 
 def as_trained(task: Task, run: Run | None, reward: str | None, template: str | None) -> Task:
-    """The task in the words in which a model of this run was asked in training, judged by the form that earned there.
+    """The task in the words in which a model of this run was asked in training, judged by the form that earned there,
+    with as much room for an answer.
 
     The task stays as it is where those words do not go with its answers, or where its rows are whole prompts.
 
@@ -181,4 +182,5 @@ def as_trained(task: Task, run: Run | None, reward: str | None, template: str | 
         rule = run.reward
     if not rule or reward not in (None, rule):
         return task
-    return replace(task, template=text, reward=rule)
+    cap = max(task.completion_tokens, run.completion_tokens)
+    return replace(task, template=text, reward=rule, completion_tokens=cap, chosen=task.chosen | {"completion_tokens"})

@@ -205,10 +205,10 @@ def _from_answer_to(
 def _end(tokenizer: PreTrainedTokenizerBase, thinking: bool) -> tuple[int, str]:
     """The first token after an answer; where a template writes none, the one that begins the next turn (GLM)."""
     turns = [{"role": "user", "content": _MESSAGES[0]}, {"role": "assistant", "content": _ANSWER}]
-    rest = _rendered(tokenizer, turns, thinking, prompt=False).rpartition(_ANSWER)[2].lstrip()
-    if not rest:
-        turns.append({"role": "user", "content": _MESSAGES[1]})
-        rest = _rendered(tokenizer, turns, thinking, prompt=False).rpartition(_ANSWER)[2].lstrip()
+    later = {"role": "user", "content": _MESSAGES[1]}
+    rest = ""
+    for asked in (turns, [*turns, later]):
+        rest = rest or _rendered(tokenizer, asked, thinking, prompt=False).rpartition(_ANSWER)[2].lstrip()
     special = {token.content: index for index, token in tokenizer.added_tokens_decoder.items() if token.special}
     for content in sorted(special, key=len, reverse=True):
         if rest.startswith(content):

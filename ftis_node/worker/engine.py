@@ -19,6 +19,7 @@ from ftis_node.evaluate.judging import verdict
 from ftis_node.evaluate.playing import play
 from ftis_node.fit.context import Context, refuse_run
 from ftis_node.fit.memory import Workload
+from ftis_node.fit.plan import Plan
 from ftis_node.host.doing import advance, doing, now
 from ftis_node.host.interruption import forget, interrupt
 from ftis_node.learner import Learner, Part, TrainingGroup, choose_objective
@@ -30,7 +31,7 @@ from ftis_node.policy.generate.kept import let_go
 from ftis_node.policy.generate.sampler import noise_of
 from ftis_node.policy.generate.stream import Sampling, generate
 from ftis_node.policy.generate.vllm import server_of
-from ftis_node.policy.load import load_policy, use_device
+from ftis_node.policy.load import load_policy, load_tokenizer, use_device
 from ftis_node.policy.measure import geometry
 from ftis_node.policy.policy import Policy
 from ftis_node.policy.room import Room, fitting, make_way
@@ -45,7 +46,7 @@ from ftis_node.worker.facts import facts_of
 from ftis_node.worker.formats import Packets, Reading, Slot, chat_in, group_text, packets_of, prompts_of
 from ftis_node.worker.gpu import gpu_figures
 from ftis_node.worker.own_data import figures, groups_of, rows_of_step
-from ftis_node.worker.planning import settle, starting_sizes
+from ftis_node.worker.planning import asked_in_chat, settle, starting_sizes
 from ftis_node.worker.rows import Evaluations, EvaluationSet, TrainingRows
 from ftis_node.worker.shortage import refuse_shortage
 from ftis_node.worker.usage import Usage
@@ -125,7 +126,15 @@ class Engine:
         self._context = shape.context
         refuse_run(settings.model, shape.context, workload.completion_tokens)
         use_device(settings.devices[0])
-        self._settings, plan = settle(settings, workload, remembered, shape)
+
+        def settled(cap: int) -> tuple[Settings, Plan]:
+            return settle(settings, replace(workload, completion_tokens=cap), remembered, shape)
+
+        if not asked.caps and chat_in(None, load_tokenizer(settings.model), self.task.template, settings) is not None:
+            self.task, self._settings, plan = asked_in_chat(self.task, shape.context, settled)
+            workload = replace(workload, completion_tokens=self.task.completion_tokens)
+        else:
+            self._settings, plan = settled(workload.completion_tokens)
         if asked.must_fit:
             refuse_shortage(settings, plan)
         self._starting = starting_sizes(remembered, workload)
@@ -136,9 +145,6 @@ class Engine:
         questions = [example.question for example in self.task.train[:PROBE_ROWS]]
         self.policy = replace(load_policy(self._settings, questions), server=server)
         self.random = torch.Generator().manual_seed(self._settings.seed)
-        known = bool(asked.caps)
-        if not known and chat_in(None, self.policy.tokenizer, self.task.template, self._settings) is not None:
-            self.task = self.task.in_chat()
         return facts_of(self.policy, self.task, self.own_task, self._settings, plan)
 
     def init_process_group(self, rank: int, size: int, place: str, sharded: bool = False) -> None:

@@ -1,25 +1,37 @@
 """The plan that completes a person's settings so that the training fits into this machine's memory."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
 
 from ftis_node.config.settings import Settings
-from ftis_node.errors import UsageError
+from ftis_node.errors import UsageError, UserError
+from ftis_node.fit.context import Context
 from ftis_node.fit.geometry import Geometry
 from ftis_node.fit.memory import CONTEXT_BYTES, Device, Dtype, Workload
 from ftis_node.fit.plan import MIN_TOKENS, Plan, Wishes, plan
 from ftis_node.learner.optimiser import eight_bit
-from ftis_node.policy.load import choose_device, half_dtype
+from ftis_node.policy.availability import cached
+from ftis_node.policy.load import choose_device, half_dtype, load_tokenizer
 from ftis_node.policy.measure import geometry
+from ftis_node.policy.names import resolve
 from ftis_node.policy.nf4 import kernels
+from ftis_node.tasks import Task
+from ftis_node.tasks.templates import ASKED
 from ftis_node.text import GB
+from ftis_node.worker.formats import chat_in
 
 # The share of free main memory to plan with if the settings name no limit.
 CPU_SHARE = 0.8
+
+_INSTRUCT = re.compile("instruct|chat|-it$")  # in names of models that are asked in a chat
 
 _TRAINED = ("lora", "optimiser", "quantisation")  # the settings that checkpoints were trained with
 _FOR_A_SERVER = {"lora": True, "quantisation": "none"}  # with engine=vllm, where nobody chose
@@ -57,6 +69,37 @@ def settle(
         kernels()  # raises before anything is loaded
     settled = {name: getattr(chosen, name) for name in _PLANNED}
     return settings.model_copy(update=settled), chosen
+
+
+def chat_expected(settings: Settings) -> bool:
+    """Whether a new run would ask this model in a chat: as its tokenizer says, or its name where that is not here."""
+    source = resolve(settings.model)
+    if Path(source).is_dir() or cached(source, "tokenizer.json") is not None:
+        with suppress(UserError):  # a folder may have none
+            return chat_in(None, load_tokenizer(settings.model), ASKED, settings) is not None
+    return settings.chat != "never" and _INSTRUCT.search(source.lower()) is not None
+
+
+def asked_in_chat(
+    task: Task, context: Context, settled: Callable[[int], tuple[Settings, Plan]]
+) -> tuple[Task, Settings, Plan]:
+    """The task as a new run asks it in a chat, with what `settle` found. Answers stay short where longer ones have no
+    room in the model's context or the memory; the plan says so.
+
+    Args:
+        settled: calls `settle` for completions of so many tokens.
+    """
+    short = task.completion_tokens
+    asked = task.in_chat()
+    cap = asked.completion_tokens
+    settings, plan = settled(cap)
+    if cap == short or (plan.fits and task.prompt_tokens + cap <= context.tokens):
+        return asked, settings, plan
+    settings, plan = settled(short)
+    if plan.fits:
+        told = f"Answers may have {short} tokens, for there is no room for {cap}: many may be cut off."
+        plan = replace(plan, reasons=(*plan.reasons, told))
+    return replace(asked, completion_tokens=short, chosen=asked.chosen | {"completion_tokens"}), settings, plan
 
 
 def starting_sizes(remembered: Mapping[str, Any], workload: Workload) -> dict[str, int]:

@@ -16,8 +16,9 @@ logger = logging.getLogger(__name__)
 _failures: list[str] = []  # why a capture failed; there is no second one in this process
 _streams: dict[torch.device, torch.cuda.Stream] = {}
 
-Step: TypeAlias = Callable[..., tuple[Tensor, ...]]
-Captured: TypeAlias = tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...], tuple[Tensor, ...]]
+Tensors: TypeAlias = tuple[Tensor, ...]
+Step: TypeAlias = Callable[..., Tensors]
+Captured: TypeAlias = tuple[torch.cuda.CUDAGraph, Tensors, Tensors]
 """A graph, and what it reads and writes."""
 
 
@@ -42,7 +43,7 @@ class Graphs:
         self._tried: set[Hashable] = set()
         self._graphs: dict[Hashable, Captured] = {}  # by shape
 
-    def __call__(self, shape: Hashable, function: Step, *inputs: Tensor) -> tuple[Tensor, ...]:
+    def __call__(self, shape: Hashable, function: Step, *inputs: Tensor) -> Tensors:
         """The function of these inputs.
 
         Args:
@@ -76,7 +77,7 @@ class Graphs:
             yield
         here.wait_stream(self._stream)
 
-    def _capture(self, shape: Hashable, function: Step, inputs: tuple[Tensor, ...]) -> bool:
+    def _capture(self, shape: Hashable, function: Step, inputs: Tensors) -> bool:
         """Whether it could be captured. Cached memory cannot be given back meanwhile: if it must, it is tried again."""
         mine = tuple(one.clone() for one in inputs)
         for last in (False, True):
@@ -96,7 +97,7 @@ class Graphs:
             torch.cuda.empty_cache()
         return False
 
-    def _captured(self, function: Step, mine: tuple[Tensor, ...]) -> Captured:
+    def _captured(self, function: Step, mine: Tensors) -> Captured:
         """As `torch.cuda.graph`, which would give all cached memory back to the driver before each capture."""
         graph = torch.cuda.CUDAGraph()
         with self._aside():

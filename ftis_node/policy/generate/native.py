@@ -16,14 +16,13 @@ from torch import Tensor
 from ftis_node.fit.memory import PROMPT_WIDTHS
 from ftis_node.host.doing import advance
 from ftis_node.host.interruption import check
-from ftis_node.packet import Completion
 from ftis_node.policy.generate.cache import ALIGNED, Ids, Size, bucket, closing_up
 from ftis_node.policy.generate.decoder import Decoder, reach
-from ftis_node.policy.generate.graphs import Graphs, Step
+from ftis_node.policy.generate.graphs import Graphs, Step, Tensors
 from ftis_node.policy.generate.kept import kept
 from ftis_node.policy.generate.prefill import Read, WaitingRows, read, read_whole, together
 from ftis_node.policy.generate.sampler import choose
-from ftis_node.policy.generate.sampling import Sampling, to_completions
+from ftis_node.policy.generate.sampling import Groups, Prompts, Sampling, to_completions
 from ftis_node.policy.packing import Prefixed
 from ftis_node.policy.policy import Policy
 
@@ -31,16 +30,14 @@ from ftis_node.policy.policy import Policy
 _LOOK_EVERY = {"cpu": 1, "cuda": 8}
 
 
-def decodes(policy: Policy, prompts: Sequence[Sequence[int]], sampling: Sampling) -> bool:
+def decodes(policy: Policy, prompts: Prompts, sampling: Sampling) -> bool:
     """Whether `decode` generates these."""
     longest = max(map(len, prompts), default=0) + sampling.max_new_tokens
     return policy.native and longest <= reach(policy.causal_lm)
 
 
 @torch.inference_mode()  # not for other modules: training cannot use what they may keep of it
-def decode(
-    policy: Policy, prompts: Sequence[Sequence[int]], group: int, sampling: Sampling, noise: Tensor | None, rows: int
-) -> list[list[Completion]]:
+def decode(policy: Policy, prompts: Prompts, group: int, sampling: Sampling, noise: Tensor | None, rows: int) -> Groups:
     """By `decoder`, so many rows side by side at most, of whichever prompts; see `generate.generate`."""
     if not prompts:
         return []
@@ -65,9 +62,7 @@ def decode(
     return _complete(under_way, WaitingRows(policy, prompts, group, sampling, noise, reads))
 
 
-def by_modules(
-    policy: Policy, prompts: Sequence[Sequence[int]], group: int, sampling: Sampling, noise: Tensor | None
-) -> list[list[Completion]]:
+def by_modules(policy: Policy, prompts: Prompts, group: int, sampling: Sampling, noise: Tensor | None) -> Groups:
     """One batch by transformers' modules; see `generate.generate`."""
     waiting = WaitingRows(policy, prompts, group, sampling, noise, lambda _: read_whole(policy, prompts))
     return _complete(_Modules(policy, waiting.count), waiting)
@@ -94,7 +89,7 @@ def decoder_logprobs(policy: Policy, groups: Sequence[Prefixed]) -> Tensor:
     under_way.enter(every, every, probed, each)
     under_way.settle()
 
-    def logits(token: Tensor) -> tuple[Tensor, ...]:
+    def logits(token: Tensor) -> Tensors:
         return (under_way.step(token)[:, : policy.vocabulary].clone(),)
 
     first = probed.logits.repeat_interleave(each, 0)
@@ -106,13 +101,13 @@ def decoder_logprobs(policy: Policy, groups: Sequence[Prefixed]) -> Tensor:
     return torch.cat([chosen[row, : len(completion)] for row, completion in enumerate(completions)])
 
 
-def _complete(under_way: _Decoding | _Modules, waiting: WaitingRows) -> list[list[Completion]]:
+def _complete(under_way: _Decoding | _Modules, waiting: WaitingRows) -> Groups:
     """Draw tokens until all rows have ended."""
     vocabulary = waiting.policy.vocabulary
     sampling = waiting.sampling
     places = _Places(under_way, waiting)
 
-    def following(token: Tensor, *uniform: Tensor) -> tuple[Tensor, ...]:
+    def following(token: Tensor, *uniform: Tensor) -> Tensors:
         mine = None
         if uniform:
             mine = uniform[0][:, None]
@@ -216,7 +211,7 @@ class _Places:
         self.token = self.token[index]
         self._unseen = [token[index] for token in self._unseen]
 
-    def ahead(self) -> Iterator[tuple[Tensor, ...]]:
+    def ahead(self) -> Iterator[Tensors]:
         """For each draw until the next look its uniform numbers, fp64 `[places]`; none for greedy ones."""
         count = min(self._most, self._cap - int(self._steps[~self._over].min()))
         if self._noise is None:
@@ -315,7 +310,7 @@ class _Decoding:
         prompts = numbers // group
         self.cache.enter(places, prompts, read.layers(), prompts - read.first, read.mask)
 
-    def run(self, kind: Hashable, function: Step, *inputs: Tensor) -> tuple[Tensor, ...]:
+    def run(self, kind: Hashable, function: Step, *inputs: Tensor) -> Tensors:
         """The function of these, which steps all rows once; by CUDA graphs where shapes are static. kind: its name."""
         shape = self.cache.grow()
         if self._graphs:
@@ -365,7 +360,7 @@ class _Modules:
         self._alive = self._alive[order]
         return order
 
-    def run(self, kind: Hashable, function: Step, *inputs: Tensor) -> tuple[Tensor, ...]:
+    def run(self, kind: Hashable, function: Step, *inputs: Tensor) -> Tensors:
         """The function of these, which steps all rows once."""
         return function(*inputs)
 

@@ -13,7 +13,7 @@ from transformers.cache_utils import DynamicLayer
 from ftis_node.fit.memory import PREFILL_TOKENS
 from ftis_node.policy.generate.cache import ALIGNED, Ids
 from ftis_node.policy.generate.sampler import choose
-from ftis_node.policy.generate.sampling import Sampling, left_padded
+from ftis_node.policy.generate.sampling import Prompts, Sampling, left_padded
 from ftis_node.policy.policy import Policy
 
 
@@ -54,9 +54,7 @@ def _growing() -> DynamicCache:
     return cache
 
 
-def read(
-    policy: Policy, prompts: Sequence[Sequence[int]], first: int = 0, cache: DynamicCache | None = None, width: int = 0
-) -> Read:
+def read(policy: Policy, prompts: Prompts, first: int = 0, cache: DynamicCache | None = None, width: int = 0) -> Read:
     """Read prompts side by side.
 
     Args:
@@ -79,7 +77,7 @@ def read(
     return Read(first, logits, cache, known)
 
 
-def read_whole(policy: Policy, prompts: Sequence[Sequence[int]]) -> Read:
+def read_whole(policy: Policy, prompts: Prompts) -> Read:
     """Read all prompts for transformers' modules, with the cache that these need: some at a time, where its parts can
     be joined, for evaluation has as many prompts as rows."""
     config = policy.causal_lm.config.get_text_config(decoder=True)
@@ -98,7 +96,7 @@ def read_whole(policy: Policy, prompts: Sequence[Sequence[int]]) -> Read:
     return Read(0, logits, _joined([part.cache for part in parts]), mask)
 
 
-def together(prompts: Sequence[Sequence[int]]) -> int:
+def together(prompts: Prompts) -> int:
     """How many of the prompts are read at a time."""
     return max(1, PREFILL_TOKENS // max(map(len, prompts)))
 
@@ -113,7 +111,7 @@ class WaitingRows:
     """
 
     policy: Policy
-    prompts: Sequence[Sequence[int]]
+    prompts: Prompts
     group: int
     sampling: Sampling
     noise: Tensor | None

@@ -19,6 +19,10 @@ class DivergedError(FtisError):
     """The weights are too large, or no numbers."""
 
 
+Prompts = Sequence[Sequence[int]]  # token ids
+Groups = list[list[Completion]]  # completions of each prompt
+
+
 @dataclass(frozen=True)
 class Sampling:
     """How to sample: what the run says, and whether greedily (evaluation)."""
@@ -29,7 +33,7 @@ class Sampling:
     greedy: bool = False
 
 
-def left_padded(prompts: Sequence[Sequence[int]], multiple: int = 1, least: int = 0) -> tuple[Tensor, Tensor]:
+def left_padded(prompts: Prompts, multiple: int = 1, least: int = 0) -> tuple[Tensor, Tensor]:
     """Ids and mask, int64 `[prompts, width]`; on the left, so that every row's next token is in one column.
 
     Args:
@@ -44,9 +48,7 @@ def left_padded(prompts: Sequence[Sequence[int]], multiple: int = 1, least: int 
     return ids, mask
 
 
-def to_completions(
-    policy: Policy, ids: Array, logprobs: Array, eos: Sequence[int], group: int
-) -> list[list[Completion]]:
+def to_completions(policy: Policy, ids: Array, logprobs: Array, eos: Sequence[int], group: int) -> Groups:
     """Rows `[prompts · group, tokens]`, each up to its first EOS, which is its own; what follows counts for nothing.
 
     Raises:

@@ -1,13 +1,10 @@
 """Sampling groups of completions, by an engine of this process or by a server."""
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
-from ftis_node.packet import Completion
 from ftis_node.policy.generate.native import by_modules, decode, decodes
-from ftis_node.policy.generate.sampling import Sampling
+from ftis_node.policy.generate.sampling import Groups, Prompts, Sampling
 from ftis_node.policy.policy import Policy
 
 __all__ = ["Sampling", "generate"]
@@ -16,14 +13,14 @@ __all__ = ["Sampling", "generate"]
 @torch.no_grad()
 def generate(
     policy: Policy,
-    prompts: Sequence[Sequence[int]],
+    prompts: Prompts,
     *,
     group: int,
     sampling: Sampling,
     generator: torch.Generator | None = None,
     noise: Tensor | None = None,
     batch: int = 288,
-) -> list[list[Completion]]:
+) -> Groups:
     """Sample `group` completions of each prompt, by the policy's server, or without one that is there in this process.
 
     Args:
@@ -47,12 +44,12 @@ def generate(
         shape = (len(prompts) * group, sampling.max_new_tokens)
         noise = torch.rand(shape, dtype=torch.float64, generator=generator)
     if policy.server is not None and noise is not None and len(noise):
-        made: list[list[Completion]] | None = policy.server.sample(policy, prompts, group, sampling)
+        made: Groups | None = policy.server.sample(policy, prompts, group, sampling)
         if made is not None:
             return made
     if decodes(policy, prompts, sampling):
         return decode(policy, prompts, group, sampling, None if sampling.greedy else noise, per_call * group)
-    out: list[list[Completion]] = []
+    out: Groups = []
     for start in range(0, len(prompts), per_call):
         rows = slice(start * group, (start + per_call) * group)
         mine = None if sampling.greedy or noise is None else noise[rows]

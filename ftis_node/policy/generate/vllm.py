@@ -37,7 +37,7 @@ from ftis_node.errors import FtisError, UsageError
 from ftis_node.host.clocks import backoff
 from ftis_node.host.interruption import check
 from ftis_node.packet import Completion
-from ftis_node.policy.generate.sampling import Sampling
+from ftis_node.policy.generate.sampling import Groups, Prompts, Sampling
 from ftis_node.policy.packing import Prefixed
 from ftis_node.policy.policy import Policy
 from ftis_node.policy.score import completion_logprobs
@@ -149,9 +149,7 @@ class Server:
         """The weights are others than those of any step."""
         self._step = None
 
-    def sample(
-        self, policy: Policy, prompts: Sequence[Sequence[int]], group: int, sampling: Sampling
-    ) -> list[list[Completion]] | None:
+    def sample(self, policy: Policy, prompts: Prompts, group: int, sampling: Sampling) -> Groups | None:
         """As `generate.generate`, with the server's log-probs and random numbers; None if it went away.
 
         Raises:
@@ -243,9 +241,7 @@ class Server:
 
     # --- HTTP ---------------------------------------------------------------------------------------------------------
 
-    def _sampled(
-        self, policy: Policy, prompts: Sequence[Sequence[int]], group: int, sampling: Sampling
-    ) -> list[list[Completion]]:
+    def _sampled(self, policy: Policy, prompts: Prompts, group: int, sampling: Sampling) -> Groups:
         rows = policy.causal_lm.get_input_embeddings().num_embeddings
         body = body_of(self._name, prompts, group, sampling, range(policy.vocabulary, rows))
         told = self._ask("/v1/completions", body, SAMPLE_SECONDS)
@@ -320,9 +316,7 @@ def server_of(settings: Settings) -> Server | None:
     return Server.of(settings.vllm_url, folder, os.environ.get(KEY))
 
 
-def body_of(
-    model: str, prompts: Sequence[Sequence[int]], group: int, sampling: Sampling, padding: Sequence[int]
-) -> dict[str, Any]:
+def body_of(model: str, prompts: Prompts, group: int, sampling: Sampling, padding: Sequence[int]) -> dict[str, Any]:
     """The question for a group of completions of each prompt; padding: ids that have a row but no token."""
     return {
         "model": model,

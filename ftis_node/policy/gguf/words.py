@@ -39,6 +39,7 @@ _NOT_SPECIAL = {"qwen2": re.compile(r"<\|(fim_(prefix|middle|suffix|pad)|repo_na
 _ENDS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<|eom_id|>")
 _IMAGE = "<image_soft_token>"  # Gemma 3's tokenizer has it, beyond the rows of the models for text
 _GEMMA_ROWS = 262_144
+Facts = dict[str, Any]  # by their names: of a GGUF file, or of tokenizer.json
 
 
 def ends_of(header: GgufHeader) -> list[int]:
@@ -76,10 +77,10 @@ def write_tokenizer(header: GgufHeader, folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(_told(header, words), indent=1), encoding="utf-8")
 
 
-def _told(header: GgufHeader, words: list[str]) -> dict[str, Any]:
+def _told(header: GgufHeader, words: list[str]) -> Facts:
     facts = header.facts
     template = facts.get("tokenizer.chat_template")
-    told: dict[str, Any] = {
+    told: Facts = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
         "model_max_length": header.fact("context_length"),
@@ -95,14 +96,14 @@ def _told(header: GgufHeader, words: list[str]) -> dict[str, Any]:
     return told
 
 
-def _begins(facts: dict[str, Any]) -> bool:
+def _begins(facts: Facts) -> bool:
     """Whether texts begin with a token of their own."""
     byte_level = facts.get("tokenizer.ggml.model") == "gpt2"
     by_itself = not byte_level or facts.get("tokenizer.ggml.pre") in ("llama3", "llama-v3", "llama-bpe")
     return bool(facts.get("tokenizer.ggml.add_bos_token", by_itself))
 
 
-def _added(facts: dict[str, Any], words: list[str]) -> list[dict[str, Any]]:
+def _added(facts: Facts, words: list[str]) -> list[Facts]:
     kinds = facts.get("tokenizer.ggml.token_type")
     if not isinstance(kinds, list):
         raise UnusableFile("it does not say which of its tokens are special")
@@ -121,11 +122,11 @@ def _filler(place: int, word: str) -> bool:
     return word == f"[PAD{place}]"
 
 
-def _template(facts: dict[str, Any], words: list[str]) -> dict[str, Any]:
+def _template(facts: Facts, words: list[str]) -> Facts:
     """What is put around a text: the token that it begins with, if there is one."""
     place = facts.get("tokenizer.ggml.bos_token_id")
-    text: list[dict[str, Any]] = [{"Sequence": {"id": "A", "type_id": 0}}]
-    tokens: dict[str, Any] = {}
+    text: list[Facts] = [{"Sequence": {"id": "A", "type_id": 0}}]
+    tokens: Facts = {}
     if _begins(facts) and isinstance(place, int) and 0 <= place < len(words):
         first = words[place]
         text = [{"SpecialToken": {"id": first, "type_id": 0}}, *text]
@@ -134,7 +135,7 @@ def _template(facts: dict[str, Any], words: list[str]) -> dict[str, Any]:
     return {"type": "TemplateProcessing", "single": text, "pair": pair, "special_tokens": tokens}
 
 
-def _by_bytes(facts: dict[str, Any], words: list[str]) -> dict[str, Any]:
+def _by_bytes(facts: Facts, words: list[str]) -> Facts:
     """Merges of bytes, as in GPT-2."""
     before = facts.get("tokenizer.ggml.pre", "default")
     if before not in _SPLITS:
@@ -147,7 +148,7 @@ def _by_bytes(facts: dict[str, Any], words: list[str]) -> dict[str, Any]:
     outside = {entry["id"] for entry in added}
     vocabulary = {word: n for n, word in enumerate(words) if n not in outside and not _filler(n, word)}
     whole = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": not pattern}
-    first: list[dict[str, Any]] = []
+    first: list[Facts] = []
     if pattern:
         first = [{"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}]
     elif before == "smollm":
@@ -168,21 +169,21 @@ def _by_bytes(facts: dict[str, Any], words: list[str]) -> dict[str, Any]:
     }
 
 
-def _by_pieces(facts: dict[str, Any], words: list[str]) -> dict[str, Any]:
+def _by_pieces(facts: Facts, words: list[str]) -> Facts:
     """Pieces of SentencePiece: transformers knows how each family's are merged."""
     try:
         from transformers.integrations.gguf import convert_gguf_tokenizer
     except ImportError:
         raise UnusableFile("its tokenizer needs transformers 5.20 or newer") from None
     given = {key.removeprefix("tokenizer.ggml."): value for key, value in facts.items()}
-    wanted: dict[str, Any] = {"tokenizer_type": "llama"}
+    wanted: Facts = {"tokenizer_type": "llama"}
     wanted |= {name: given[name] for name in ("tokens", "scores", "token_type", "merges") if name in given}
     family = facts["general.architecture"]
     try:
         made, _ = convert_gguf_tokenizer(family, wanted)
     except (KeyError, ValueError, TypeError) as error:
         raise UnusableFile(f"its tokenizer is damaged ({type(error).__name__})") from None
-    state: dict[str, Any] = json.loads(made.to_str())
+    state: Facts = json.loads(made.to_str())
     state["post_processor"] = _template(facts, words)
     if family == "gemma3" and len(words) == _GEMMA_ROWS:
         plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
@@ -190,7 +191,7 @@ def _by_pieces(facts: dict[str, Any], words: list[str]) -> dict[str, Any]:
     return state
 
 
-def spelled(state: dict[str, Any], rows: int, *, spaced: bool) -> dict[str, Any]:
+def spelled(state: Facts, rows: int, *, spaced: bool) -> Facts:
     """The facts of a tokenizer, by what tokenizer.json says; of a model with so many rows.
 
     spaced: a text gets a space in front.
@@ -213,7 +214,7 @@ def spelled(state: dict[str, Any], rows: int, *, spaced: bool) -> dict[str, Any]
         elif model.get("byte_fallback") and re.fullmatch("<0x[0-9A-F]{2}>", word):
             kind = _BYTE
         kinds.append(kind)
-    facts: dict[str, Any] = {"tokens": words, "token_type": kinds}
+    facts: Facts = {"tokens": words, "token_type": kinds}
     before = _split_of(state)
     if before is not None:
         facts |= {"model": "gpt2", "pre": before, "merges": merges}
@@ -226,7 +227,7 @@ def spelled(state: dict[str, Any], rows: int, *, spaced: bool) -> dict[str, Any]
     return {f"tokenizer.ggml.{key}": value for key, value in facts.items()}
 
 
-def _split_of(state: dict[str, Any]) -> str | None:
+def _split_of(state: Facts) -> str | None:
     """The name that llama.cpp has for how a tokenizer splits texts into bytes' words; None: none that is known here."""
     for name in _SPLITS:
         empty = {"tokenizer.ggml.pre": name, "tokenizer.ggml.merges": [], "tokenizer.ggml.token_type": []}
@@ -235,6 +236,6 @@ def _split_of(state: dict[str, Any]) -> str | None:
     return None
 
 
-def _splitting(state: dict[str, Any]) -> list[Any]:
+def _splitting(state: Facts) -> list[Any]:
     """What of a tokenizer says how it splits texts."""
     return [state["model"].get("ignore_merges", False), state["normalizer"], state["pre_tokenizer"]]
