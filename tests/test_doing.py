@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 
 from ftis_node.host.doing import advance, doing, now
+from ftis_node.observe import terminal
 from ftis_node.observe.live import node_view
 from ftis_node.policy.policy import Policy
 from ftis_node.policy.ready import ready
@@ -40,6 +41,17 @@ def test_a_person_reads_how_far_it_is_and_how_long_yet(work: Doing, sentence: st
     console = Console(record=True, width=100, file=io.StringIO())
     console.print(node_view(answered(**JOINING | {"doing": work})))
     assert sentence in console.export_text()
+
+
+def test_where_nobody_sees_a_bar_lines_say_how_far_a_command_is(monkeypatch: Any, capsys: Any) -> None:
+    monkeypatch.setattr(terminal, "_QUIET_SECONDS_IN_A_FILE", 0.0)
+    monkeypatch.setattr(terminal, "_LINE_SECONDS", 0.01)
+    told = ""
+    with terminal.shown_work(), doing("sampling", 4, "completions"):
+        advance(1)
+        while told.count("\n") < 3:
+            told += capsys.readouterr().err
+    assert "Sampling: 1 of 4 completions" in told.splitlines()[-1]
 
 
 def test_each_long_work_of_an_engine_says_what_it_is_and_reaches_its_end(monkeypatch: Any) -> None:

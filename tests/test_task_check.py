@@ -2,10 +2,12 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from ftis_node.evaluate import learnable
 from ftis_node.tasks.jail import can_lock_in
 from tests.support.cli import Cli
 
@@ -101,6 +103,32 @@ def test_what_a_model_could_learn_is_sampled_and_said_with_advice(cli: Cli) -> N
     code, out, _ = cli("task", "check", "arithmetic", "--model", "tiny-bpe", "--completion-tokens", "2")
     assert code == 0 and "100% cut off" in out and "0 of 8 groups had rewards that differ" in out
     assert "advice: Many answers are cut off" in out and "advice: Take rows that it solves at times" in out
+
+
+@pytest.mark.parametrize(("a_row", "together"), [(25.0, [1, 2, 1, 1]), (0.01, [1, 7]), (500.0, [1])])
+def test_a_check_begins_as_many_rows_as_are_done_in_time(
+    a_row: float, together: list[int], cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two minutes, at most one of them at a time."""
+    calls: list[int] = []
+    plain = learnable.generate
+
+    def generate(policy: Any, prompts: Any, **kwargs: Any) -> Any:
+        calls.append(len(prompts))
+        return plain(policy, prompts, **kwargs)
+
+    monkeypatch.setattr(learnable, "generate", generate)
+    monkeypatch.setattr(learnable, "time", SimpleNamespace(monotonic=lambda: a_row * sum(calls)))
+    assert found(cli, "arithmetic", "--model", "tiny-a", "--samples", "2")["learnable"]["rows"] == sum(together)
+    assert calls == together
+
+
+def test_a_wording_of_ones_own_is_kept_beside_the_rows(cli: Cli, tmp_path: Path) -> None:
+    kept = tmp_path / "kept.jsonl"
+    line = ("task", "filter", "arithmetic", "--model", "tiny-a", "-o", str(kept), "--samples", "2", "--rows", "2")
+    code, out, _ = cli(*line, "--template", "0+{question}", "--low", "0", "--high", "1")
+    assert code == 0 and out.splitlines()[-1].endswith(" --template '0+{question}' --model tiny-a")
+    assert json.loads(kept.read_text().splitlines()[0]).keys() == {"question", "answer"}
 
 
 def test_rows_that_teach_are_kept_also_by_a_command_that_goes_on(cli: Cli, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -144,7 +145,7 @@ def filter_rows(
     with ExitStack() as stack:
         checkpoint = held_checkpoint(stack, model)
         loaded = as_trained(loaded, run_of(checkpoint), reward, template)
-        field = _field(loaded)
+        field = _field(loaded, template)
         chosen = spread(len(loaded.train), rows)
         notes = _Notes(output.with_name(f"{output.name}.tried"), loaded, model, samples, completion_tokens)
         done = notes.read()
@@ -179,9 +180,8 @@ def filter_rows(
     how = ""
     if loaded.reward != "integer":
         how = f" --reward {loaded.reward}"
-    named = known_as(loaded.template)
-    if named is not None and loaded.template != usual(loaded.reward):
-        how += f" --template {named}"
+    if field == "question" and loaded.template != usual(loaded.reward):
+        how += f" --template {shlex.quote(known_as(loaded.template) or loaded.template)}"
     say(f"ftis-node join --task {output} --eval-data {held_out}{how} --model {model}")
 
 
@@ -273,13 +273,16 @@ def _say_learnable(model: str, found: Learnable) -> None:
         say(f"advice: {what}")
 
 
-def _field(task: Task) -> str:
-    """The field that a file of these rows asks by. Raises UsageError where such a file would be another task."""
+def _field(task: Task, template: str | None) -> str:
+    """The field that a file of these rows asks by. template: which the command line names.
+
+    Raises UsageError where such a file would be another task.
+    """
     from ftis_node.tasks.templates import PLAIN, known_as
 
     if task.scorer is None and task.template == PLAIN:
         return "prompt"
-    if task.scorer is None and known_as(task.template) is not None:
+    if task.scorer is None and (template is not None or known_as(task.template) is not None):
         return "question"
     what = f"{task.name} is judged by code of its own, or has its own template, which a file of rows loses."
     raise UsageError(what, "Filter within that code, or write prompts; this is for tasks with a rule.")

@@ -19,6 +19,8 @@ from ftis_node.tasks import Example, Scorer
 
 FEW = 0.2  # a share of groups below which little can be learned
 
+_TOGETHER_SECONDS = 60.0  # for rows that are begun together
+
 
 class TriedRow(msgspec.Struct, frozen=True):
     """One row's completions: how many earned 1, were formatted, were right in any format, ended by themselves; their
@@ -121,23 +123,29 @@ def tried(
     Args:
         rows: the rows' numbers, for the answer. prompts: their token ids.
         room: how many completions are generated side by side.
-        seconds: after these no other rows are begun.
+        seconds: after these no other rows are begun. Rows are begun together where that is done in time, and within
+            a minute: what is not done is lost where somebody has no patience.
 
     Raises:
         FtisError: a single group does not fit into memory, or the weights have diverged.
     """
     ends = time.monotonic() + seconds
     done = 0
+    together = 1
     with doing("sampling", samples * len(rows), "completions"):
         while done < len(rows) and (done == 0 or time.monotonic() < ends):
-            some = slice(done, done + max(1, room.size // samples))
-
+            began = time.monotonic()
+            some = slice(done, done + together)
             groups = _sampled(policy, prompts[some], sampling, samples, room)
             for row, example, group in zip(rows[some], examples[some], groups, strict=True):
                 scorer.begin()
                 judged = [judge(policy.tokenizer, completion, example, scorer) for completion in group]
                 yield TriedRow.of(row, judged)
             done = some.stop
+            now = time.monotonic()
+            a_row = max(now - began, 1e-6) / len(groups)
+            in_time = int(min(ends - now, _TOGETHER_SECONDS) / a_row)
+            together = max(1, min(room.size // samples, in_time))
 
 
 def _sampled(

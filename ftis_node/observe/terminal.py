@@ -15,6 +15,10 @@ from ftis_node.text import escaped
 
 QUIET_SECONDS = 2.0  # what takes no longer needs no progress
 
+# The same, and between two lines, where stderr is a file or a pipe.
+_QUIET_SECONDS_IN_A_FILE = 10.0
+_LINE_SECONDS = 30.0
+
 
 def words(text: object, style: str = "", *, whole: bool = True) -> Text:
     """The one way to make a `Text`: brackets stay brackets, and no character ends a line or moves a cursor.
@@ -34,19 +38,34 @@ def console(*, stderr: bool = False, quiet: bool = False) -> Console:
 
 @contextmanager
 def shown_work() -> Iterator[None]:
-    """Show on stderr what this process is doing (`host.doing`), once the block has taken `QUIET_SECONDS`."""
+    """Show on stderr what this process is doing (`host.doing`), once the block has taken `QUIET_SECONDS`.
+
+    Where that is no terminal, a line now and then says it.
+    """
+    screen = console(stderr=True)
+    ended = threading.Event()
 
     def line() -> Text:
         work = now()
         return words("" if work is None else work.sentence(), "dim", whole=False)
 
-    live = Live(get_renderable=line, console=console(stderr=True), transient=True, refresh_per_second=2)
-    timer = threading.Timer(QUIET_SECONDS, live.start)
-    timer.daemon = True
-    timer.start()
+    def show() -> None:
+        if screen.is_terminal:
+            if not ended.wait(QUIET_SECONDS):
+                with Live(get_renderable=line, console=screen, transient=True, refresh_per_second=2):
+                    ended.wait()
+            return
+        seconds = _QUIET_SECONDS_IN_A_FILE
+        while not ended.wait(seconds):
+            text = line()
+            if text:
+                screen.print(text, soft_wrap=True)
+            seconds = _LINE_SECONDS
+
+    thread = threading.Thread(target=show, daemon=True)
+    thread.start()
     try:
         yield
     finally:
-        timer.cancel()
-        timer.join()
-        live.stop()
+        ended.set()
+        thread.join()
