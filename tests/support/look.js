@@ -154,11 +154,11 @@ for (const cell of all("tbody th, tbody td")) {
 // What grows old says so.
 if (document.querySelector("#history .plot svg")) {
   const clock = Date.now;
-  Date.now = () => clock() + 3.6e6;
+  Date.now = () => clock() + 3e9; // a month: the clocks of the week's nodes are days ahead
   document.dispatchEvent(new Event("visibilitychange"));
   const state = document.querySelector("#state");
   for (let frames = 0; frames < 300 && !state.innerText.includes("OLD"); frames++) await frame();
-  if (!state.innerText.includes("OLD")) faults.push(`of an hour ago: ${state.innerText}`);
+  if (!state.innerText.includes("OLD")) faults.push(`of a month ago: ${state.innerText}`);
   Date.now = clock;
 }
 return [...new Set(faults)];
