@@ -195,6 +195,7 @@ class Demo:
                 self._watch(self._last_rounds(began))
         except KeyboardInterrupt:
             self.console.print("Interrupted; ending the nodes.")
+            self.console.print(words(f"What they have learned stays in {self.output}."), soft_wrap=True)
             raise
         finally:
             self._stop()

@@ -102,7 +102,9 @@ def _tiny_fingerprint() -> str:
 @pytest.mark.parametrize("line", ["fit --model tiny-a", "fit --model tiny-a --json"])
 def test_a_gpu_that_is_not_there(line: str, cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    refused(cli(*shlex.split(line)), Row(line, "no GPU here", "--vram GB"))
+    refused(cli(*shlex.split(f"{line} --device cuda")), Row(line, "no GPU here", "--vram GB"))
+    code, out, err = cli(*shlex.split(line))
+    assert code == 0 and "--device cpu" in out and "no GPU here, so this is for the CPU; --vram GB" in err
     row = Row(f"{JOIN} --device cuda", "no usable CUDA", "doctor")
     refused(cli(*shlex.split(row.line.format(tmp=tmp_path))), row)
 

@@ -89,10 +89,16 @@ def _named(context: typer.Context, name: str) -> bool:
 
 def _report(findings: Iterator[Finding], *, json: bool) -> int:
     """Print each finding when it is known; return the exit code."""
+    from ftis_node.host.doing import doing
+    from ftis_node.observe.terminal import shown_work
     from ftis_node.preflight.case import failed
 
-    found = []
-    for finding in findings:
+    found: list[Finding] = []
+    while True:
+        with shown_work(), doing("checking this machine"):
+            finding = next(findings, None)
+        if finding is None:
+            break
         found.append(finding)
         if not json:
             say_finding(finding)

@@ -6,6 +6,7 @@ import importlib.util
 import math
 import shlex
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -48,8 +49,8 @@ _BATCHES = ("gradient_checkpointing", "micro_batch_tokens", "generation_batch")
 def fit(
     *,
     model: Annotated[str, typer.Option(help="A short name (qwen2.5-3b), a hub id, a local folder, or tiny-a, -b, -c.")],
-    vram: Annotated[str | None, typer.Option(help="GB to plan for (of several: 24,12); default: the GPU here.")] = None,
-    device: Annotated[Literal["cuda", "cpu"], typer.Option(help="Plan for a GPU, or for the CPU.")] = "cuda",
+    vram: Annotated[str | None, typer.Option(help="GB to plan for (of several: 24,12); else of this machine.")] = None,
+    device: Annotated[Literal["cuda", "cpu"] | None, typer.Option(help="Plan for a GPU, or for the CPU.")] = None,
     given: Given,
     task: Annotated[str, typer.Option(help="gsm8k or arithmetic: it sets the caps in tokens.")] = "gsm8k",
     prompt_tokens: Annotated[int | None, typer.Option(min=1, help="Longest prompt, instead of the task's.")] = None,
@@ -62,6 +63,8 @@ def fit(
     Reads the model's configuration and nothing else of it. A GB is 2^30 bytes, as on graphics cards.
     """
     sizes = _sizes(vram)
+    if device is None:
+        device = _device_for(sizes)
     prompt, cap = _caps(task, prompt_tokens, completion_tokens)
     smallest = min(sizes, default=None)  # each device has as much to hold
     devices = _devices(device, len(sizes))
@@ -152,6 +155,19 @@ def _caps(task: str, prompt_tokens: int | None, completion_tokens: int | None) -
     if not prompt or not completion:
         raise UsageError(f"The caps of {task!r} are not known here.", "Give --prompt-tokens and --completion-tokens.")
     return prompt, completion
+
+
+def _device_for(sizes: Sequence[float]) -> Literal["cuda", "cpu"]:
+    """The kind of device that a person means who names none: a GPU of the sizes given, else what is here."""
+    if sizes:
+        return "cuda"
+    with waiting("Looking for a GPU"):
+        import torch
+
+        if torch.cuda.is_available():
+            return "cuda"
+    note("There is no GPU here, so this is for the CPU; --vram GB plans for a GPU.")
+    return "cpu"
 
 
 def _present(device: str) -> int:

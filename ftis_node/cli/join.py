@@ -271,16 +271,19 @@ async def _watched(node: Node) -> int:
 
 def _print_report(case: Case, *, json: bool) -> None:
     """Print what a start would do. Raises the errors that it would end with."""
+    from ftis_node.host.doing import doing
+    from ftis_node.observe.terminal import shown_work
     from ftis_node.preflight.checks import refused
     from ftis_node.preflight.models import workload
     from ftis_node.preflight.report import as_json, dry_run_lines
 
-    problems = refused(case, "dry-run")
     seconds = None
-    if case.plan is not None and case.shape is not None and case.task is not None and not problems:
-        questions = min(case.settings.eval_prompts, len(case.task.held_out))
-        card = pace.card_here(case.settings.devices[0], case.plan, case.shape)
-        seconds = pace.seconds_of(case.shape, case.plan, workload(case), questions, card)
+    with shown_work(), doing("checking what a start would do"):
+        problems = refused(case, "dry-run")
+        if case.plan is not None and case.shape is not None and case.task is not None and not problems:
+            questions = min(case.settings.eval_prompts, len(case.task.held_out))
+            card = pace.card_here(case.settings.devices[0], case.plan, case.shape)
+            seconds = pace.seconds_of(case.shape, case.plan, workload(case), questions, card)
     if json:
         print_json(as_json(case, whole=True) | {"seconds": seconds})
     else:

@@ -5,6 +5,7 @@ every process, and fails where bitsandbytes is broken. No adapter here is quanti
 bitsandbytes itself.
 """
 
+import warnings
 from typing import Any
 
 from torch import nn
@@ -32,8 +33,9 @@ _MAMBAS = ("falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h")
 
 
 def get_peft_model(model: Any, config: LoraConfig, **options: Any) -> Any:
-    """As peft's."""
-    with without("bitsandbytes"):
+    """As peft's, without its warning that it asks transformers by an old name."""
+    with without("bitsandbytes"), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
         return peft.get_peft_model(model, config, **options)
 
 
