@@ -2,6 +2,7 @@
 
 import re
 import time
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from ftis_node.node.status import StepLog
 from ftis_node.observe.metrics import MetricsLog
 from ftis_node.swarm.membership import Reachability
 from ftis_node.tasks import Example, Score
+from tests.support.steppers import stepper
 from tests.support.steps import taken_step
 
 
@@ -85,8 +87,9 @@ def test_evaluations_take_no_more_than_their_share_of_the_time() -> None:
             evaluations.taken(0, found, found.seconds)
 
 
-def test_slow_evaluations_ask_fewer_questions_more_often_and_say_when() -> None:
+def test_slow_evaluations_ask_fewer_questions_more_often_and_say_when(tmp_path: Path) -> None:
     now = 0.0
+    means = stepper(tmp_path).means
     evaluations = EvaluationSchedule(lambda: now)
     assert evaluations.parts() == 1 and evaluations.due_seconds() is None, "the first asks all"
     whole = msgspec.structs.replace(GreedyResult((), seconds=75.0, batch=4).figures(), prompts=48)
@@ -97,6 +100,10 @@ def test_slow_evaluations_ask_fewer_questions_more_often_and_say_when() -> None:
     third = msgspec.structs.replace(whole, prompts=16, seconds=25.0)
     evaluations.taken(9, third, third.seconds, 3)
     assert evaluations.parts() == 3 and evaluations.due_seconds() == pytest.approx(250.0)
+    for step, each, due in ((9, 30.0, 250.0), (9, 300.0, 300.0), (10, 200.0, 1000.0)):  # after every fifth step
+        means.progress.step = step
+        means.pace.steps = deque([each])
+        assert evaluations.due_seconds(means.until_evaluation()) == pytest.approx(due)
 
 
 @pytest.mark.parametrize(

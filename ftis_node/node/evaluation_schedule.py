@@ -83,6 +83,8 @@ class EvaluationSchedule:
         means.progress.evaluated(found.pass_at_1)
         step = means.progress.step
         self.taken(step, found, seconds, parts, rule=means.run.reward, rewards=rewards)
+        due = self.due_seconds(means.until_evaluation()) or 0.0
+        logger.info("It asked %d questions; the next is due in %s.", found.prompts, duration(due))
         if also:
             logger.info("Step %d: pass@1 %.3f on your own data", step, also["own_data"]["pass_at_1"])
         metrics.write("evaluation", step=step, since_start=since_start, **asdict(found), **also)
@@ -120,19 +122,22 @@ class EvaluationSchedule:
         self._whole = found.seconds * parts
         self._besides = seconds - found.seconds
         self._questions = max(self._questions, found.prompts)
-        logger.info("It asked %d questions; the next is due in %s.", found.prompts, duration(self.due_seconds() or 0.0))
 
     def parts(self) -> int:
         """Return into how many parts the questions are divided: evaluations ask one after another."""
         often = math.ceil(self._whole / (SHARE * OFTEN))
         return max(1, min(often, self._questions // FEWEST))
 
-    def due_seconds(self) -> float | None:
-        """Seconds until another evaluation fits into the share; None before the first."""
+    def due_seconds(self, ahead: float = 0.0) -> float | None:
+        """Seconds until another evaluation fits into the share; None before the first.
+
+        Args:
+            ahead: seconds until a step after which one may be taken.
+        """
         if self._began is None:
             return None
         spent = self._spent + self._whole / self.parts() + self._besides
-        return max(0.0, spent / SHARE - (self._clock() - self._began))
+        return max(ahead, spent / SHARE - (self._clock() - self._began))
 
     def due(self) -> bool:
         """Whether another evaluation fits into the share."""

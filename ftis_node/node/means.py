@@ -106,6 +106,11 @@ class Means:
     resting: bool = False
     waiting_for: str = ""
 
+    def until_evaluation(self) -> float:
+        """About how many seconds it is to the next step after which the model may be evaluated."""
+        every = self.settings.eval_every
+        return self.pace.step_seconds() * (every - self.progress.step % every)
+
     @property
     def run(self) -> Run:
         return self.context.run

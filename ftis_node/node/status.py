@@ -91,7 +91,7 @@ def joined(status: Status, parts: Components, evaluations: EvaluationSchedule) -
         **_latest(stepper.last),
         addresses=swarm.membership.own_addresses,
         curve=list(evaluations.curve),
-        pass_at_1_due=evaluations.due_seconds(),
+        pass_at_1_due=evaluations.due_seconds(means.until_evaluation()),
         checkpoint=parts.saving.status(),
         foreign_groups_used=dict(progress.foreign_groups_used),
         step_seconds=means.pace.step_seconds(),
