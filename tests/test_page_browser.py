@@ -58,7 +58,7 @@ def status() -> dict[str, Any]:
         "step": 123456,
         "pass_at_1_before": 0.25,
         "pass_at_1": 0.75,
-        "step_seconds": 61.0,
+        "step_seconds": 6.0,
         "waiting_for": None,
         "peers": 20,
         "own_groups_used": 1234567,
