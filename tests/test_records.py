@@ -94,6 +94,15 @@ def test_a_signed_value_that_is_no_address_list_is_read_as_none(inner: bytes) ->
     assert VALIDATOR.addresses(record(), ALICE.author) == ADDRESSES
 
 
+def test_addresses_of_others_and_those_that_are_too_long_are_left_out() -> None:
+    longest = f"/dns4/{'y.' * 91}de/tcp/4001/p2p/{ALICE.peer_id}"
+    others = f"/ip4/192.0.2.1/tcp/1/p2p/{BOB.peer_id}"
+    assert len(longest) == 256
+    mixed = record(value=msgpack.packb(pack_addresses([longest.replace("de", "org"), others, longest])))
+    assert VALIDATOR.owner(mixed) == ALICE.author
+    assert VALIDATOR.addresses(mixed, ALICE.author) == [longest]
+
+
 # --- two DHT nodes ----------------------------------------------------------------------------------------------------
 
 

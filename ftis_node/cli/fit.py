@@ -62,17 +62,17 @@ def fit(
 
     Reads the model's configuration and nothing else of it. A GB is 2^30 bytes, as on graphics cards.
     """
+    from ftis_node.policy.names import resolve
+
     sizes = _sizes(vram)
+    prompt, cap = _caps(task, prompt_tokens, completion_tokens)
+    resolve(model)  # a wrong name is told before anything heavy is imported
     if device is None:
         device = _device_for(sizes)
-    prompt, cap = _caps(task, prompt_tokens, completion_tokens)
     smallest = min(sizes, default=None)  # each device has as much to hold
     devices = _devices(device, len(sizes))
     wished = given.with_values(model=model, device=devices, vram_gb=smallest)
     settings, _ = collect(task=task, flags=wished.values, file=wished.file)
-    from ftis_node.policy.names import resolve
-
-    resolve(model)  # a wrong name is told before anything heavy is imported
     with waiting(f"Reading the configuration of {model}"):
         from ftis_node.fit.context import refuse_run
         from ftis_node.policy.measure import geometry
@@ -93,11 +93,12 @@ def fit(
         work = Workload(prompt, cap, completions, settings.batch_groups)
         return settings, plan(shape, budget, work, wishes(settings), device, bits, four_bit=bits, fused=fused)
 
-    chosen = planned(cap)[1]
     if in_chat:
         usual = Task.by_rule(task, (), (), "", "integer", (prompt, cap))
         asked, _, chosen = asked_in_chat(usual, shape.context, planned)
         cap = asked.completion_tokens
+    else:
+        chosen = planned(cap)[1]
     workload = Workload(prompt, cap, completions, settings.batch_groups)
     command = _command(model, chosen, task, devices, smallest, given)
     if smallest is None:

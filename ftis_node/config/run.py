@@ -277,7 +277,7 @@ def make_run(**fields: Any) -> Run:
         raise UsageError(f"These values make no run: {key}: {first['msg']}.", fix) from None
 
 
-Facts = Mapping[str, Any]  # of a loaded model and task, see `worker.messages.ModelFacts`
+LoadedFacts = Mapping[str, Any]  # of a loaded model and task, see `worker.messages.ModelFacts`
 
 
 def make_hints(**fields: Any) -> Hints:
@@ -289,7 +289,7 @@ def make_hints(**fields: Any) -> Hints:
         raise UsageError(f"The hint {first['loc'][0]!r} is wrong: {first['msg']}.", "Shorten it.") from None
 
 
-def run_for(facts: Facts, *, any_tokenizer: bool = False, **fields: Any) -> Run:
+def run_for(facts: LoadedFacts, *, any_tokenizer: bool = False, **fields: Any) -> Run:
     """A run for the task and the tokenizer that a loaded model told of (`Engine.load`), and with these fields.
 
     Args:
@@ -317,7 +317,7 @@ def run_for(facts: Facts, *, any_tokenizer: bool = False, **fields: Any) -> Run:
     return make_run(**{**known, **RUN_DEFAULTS, **fields})
 
 
-def check_fit(run: Run, facts: Facts, model: str, *, begun: bool = False) -> None:
+def check_fit(run: Run, facts: LoadedFacts, model: str, *, begun: bool = False) -> None:
     """Refuse a model or data that would misread the run's tokens, before anything is sent.
 
     Args:
@@ -330,7 +330,7 @@ def check_fit(run: Run, facts: Facts, model: str, *, begun: bool = False) -> Non
     raise_all([*_tokenizer(run, facts, model, begun=begun), *check_task(run, facts)])
 
 
-def _tokenizer(run: Run, facts: Facts, model: str, *, begun: bool) -> Iterator[UsageError]:
+def _tokenizer(run: Run, facts: LoadedFacts, model: str, *, begun: bool) -> Iterator[UsageError]:
     if run.text:
         if facts["text_refusal"]:
             yield UsageError(f"{model} can take no part in a run of any tokenizer: {facts['text_refusal']}.", _FAMILY)
@@ -344,7 +344,7 @@ def _tokenizer(run: Run, facts: Facts, model: str, *, begun: bool) -> Iterator[U
         yield from _asking(run, facts, model, begun=begun)
 
 
-def _asking(run: Run, facts: Facts, model: str, *, begun: bool) -> Iterator[UsageError]:
+def _asking(run: Run, facts: LoadedFacts, model: str, *, begun: bool) -> Iterator[UsageError]:
     """A model of the run's tokenizer that would be asked, or would end, in another way than its own."""
 
     def named(ids: Sequence[int]) -> str:
@@ -362,7 +362,7 @@ def _asking(run: Run, facts: Facts, model: str, *, begun: bool) -> Iterator[Usag
         yield UsageError(what, _ANEW)
 
 
-def check_task(run: Run, facts: Facts) -> Iterator[UsageError]:
+def check_task(run: Run, facts: LoadedFacts) -> Iterator[UsageError]:
     """The parts of a task that are not the run's.
 
     Args:

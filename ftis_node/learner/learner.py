@@ -17,7 +17,7 @@ from ftis_node.host.interruption import check
 from ftis_node.learner.batch import Batch, Prompted, Sample, TrainingGroup, counted, micro_batches
 from ftis_node.learner.fsdp import sharded
 from ftis_node.learner.loss_scale import HALVINGS, LossScale
-from ftis_node.learner.optimiser import Optimiser, Tensors
+from ftis_node.learner.optimiser import NamedTensors, Optimiser
 from ftis_node.learner.team import ALONE, Team
 from ftis_node.learner.trust import distrusted, next_length
 from ftis_node.objective import Diagnostics, FilterWatch, Objective, Terms
@@ -366,7 +366,7 @@ class Learner:
 
     # --- what outlives the process --------------------------------------------------------------------------------
 
-    def state(self, *, live: bool = False) -> tuple[Tensors, Tensors]:
+    def state(self, *, live: bool = False) -> tuple[NamedTensors, NamedTensors]:
         """Copies of the trainable weights by name, and of everything else that the next step depends on, on the CPU.
 
         Args:
@@ -377,7 +377,7 @@ class Learner:
         levels = {_GATE: _level(self.gate), _LENGTH: _level(self.usual_length)}
         return weights, {**state, **levels, **self.loss_scale.state()}
 
-    def restore(self, weights: Tensors, state: Tensors, steps: int) -> None:
+    def restore(self, weights: NamedTensors, state: NamedTensors, steps: int) -> None:
         """Put back what `state` gave.
 
         Raises:
@@ -425,7 +425,7 @@ def shared(mine: list[Computed], batch: Batch, team: Team) -> list[Computed]:
     """The micro-batches of all ranks, in their order."""
     if team.size == 1:
         return mine
-    tensors: Tensors = {}
+    tensors: NamedTensors = {}
     for number, one in enumerate(mine):
         row = {name: getattr(one.terms, name) for name in _TERMS}
         row |= {name: getattr(one, name) for name in _WITH_TERMS}

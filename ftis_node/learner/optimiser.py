@@ -23,7 +23,7 @@ _FUSED = ("cuda",)
 # Each optimiser's name of its first moment, by which a state is told from another optimiser's.
 _MOMENT = {"adamw": "exp_avg", "adamw8bit": "state1"}
 
-Tensors = dict[str, Tensor]  # by name
+NamedTensors = dict[str, Tensor]  # by name
 
 
 class Optimiser:
@@ -99,7 +99,7 @@ class Optimiser:
         whole = [parameter for parameter in self._trainable.values() if not sharded(parameter)]
         self._team.broadcast_parts(whole)
 
-    def _step_slice(self, names: Sequence[str], gradients: Tensors, factor: float) -> None:
+    def _step_slice(self, names: Sequence[str], gradients: NamedTensors, factor: float) -> None:
         """Update these parameters by their gradients times a factor, and take the gradients out of the dictionary."""
         self._try(lambda: self._hand_over(names, gradients))
         masters = [self._masters[name] for name in names]
@@ -121,7 +121,7 @@ class Optimiser:
         else:
             attempt()
 
-    def _hand_over(self, names: Sequence[str], gradients: Tensors) -> None:
+    def _hand_over(self, names: Sequence[str], gradients: NamedTensors) -> None:
         """Move gradients to the masters, in fp32. Called again, it goes on."""
         for name in names:
             if name in gradients:
@@ -142,7 +142,7 @@ class Optimiser:
         for parameter in (*self._trainable.values(), *self._masters.values()):
             parameter.grad = None
 
-    def state(self, *, live: bool = False) -> tuple[Tensors, Tensors]:
+    def state(self, *, live: bool = False) -> tuple[NamedTensors, NamedTensors]:
         """Copies of the (master) weights by name, and of the optimiser's state as ``name/key``, on the CPU.
 
         Of parts the first rank gets all, in copies; every rank must ask.
@@ -170,7 +170,7 @@ class Optimiser:
         Raises:
             FtisError: it is of another model, another choice of trainable parameters, or another optimiser.
         """
-        entries: dict[str, Tensors] = {}  # by parameter
+        entries: dict[str, NamedTensors] = {}  # by parameter
         for full, value in state.items():
             name, _, key = full.rpartition("/")
             entries.setdefault(name, {})[key] = value
@@ -195,7 +195,7 @@ class Optimiser:
         self._adam.state.clear()  # a GPU has no room for two of each
         self._adam.load_state_dict({**self._adam.state_dict(), "state": states})
 
-    def _refuse_other(self, weights: Mapping[str, Tensor], entries: Mapping[str, Tensors]) -> None:
+    def _refuse_other(self, weights: Mapping[str, Tensor], entries: Mapping[str, NamedTensors]) -> None:
         """Raise FtisError unless these weights and states are of this model and this optimiser."""
         for entry in entries.values():
             if self._moment not in entry:
@@ -229,7 +229,7 @@ class Optimiser:
         """Whether the master is the weight itself."""
         return self._trainable[name].dtype == torch.float32
 
-    def _gradients(self) -> Tensors:
+    def _gradients(self) -> NamedTensors:
         """The gradients that lie in the parameters, by name."""
         return {name: one.grad for name, one in self._trainable.items() if one.grad is not None}
 
@@ -277,7 +277,7 @@ def _norm(gradients: Sequence[Tensor]) -> float:
     return float(norm)
 
 
-def _copied(tensors: Mapping[str, Tensor]) -> Tensors:
+def _copied(tensors: Mapping[str, Tensor]) -> NamedTensors:
     """Copies on the CPU by the same names."""
     return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
 

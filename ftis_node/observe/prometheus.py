@@ -33,7 +33,7 @@ _REACHABILITY = "1 for the way in which others reach this node, 0 for the others
 _STANDING = "1 for what this node thinks of the peer, 0 for the other standings."
 
 Families = Iterator[Family]
-Told = Mapping[str, Any]  # what a node or an observer says, as JSON
+AsJson = Mapping[str, Any]  # what a node or an observer says, as JSON
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Metric:
     label: str = ""
     needs: str = ""
 
-    def values(self, told: Told) -> Iterator[tuple[tuple[str, ...], float]]:
+    def values(self, told: AsJson) -> Iterator[tuple[tuple[str, ...], float]]:
         """The label's value (none if it has no label) and the number, of all that is known."""
         if self.needs and at(told, self.needs) is None:
             return
@@ -142,7 +142,7 @@ PEER_METRICS = (
 )
 
 
-def exposition(status: Told, peers: Told) -> bytes:
+def exposition(status: AsJson, peers: AsJson) -> bytes:
     """The text exposition, version 0.0.4, of what `Node.status` and `Node.peers` say; at most 64 peers are in it."""
     return generate_latest(_Scrape(_of_node(status, peers)))
 
@@ -159,7 +159,7 @@ SWARM_METRICS = (
 )
 
 
-def swarm_exposition(swarm: Told) -> bytes:
+def swarm_exposition(swarm: AsJson) -> bytes:
     """The text exposition of what `swarm.overview.SwarmFacts` says, of present nodes by peer id."""
     return generate_latest(_Scrape(_of_swarm(swarm)))
 
@@ -174,13 +174,13 @@ class _Scrape(Collector):
         return self.families
 
 
-def _of_swarm(swarm: Told) -> Families:
+def _of_swarm(swarm: AsJson) -> Families:
     present = [node for node in swarm["nodes"] if node["present"]]
     yield GaugeMetricFamily("ftis_swarm_nodes", "Nodes seen within ten minutes.", len(present))
     yield from _families("ftis_swarm_node_", SWARM_METRICS, {node["id"]: node for node in present}, "peer")
 
 
-def _of_node(status: Told, peers: Told) -> Families:
+def _of_node(status: AsJson, peers: AsJson) -> Families:
     info = _family("gauge", "info", _INFO, ["version", "model", "kind", "run"])
     known = (str(status.get(key) or "") for key in ("kind", "run"))
     info.add_metric([ftis_node.__version__, _model(str(status.get("model") or "")), *known], 1)
@@ -193,7 +193,7 @@ def _of_node(status: Told, peers: Told) -> Families:
         yield from _of_peers(peers)
 
 
-def _of_peers(peers: Told) -> Families:
+def _of_peers(peers: AsJson) -> Families:
     why = "banned, of another run, or at addresses that are not dialled"
     left_out = _family("gauge", "peers_left_out", f"Peers that are left alone: {why}.", [])
     left_out.add_metric([], len(peers["left_out"]))
@@ -219,7 +219,7 @@ def _family(
     return made(prefix + name, help, labels=labels)
 
 
-def _families(prefix: str, metrics: Iterable[Metric], found: Mapping[str, Told], of: str = "") -> Families:
+def _families(prefix: str, metrics: Iterable[Metric], found: Mapping[str, AsJson], of: str = "") -> Families:
     """These metrics of what is told; `found` has it, by values of the label `of`."""
     for metric in metrics:
         family = _family(metric.kind, metric.name, metric.help, [name for name in (of, metric.label) if name], prefix)

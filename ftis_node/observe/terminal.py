@@ -49,12 +49,12 @@ def shown_work() -> Iterator[None]:
         work = now()
         return words("" if work is None else work.sentence(), "dim", whole=False)
 
-    def show() -> None:
-        if screen.is_terminal:
-            if not ended.wait(QUIET_SECONDS):
-                with Live(get_renderable=line, console=screen, transient=True, refresh_per_second=2):
-                    ended.wait()
-            return
+    def show_bar() -> None:
+        if not ended.wait(QUIET_SECONDS):
+            with Live(get_renderable=line, console=screen, transient=True, refresh_per_second=2):
+                ended.wait()
+
+    def show_lines() -> None:
         seconds = _QUIET_SECONDS_IN_A_FILE
         while not ended.wait(seconds):
             text = line()
@@ -62,6 +62,9 @@ def shown_work() -> Iterator[None]:
                 screen.print(text, soft_wrap=True)
             seconds = _LINE_SECONDS
 
+    show = show_lines
+    if screen.is_terminal:
+        show = show_bar
     thread = threading.Thread(target=show, daemon=True)
     thread.start()
     try:

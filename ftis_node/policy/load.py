@@ -101,17 +101,20 @@ def _state_of(part: Any) -> str:
     return str(part.__getstate__().decode())
 
 
-def load_policy(settings: Settings, texts: Sequence[str] = TEXTS) -> Policy:
+def load_policy(
+    settings: Settings, texts: Sequence[str] = TEXTS, tokenizer: PreTrainedTokenizerBase | None = None
+) -> Policy:
     """Load model and tokenizer; add LoRA layers if asked to.
 
-    texts: see `ready`.
+    texts: see `ready`. tokenizer: the model's, if it is loaded already.
 
     Raises:
         UsageError: the name is unknown, or the architecture is not supported.
         UserError: weights cannot be found or read; the message says what to do.
     """
     source = resolve(settings.model)
-    tokenizer = load_tokenizer(settings.model)
+    if tokenizer is None:
+        tokenizer = load_tokenizer(settings.model)
     choose_device(settings.devices[0])  # told before anything is downloaded
     try:
         where = where_to_look(source)

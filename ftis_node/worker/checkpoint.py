@@ -24,7 +24,7 @@ _RANDOM = "random.safetensors"
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 SPARE = 1.2  # free main memory that a snapshot needs, as a multiple of the checkpoint's size
 
-Parts = dict[str, dict[str, Tensor]]  # tensors by file and name
+TensorsByFile = dict[str, dict[str, Tensor]]  # tensors by file and name
 
 logger = logging.getLogger(__name__)
 
@@ -40,10 +40,10 @@ class Checkpointer:
         self._learner = learner
         self._random = random
         self._metadata = metadata
-        self._snapshot: Parts = {}
+        self._snapshot: TensorsByFile = {}
         self._warned_no_room = False
 
-    def state(self, *, live: bool = False) -> Parts:
+    def state(self, *, live: bool = False) -> TensorsByFile:
         """Copies of the tensors by file and name, on the CPU; with `live` the tensors themselves. Where weights are in
         shards all ranks must call it, and the first gets them whole."""
         weights, optimiser = self._learner.state(live=live)
@@ -79,7 +79,7 @@ class Checkpointer:
         if random["sampling"].shape == self._random.get_state().shape:  # early versions drew from a GPU's
             self._random.set_state(random["sampling"])
 
-    def _copy(self) -> Parts:
+    def _copy(self) -> TensorsByFile:
         """A copy of the state; empty if main memory has no room for it."""
         if self._learner.in_shards:  # to write it, it must be whole in any case
             return self.state()

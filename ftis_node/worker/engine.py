@@ -130,7 +130,8 @@ class Engine:
         def settled(cap: int) -> tuple[Settings, Plan]:
             return settle(settings, replace(workload, completion_tokens=cap), remembered, shape)
 
-        if not asked.caps and chat_in(None, load_tokenizer(settings.model), self.task.template, settings) is not None:
+        tokenizer = load_tokenizer(settings.model)
+        if not asked.caps and chat_in(None, tokenizer, self.task.template, settings) is not None:
             self.task, self._settings, plan = asked_in_chat(self.task, shape.context, settled)
             workload = replace(workload, completion_tokens=self.task.completion_tokens)
         else:
@@ -143,7 +144,7 @@ class Engine:
         self._planned(self._settings)
         server = server_of(settings)
         questions = [example.question for example in self.task.train[:PROBE_ROWS]]
-        self.policy = replace(load_policy(self._settings, questions), server=server)
+        self.policy = replace(load_policy(self._settings, questions, tokenizer), server=server)
         self.random = torch.Generator().manual_seed(self._settings.seed)
         return facts_of(self.policy, self.task, self.own_task, self._settings, plan)
 

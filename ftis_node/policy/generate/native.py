@@ -22,7 +22,7 @@ from ftis_node.policy.generate.graphs import Graphs, Step, Tensors
 from ftis_node.policy.generate.kept import kept
 from ftis_node.policy.generate.prefill import Read, WaitingRows, read, read_whole, together
 from ftis_node.policy.generate.sampler import choose
-from ftis_node.policy.generate.sampling import Groups, Prompts, Sampling, to_completions
+from ftis_node.policy.generate.sampling import CompletionGroups, Prompts, Sampling, to_completions
 from ftis_node.policy.packing import Prefixed
 from ftis_node.policy.policy import Policy
 
@@ -37,7 +37,9 @@ def decodes(policy: Policy, prompts: Prompts, sampling: Sampling) -> bool:
 
 
 @torch.inference_mode()  # not for other modules: training cannot use what they may keep of it
-def decode(policy: Policy, prompts: Prompts, group: int, sampling: Sampling, noise: Tensor | None, rows: int) -> Groups:
+def decode(
+    policy: Policy, prompts: Prompts, group: int, sampling: Sampling, noise: Tensor | None, rows: int
+) -> CompletionGroups:
     """By `decoder`, so many rows side by side at most, of whichever prompts; see `generate.generate`."""
     if not prompts:
         return []
@@ -62,7 +64,9 @@ def decode(policy: Policy, prompts: Prompts, group: int, sampling: Sampling, noi
     return _complete(under_way, WaitingRows(policy, prompts, group, sampling, noise, reads))
 
 
-def by_modules(policy: Policy, prompts: Prompts, group: int, sampling: Sampling, noise: Tensor | None) -> Groups:
+def by_modules(
+    policy: Policy, prompts: Prompts, group: int, sampling: Sampling, noise: Tensor | None
+) -> CompletionGroups:
     """One batch by transformers' modules; see `generate.generate`."""
     waiting = WaitingRows(policy, prompts, group, sampling, noise, lambda _: read_whole(policy, prompts))
     return _complete(_Modules(policy, waiting.count), waiting)
@@ -101,7 +105,7 @@ def decoder_logprobs(policy: Policy, groups: Sequence[Prefixed]) -> Tensor:
     return torch.cat([chosen[row, : len(completion)] for row, completion in enumerate(completions)])
 
 
-def _complete(under_way: _Decoding | _Modules, waiting: WaitingRows) -> Groups:
+def _complete(under_way: _Decoding | _Modules, waiting: WaitingRows) -> CompletionGroups:
     """Draw tokens until all rows have ended."""
     vocabulary = waiting.policy.vocabulary
     sampling = waiting.sampling

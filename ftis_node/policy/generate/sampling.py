@@ -20,7 +20,7 @@ class DivergedError(FtisError):
 
 
 Prompts = Sequence[Sequence[int]]  # token ids
-Groups = list[list[Completion]]  # completions of each prompt
+CompletionGroups = list[list[Completion]]  # completions of each prompt
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def left_padded(prompts: Prompts, multiple: int = 1, least: int = 0) -> tuple[Te
     return ids, mask
 
 
-def to_completions(policy: Policy, ids: Array, logprobs: Array, eos: Sequence[int], group: int) -> Groups:
+def to_completions(policy: Policy, ids: Array, logprobs: Array, eos: Sequence[int], group: int) -> CompletionGroups:
     """Rows `[prompts · group, tokens]`, each up to its first EOS, which is its own; what follows counts for nothing.
 
     Raises:

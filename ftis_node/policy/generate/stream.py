@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from ftis_node.policy.generate.native import by_modules, decode, decodes
-from ftis_node.policy.generate.sampling import Groups, Prompts, Sampling
+from ftis_node.policy.generate.sampling import CompletionGroups, Prompts, Sampling
 from ftis_node.policy.policy import Policy
 
 __all__ = ["Sampling", "generate"]
@@ -20,7 +20,7 @@ def generate(
     generator: torch.Generator | None = None,
     noise: Tensor | None = None,
     batch: int = 288,
-) -> Groups:
+) -> CompletionGroups:
     """Sample `group` completions of each prompt, by the policy's server, or without one that is there in this process.
 
     Args:
@@ -44,12 +44,12 @@ def generate(
         shape = (len(prompts) * group, sampling.max_new_tokens)
         noise = torch.rand(shape, dtype=torch.float64, generator=generator)
     if policy.server is not None and noise is not None and len(noise):
-        made: Groups | None = policy.server.sample(policy, prompts, group, sampling)
+        made: CompletionGroups | None = policy.server.sample(policy, prompts, group, sampling)
         if made is not None:
             return made
     if decodes(policy, prompts, sampling):
         return decode(policy, prompts, group, sampling, None if sampling.greedy else noise, per_call * group)
-    out: Groups = []
+    out: CompletionGroups = []
     for start in range(0, len(prompts), per_call):
         rows = slice(start * group, (start + per_call) * group)
         mine = None if sampling.greedy or noise is None else noise[rows]

@@ -37,7 +37,7 @@ from ftis_node.errors import FtisError, UsageError
 from ftis_node.host.clocks import backoff
 from ftis_node.host.interruption import check
 from ftis_node.packet import Completion
-from ftis_node.policy.generate.sampling import Groups, Prompts, Sampling
+from ftis_node.policy.generate.sampling import CompletionGroups, Prompts, Sampling
 from ftis_node.policy.packing import Prefixed
 from ftis_node.policy.policy import Policy
 from ftis_node.policy.score import completion_logprobs
@@ -149,7 +149,7 @@ class Server:
         """The weights are others than those of any step."""
         self._step = None
 
-    def sample(self, policy: Policy, prompts: Prompts, group: int, sampling: Sampling) -> Groups | None:
+    def sample(self, policy: Policy, prompts: Prompts, group: int, sampling: Sampling) -> CompletionGroups | None:
         """As `generate.generate`, with the server's log-probs and random numbers; None if it went away.
 
         Raises:
@@ -241,7 +241,7 @@ class Server:
 
     # --- HTTP ---------------------------------------------------------------------------------------------------------
 
-    def _sampled(self, policy: Policy, prompts: Prompts, group: int, sampling: Sampling) -> Groups:
+    def _sampled(self, policy: Policy, prompts: Prompts, group: int, sampling: Sampling) -> CompletionGroups:
         rows = policy.causal_lm.get_input_embeddings().num_embeddings
         body = body_of(self._name, prompts, group, sampling, range(policy.vocabulary, rows))
         told = self._ask("/v1/completions", body, SAMPLE_SECONDS)

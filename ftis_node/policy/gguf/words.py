@@ -39,7 +39,7 @@ _NOT_SPECIAL = {"qwen2": re.compile(r"<\|(fim_(prefix|middle|suffix|pad)|repo_na
 _ENDS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<|eom_id|>")
 _IMAGE = "<image_soft_token>"  # Gemma 3's tokenizer has it, beyond the rows of the models for text
 _GEMMA_ROWS = 262_144
-Facts = dict[str, Any]  # by their names: of a GGUF file, or of tokenizer.json
+Properties = dict[str, Any]  # by their names: of a GGUF file, or of tokenizer.json
 
 
 def ends_of(header: GgufHeader) -> list[int]:
@@ -77,10 +77,10 @@ def write_tokenizer(header: GgufHeader, folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(_told(header, words), indent=1), encoding="utf-8")
 
 
-def _told(header: GgufHeader, words: list[str]) -> Facts:
+def _told(header: GgufHeader, words: list[str]) -> Properties:
     facts = header.facts
     template = facts.get("tokenizer.chat_template")
-    told: Facts = {
+    told: Properties = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
         "model_max_length": header.fact("context_length"),
@@ -96,14 +96,14 @@ def _told(header: GgufHeader, words: list[str]) -> Facts:
     return told
 
 
-def _begins(facts: Facts) -> bool:
+def _begins(facts: Properties) -> bool:
     """Whether texts begin with a token of their own."""
     byte_level = facts.get("tokenizer.ggml.model") == "gpt2"
     by_itself = not byte_level or facts.get("tokenizer.ggml.pre") in ("llama3", "llama-v3", "llama-bpe")
     return bool(facts.get("tokenizer.ggml.add_bos_token", by_itself))
 
 
-def _added(facts: Facts, words: list[str]) -> list[Facts]:
+def _added(facts: Properties, words: list[str]) -> list[Properties]:
     kinds = facts.get("tokenizer.ggml.token_type")
     if not isinstance(kinds, list):
         raise UnusableFile("it does not say which of its tokens are special")
@@ -122,11 +122,11 @@ def _filler(place: int, word: str) -> bool:
     return word == f"[PAD{place}]"
 
 
-def _template(facts: Facts, words: list[str]) -> Facts:
+def _template(facts: Properties, words: list[str]) -> Properties:
     """What is put around a text: the token that it begins with, if there is one."""
     place = facts.get("tokenizer.ggml.bos_token_id")
-    text: list[Facts] = [{"Sequence": {"id": "A", "type_id": 0}}]
-    tokens: Facts = {}
+    text: list[Properties] = [{"Sequence": {"id": "A", "type_id": 0}}]
+    tokens: Properties = {}
     if _begins(facts) and isinstance(place, int) and 0 <= place < len(words):
         first = words[place]
         text = [{"SpecialToken": {"id": first, "type_id": 0}}, *text]
@@ -135,7 +135,7 @@ def _template(facts: Facts, words: list[str]) -> Facts:
     return {"type": "TemplateProcessing", "single": text, "pair": pair, "special_tokens": tokens}
 
 
-def _by_bytes(facts: Facts, words: list[str]) -> Facts:
+def _by_bytes(facts: Properties, words: list[str]) -> Properties:
     """Merges of bytes, as in GPT-2."""
     before = facts.get("tokenizer.ggml.pre", "default")
     if before not in _SPLITS:
@@ -148,7 +148,7 @@ def _by_bytes(facts: Facts, words: list[str]) -> Facts:
     outside = {entry["id"] for entry in added}
     vocabulary = {word: n for n, word in enumerate(words) if n not in outside and not _filler(n, word)}
     whole = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": not pattern}
-    first: list[Facts] = []
+    first: list[Properties] = []
     if pattern:
         first = [{"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}]
     elif before == "smollm":
@@ -169,21 +169,21 @@ def _by_bytes(facts: Facts, words: list[str]) -> Facts:
     }
 
 
-def _by_pieces(facts: Facts, words: list[str]) -> Facts:
+def _by_pieces(facts: Properties, words: list[str]) -> Properties:
     """Pieces of SentencePiece: transformers knows how each family's are merged."""
     try:
         from transformers.integrations.gguf import convert_gguf_tokenizer
     except ImportError:
         raise UnusableFile("its tokenizer needs transformers 5.20 or newer") from None
     given = {key.removeprefix("tokenizer.ggml."): value for key, value in facts.items()}
-    wanted: Facts = {"tokenizer_type": "llama"}
+    wanted: Properties = {"tokenizer_type": "llama"}
     wanted |= {name: given[name] for name in ("tokens", "scores", "token_type", "merges") if name in given}
     family = facts["general.architecture"]
     try:
         made, _ = convert_gguf_tokenizer(family, wanted)
     except (KeyError, ValueError, TypeError) as error:
         raise UnusableFile(f"its tokenizer is damaged ({type(error).__name__})") from None
-    state: Facts = json.loads(made.to_str())
+    state: Properties = json.loads(made.to_str())
     state["post_processor"] = _template(facts, words)
     if family == "gemma3" and len(words) == _GEMMA_ROWS:
         plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
@@ -191,7 +191,7 @@ def _by_pieces(facts: Facts, words: list[str]) -> Facts:
     return state
 
 
-def spelled(state: Facts, rows: int, *, spaced: bool) -> Facts:
+def spelled(state: Properties, rows: int, *, spaced: bool) -> Properties:
     """The facts of a tokenizer, by what tokenizer.json says; of a model with so many rows.
 
     spaced: a text gets a space in front.
@@ -214,7 +214,7 @@ def spelled(state: Facts, rows: int, *, spaced: bool) -> Facts:
         elif model.get("byte_fallback") and re.fullmatch("<0x[0-9A-F]{2}>", word):
             kind = _BYTE
         kinds.append(kind)
-    facts: Facts = {"tokens": words, "token_type": kinds}
+    facts: Properties = {"tokens": words, "token_type": kinds}
     before = _split_of(state)
     if before is not None:
         facts |= {"model": "gpt2", "pre": before, "merges": merges}
@@ -227,7 +227,7 @@ def spelled(state: Facts, rows: int, *, spaced: bool) -> Facts:
     return {f"tokenizer.ggml.{key}": value for key, value in facts.items()}
 
 
-def _split_of(state: Facts) -> str | None:
+def _split_of(state: Properties) -> str | None:
     """The name that llama.cpp has for how a tokenizer splits texts into bytes' words; None: none that is known here."""
     for name in _SPLITS:
         empty = {"tokenizer.ggml.pre": name, "tokenizer.ggml.merges": [], "tokenizer.ggml.token_type": []}
@@ -236,6 +236,6 @@ def _split_of(state: Facts) -> str | None:
     return None
 
 
-def _splitting(state: Facts) -> list[Any]:
+def _splitting(state: Properties) -> list[Any]:
     """What of a tokenizer says how it splits texts."""
     return [state["model"].get("ignore_merges", False), state["normalizer"], state["pre_tokenizer"]]
