@@ -2,11 +2,13 @@
 
 import io
 import json
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from ftis_node.observe import terminal
 from ftis_node.policy.generate.sampling import Sampling
 from ftis_node.policy.generate.stream import generate
 from ftis_node.store.checkpoints import Checkpoints
@@ -27,10 +29,12 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_the_trained_model_answers_beside_its_base(home: Path, cli: Cli) -> None:
+def test_the_trained_model_answers_beside_its_base(home: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(terminal, "_QUIET_SECONDS_IN_A_FILE", 0.001)
+    monkeypatch.setattr(terminal, "_LINE_SECONDS", 0.001)
     line = ("ask", "--checkpoint", str(home), "--trained", "--completion-tokens", "12", "--json")
     code, out, err = cli(*line, "--compare", "12+30=")
-    assert code == 0, err
+    assert code == 0 and {"Loading the model", "Answering"} <= {told.partition(":")[0] for told in err.splitlines()}
     both = json.loads(out)["answers"]
     alone = json.loads(cli("ask", "--checkpoint", "tiny-a", "--completion-tokens", "12", "12+30=", "--json")[1])
     assert both["checkpoint"] != both["base"] and alone["answers"].keys() == {"checkpoint"}
@@ -50,6 +54,23 @@ def test_a_row_of_a_task_is_judged_and_lines_are_read(home: Path, cli: Cli, monk
     monkeypatch.setattr("sys.stdin", io.StringIO("1+1=\n\n2+2=\n"))
     lines = cli("ask", "--checkpoint", str(home), "--json")[1].splitlines()
     assert [json.loads(one)["question"] for one in lines] == ["1+1=", "2+2="]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("ask", "--checkpoint"),
+        ("export", "--to", "x", "--checkpoint"),
+        ("eval", "--task", "arithmetic", "--checkpoint"),
+    ],
+)
+def test_a_home_without_a_checkpoint_is_refused_before_torch_is_imported(
+    words: tuple[str, ...], cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "run.toml").touch()
+    monkeypatch.setitem(sys.modules, "ftis_node.worker.restore", None)
+    code, _, err = cli(*words, str(tmp_path))
+    assert code == 1 and "has no checkpoint yet" in err
 
 
 def test_mistakes_are_said(home: Path, cli: Cli) -> None:

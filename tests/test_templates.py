@@ -188,7 +188,7 @@ def test_eval_ask_and_check_ask_a_home_as_its_run_did(rows: str, cli: Cli, tmp_p
     directory = checkpoints.begin(1)
     engine.save(str(directory))
     checkpoints.commit(directory, {"model": "tiny-bpe (full)", "progress": {"step": 1}})
-    line = ("eval", "--checkpoint", str(home), "--task", rows, "--completion-tokens", "8")
+    line = ("eval", "--checkpoint", str(home), "--task", rows)
     told = json.loads(cli(*line, "--json")[1])
     assert (told["reward"], known_as(told["template"])) == ("integer-boxed", "boxed-example")
     own = engine.evaluate()
@@ -196,8 +196,10 @@ def test_eval_ask_and_check_ask_a_home_as_its_run_did(rows: str, cli: Cli, tmp_p
     assert r"\boxed{…}" in cli(*line)[1]
     sampled = ("--model", str(home), "--rows", "1", "--samples", "2", "--completion-tokens", "8", "--json")
     assert json.loads(cli("task", "check", rows, *sampled)[1])["reward"] == "integer-boxed"
-    asked = cli("ask", "--checkpoint", str(home), "--task", rows, "--completion-tokens", "8", "--json")
+    asked = cli("ask", "--checkpoint", str(home), "--task", rows, "--json")
     assert asked[0] == 0 and json.loads(asked[1])["rewards"].keys() == {"checkpoint"}
+    plain = ("ask", "--checkpoint", str(home), "12+30=", "--json")
+    assert cli(*plain)[1] == cli(*plain, "--completion-tokens", "8")[1]
     told = json.loads(cli(*line, "--template", "paper", "--json")[1])
     assert (told["reward"], known_as(told["template"])) == ("integer", "paper")
 

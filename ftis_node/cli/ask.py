@@ -41,7 +41,7 @@ def ask(
     task: Annotated[str | None, typer.Option(help="Ask a held-out row of this task, and judge the answer.")] = None,
     row: Annotated[int, typer.Option(min=0, help="Which one, from 0.")] = 0,
     reward: RewardOption = None,
-    completion_tokens: Annotated[int, typer.Option(min=1, help="Longest answer.")] = 512,
+    completion_tokens: Annotated[int | None, typer.Option(min=1, help="Longest; default: the run's, else 512.")] = None,
     set_: SetOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -52,14 +52,18 @@ def ask(
     if task is not None and question is not None:
         raise UsageError("A question and --task contradict one another.", "Leave one of them out.")
     from ftis_node.export.record import record_of
+    from ftis_node.host.doing import doing
     from ftis_node.observe.terminal import shown_work
     from ftis_node.tasks.templates import as_trained
 
     loaded, example = _example(task, row, reward)
     with contextlib.ExitStack() as stack:
-        with shown_work():
-            found = held_checkpoint(stack, checkpoint)
-            record = record_of(found)
+        found = held_checkpoint(stack, checkpoint)
+        record = record_of(found)
+        cap = completion_tokens
+        if cap is None:
+            cap = record.run.completion_tokens if record.run else 512
+        with shown_work(), doing("loading the model"):
             answerers = list(_answerers(checkpoint, found, record, parse_pairs(set_ or []), compare=compare))
         if loaded is not None:
             loaded = as_trained(loaded, record.run, reward, None)
@@ -70,9 +74,9 @@ def ask(
             asked = [question]
         for one in asked:
             answers = {}
-            for answerer in answerers:
-                with shown_work():
-                    answers[answerer.name] = answerer.answer(one, loaded, completion_tokens, trained=trained)
+            with shown_work(), doing("answering", len(answerers), "answers"):
+                for answerer in answerers:
+                    answers[answerer.name] = answerer.answer(one, loaded, cap, trained=trained)
             verdicts = _verdicts(loaded, example, answers)
             if json:
                 print_json({"question": one, "answers": answers, **verdicts})

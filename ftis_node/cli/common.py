@@ -138,9 +138,17 @@ def held_checkpoint(stack: ExitStack, name: str) -> Checkpoint | None:
     Raises:
         UserError: as `find_checkpoint` and `hold`.
     """
-    from ftis_node.worker.restore import find_checkpoint, hold
+    from ftis_node.host.doing import doing
+    from ftis_node.observe.terminal import shown_work
+    from ftis_node.store.checkpoints import under
 
-    found = find_checkpoint(name)
+    path = Path(name).expanduser()
+    if path.is_dir():
+        under(path)  # so that a home without one is refused before torch is imported
+    with shown_work(), doing("reading the checkpoint"):
+        from ftis_node.worker.restore import find_checkpoint, hold
+
+        found = find_checkpoint(name)
     if found is None:
         return None
     return stack.enter_context(hold(found))

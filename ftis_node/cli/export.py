@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 from msgspec.structs import asdict
 
-from ftis_node.cli.common import BaseOption, JsonOption, note, parse_pairs, print_json, tell_choice
+from ftis_node.cli.common import (
+    BaseOption,
+    JsonOption,
+    held_checkpoint,
+    note,
+    parse_pairs,
+    print_json,
+    tell_choice,
+)
 from ftis_node.cli.local import saved
 from ftis_node.errors import UsageError
 from ftis_node.policy.names import source_of
@@ -51,20 +60,20 @@ def export(
         label = parse_label((newest_facts(place / "checkpoints") or {}).get("model"))
         if label is not None and label[1] == "full":
             raise UsageError(f"{place} was trained in full: there is no adapter.", "Leave out --adapter.")
-    from ftis_node.export.gguf import export_gguf
-    from ftis_node.export.model import export as write
-    from ftis_node.observe.terminal import shown_work
-    from ftis_node.worker.restore import find_checkpoint, hold, settings_for
-
     if not no_save:
         save_first(place)
-    found = find_checkpoint(checkpoint)
-    if found is None:
-        what = f"{checkpoint} is a model and no checkpoint: there is nothing trained in it to export."
-        if not place.exists() and source_of(checkpoint) == checkpoint and checkpoint.count("/") != 1:
-            what = f"There is no checkpoint {checkpoint}, and no such folder."
-        raise UsageError(what, "Name a checkpoint (HOME/checkpoints/step-…) or a node's home.")
-    with hold(found) as held:
+    with ExitStack() as stack:
+        held = held_checkpoint(stack, checkpoint)
+        if held is None:
+            what = f"{checkpoint} is a model and no checkpoint: there is nothing trained in it to export."
+            if not place.exists() and source_of(checkpoint) == checkpoint and checkpoint.count("/") != 1:
+                what = f"There is no checkpoint {checkpoint}, and no such folder."
+            raise UsageError(what, "Name a checkpoint (HOME/checkpoints/step-…) or a node's home.")
+        from ftis_node.export.gguf import export_gguf
+        from ftis_node.export.model import export as write
+        from ftis_node.observe.terminal import shown_work
+        from ftis_node.worker.restore import settings_for
+
         # On the CPU, because the GPU is the running node's.
         flags = parse_pairs(set_ or []) | ({"dtype": dtype} if dtype and to else {}) | {"device": "cpu"}
         settings, origins = settings_for(held, model or held.model, flags, "")
@@ -81,7 +90,7 @@ def export(
     what = {"full": "model", "merged": "model with its LoRA layers merged", "adapter": "LoRA adapter"}[written.kind]
     step = "" if written.step is None else f" of step {written.step}"
     say(f"{written.to}: {what}{step}, {written.dtype}, {rounded(written.bytes)}")
-    if found.quantisation == "nf4":
+    if held.quantisation == "nf4":
         note("It was trained beside weights in NF4; beside the unrounded ones here it answers otherwise: eval it.")
     if to is not None:
         say(f"What it is and how to load it: {to / 'README.md'}")

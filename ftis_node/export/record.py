@@ -1,15 +1,19 @@
 """A home's record of the training that led to a checkpoint: its run, its settings, its evaluations."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ftis_node.config.run import Run, load_run_file
 from ftis_node.errors import UsageError
 from ftis_node.observe.metrics import read_events
 from ftis_node.store.home import Home
-from ftis_node.worker.restore import Checkpoint
+
+if TYPE_CHECKING:
+    from ftis_node.worker.restore import Checkpoint
 
 
 @dataclass(frozen=True)

@@ -176,6 +176,21 @@ def complete(path: Path) -> list[Path]:
     return _named(path, "")
 
 
+def under(path: Path) -> list[Path]:
+    """The checkpoints of a home, or in a directory of them, as `complete`; none: it is a directory of something else.
+
+    Raises:
+        UserError: the home has none yet.
+    """
+    directory = path / "checkpoints"
+    if not directory.is_dir():
+        directory = path
+    found = complete(directory)
+    if not found and (directory != path or (path / "run.toml").exists()):
+        raise UserError(f"The home {path} has no checkpoint yet.", "Wait for the first step, or name the model itself.")
+    return found
+
+
 def _named(path: Path, suffix: str) -> list[Path]:
     """Directories of checkpoints whose names end so, by step."""
     found = [e for e in path.iterdir() if e.suffix == suffix and _NAME.fullmatch(e.stem) and e.is_dir()]

@@ -163,12 +163,18 @@ def as_trained(task: Task, run: Run | None, reward: str | None, template: str | 
     """The task in the words in which a model of this run was asked in training, judged by the form that earned there,
     with as much room for an answer.
 
-    The task stays as it is where those words do not go with its answers, or where its rows are whole prompts.
+    The task keeps its words and rule where those of the run do not go with its answers, or where its rows are whole
+    prompts; its room, too, unless it is the run's own task.
 
     Args:
         run: None: no run is known. reward, template: what a person named, which counts more.
     """
-    if run is None or template is not None or PLAIN in (task.template, run.template):
+    if run is None:
+        return task
+    as_long = replace(task, completion_tokens=run.completion_tokens, chosen=task.chosen | {"completion_tokens"})
+    if task.name == run.task:
+        task = as_long
+    if template is not None or PLAIN in (task.template, run.template):
         return task
     named = known_as(run.template)
     rule = ""
@@ -182,5 +188,4 @@ def as_trained(task: Task, run: Run | None, reward: str | None, template: str | 
         rule = run.reward
     if not rule or reward not in (None, rule):
         return task
-    cap = max(task.completion_tokens, run.completion_tokens)
-    return replace(task, template=text, reward=rule, completion_tokens=cap, chosen=task.chosen | {"completion_tokens"})
+    return replace(as_long, template=text, reward=rule)

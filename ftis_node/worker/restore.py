@@ -19,7 +19,7 @@ from ftis_node.policy.kinds import refuse_folder
 from ftis_node.policy.load import choose_device, load_policy
 from ftis_node.policy.measure import geometry
 from ftis_node.policy.policy import Policy
-from ftis_node.store.checkpoints import CheckpointError, complete, parse_label, verify
+from ftis_node.store.checkpoints import CheckpointError, parse_label, under, verify
 from ftis_node.worker.checkpoint import ALPHA, WEIGHTS
 
 _STEP = re.compile(r"step-(\d{8,})")
@@ -95,19 +95,14 @@ def find_checkpoint(name: str) -> Checkpoint | None:
             return _read(path)
         except CheckpointError as error:
             raise UserError(str(error), "Name another checkpoint, or the home, for its newest sound one.") from error
-    directory = path
-    if (path / "checkpoints").is_dir():
-        directory = path / "checkpoints"
-    found = complete(directory)[::-1]
+    found = under(path)[::-1]
     for place, candidate in enumerate(found):
         try:
             return _read(candidate, tuple(found[:place]))
         except CheckpointError:
             continue
     if found:
-        raise UserError(f"Every checkpoint under {directory} is damaged.", "Name another directory, or the model.")
-    if directory != path or (path / "run.toml").exists():
-        raise UserError(f"The home {path} has no checkpoint yet.", "Wait for the first step, or name the model itself.")
+        raise UserError(f"Every checkpoint under {path} is damaged.", "Name another directory, or the model.")
     try:
         refuse_folder(path, str(path))
     except UsageError as error:
