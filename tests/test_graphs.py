@@ -1,21 +1,18 @@
-"""Tokens as CUDA graphs and weights in one piece: the same tokens, and all else survives.
+"""Tokens as CUDA graphs: the same tokens, and all else survives.
 
 There is no GPU here: graphs are recorded and replayed on the CPU, see `tests.pretend.graphs`.
 """
 
-import copy
 import logging
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from ftis_node.errors import FtisError
@@ -23,15 +20,13 @@ from ftis_node.policy import room
 from ftis_node.policy.generate import cache as cache_module
 from ftis_node.policy.generate import graphs as graphs_module
 from ftis_node.policy.generate.cache import Ids, SharedCache, bucket
-from ftis_node.policy.generate.fused import in_one, lay_in_one
 from ftis_node.policy.generate.graphs import Graphs, failed
 from ftis_node.policy.generate.kept import let_go
 from ftis_node.policy.generate.stream import Sampling, generate
-from ftis_node.policy.policy import Policy
 from ftis_node.policy.ready import ready
 from ftis_node.policy.room import Room
 from tests.pretend import graphs as pretended
-from tests.support.small_models import logprob_errors, logprobs_of, seeded, twin
+from tests.support.small_models import logprob_errors, seeded, twin
 from tests.test_engines import DECODED, GREEDY, PROMPTS, policy_of
 
 ENDLESS = Sampling(15, 1.0, (26,))
@@ -65,13 +60,10 @@ def logprobs(groups: Any) -> Any:
     return np.concatenate([completion.logprobs for completion in chain(*groups)])
 
 
-@pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("kind", DECODED)
-def test_replayed_tokens_are_those_without_graphs(kind: str, fused: bool, recorded: list[pretended.CUDAGraph]) -> None:
+def test_replayed_tokens_are_those_without_graphs(kind: str, recorded: list[pretended.CUDAGraph]) -> None:
     policy = twin(policy_of(kind))
     expected = generate(policy, PROMPTS, group=3, sampling=ENDLESS, generator=seeded(4))
-    if fused:
-        lay_in_one(policy.causal_lm)
     ours = generate(replace(policy, graphs=True), PROMPTS, group=3, sampling=ENDLESS, generator=seeded(4))
     assert tokens_of(ours) == tokens_of(expected)
     np.testing.assert_allclose(logprobs(ours), logprobs(expected), atol=1e-5)
@@ -107,8 +99,6 @@ def test_rows_that_end_go_in_a_few_sizes_and_the_others_stay(kind: str, monkeypa
 @pytest.mark.parametrize(("kind", "graphs"), [("qwen2", True), ("lora", False)])
 def test_weights_that_change_between_two_calls_are_used_as_they_are(kind: str, graphs: bool) -> None:
     policy = replace(twin(policy_of(kind)), graphs=graphs)
-    if graphs:
-        lay_in_one(policy.causal_lm)
     before = generate(policy, PROMPTS, group=1, sampling=GREEDY)
     with torch.no_grad():
         for parameter in policy.model.parameters():
@@ -245,43 +235,3 @@ def test_buckets_are_few_and_waste_less_than_a_third() -> None:
     sizes = [bucket(count) for count in range(1, 1025)]
     assert sorted(set(sizes)) == [8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024]
     assert all(count <= size < 1.5 * count for count, size in enumerate(sizes, 1) if count > 16)
-
-
-@pytest.mark.parametrize("kind", ["qwen2", "lora", "qwen3"])
-def test_weights_in_one_piece_take_no_memory_and_survive_training_copying_and_saving(kind: str, tmp_path: Path) -> None:
-    plain = twin(policy_of(kind))
-    for parameter in plain.model.parameters():
-        parameter.requires_grad_(kind != "lora" or parameter.shape[0] == 4 or parameter.shape[-1] == 4)
-    joined = twin(plain)
-    lay_in_one(joined.causal_lm)
-    pieces = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in joined.model.parameters()}
-    assert sum(pieces.values()) == sum(one.nbytes for one in plain.model.parameters())
-    assert len(pieces) < len(list(plain.model.parameters()))
-    for policy in (plain, joined):
-        trained = [one for one in policy.model.parameters() if one.requires_grad]
-        adam = torch.optim.AdamW(trained, lr=0.01, foreach=True)
-        for _ in range(2):
-            logprobs_of(policy, PROMPTS, [np.array([3, 4])] * 4, 1.0).sum().backward()
-            adam.step()
-    for ours, theirs in zip(joined.model.parameters(), plain.model.parameters(), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
-    assert _pieces(joined) > 0
-    save_file(dict(joined.causal_lm.state_dict()), tmp_path / "saved")
-    changed = twin(joined)
-    assert _pieces(changed) == 0  # a copy has pieces of its own nowhere
-    joined.causal_lm.load_state_dict(load_file(tmp_path / "saved"))
-    assert _pieces(joined) > 0
-    expected = generate(plain, PROMPTS, group=2, sampling=ENDLESS, generator=seeded(1))
-    for policy in (joined, changed, replace(joined, model=copy.deepcopy(joined.model))):
-        ours = generate(policy, PROMPTS, group=2, sampling=ENDLESS, generator=seeded(1))
-        assert tokens_of(ours) == tokens_of(expected)
-
-
-def _pieces(policy: Policy) -> int:
-    """Layers whose queries, keys and values are one matrix."""
-    layers = [layer.self_attn for layer in policy.causal_lm.model.layers]
-    return sum(in_one([_weight(one.q_proj), _weight(one.k_proj), _weight(one.v_proj)]) is not None for one in layers)
-
-
-def _weight(module: Any) -> Tensor:
-    return getattr(module, "base_layer", module).weight  # type: ignore[no-any-return]

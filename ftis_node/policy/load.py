@@ -26,8 +26,6 @@ from ftis_node.fit.memory import Dtype
 from ftis_node.host.doing import doing
 from ftis_node.host.proxy import refused_proxy
 from ftis_node.policy.adapters import Conv1D, LoraConfig, get_peft_model, head_of, linear_modules
-from ftis_node.policy.generate.decoder import understood
-from ftis_node.policy.generate.fused import lay_in_one
 from ftis_node.policy.kinds import refuse_config
 from ftis_node.policy.names import resolve
 from ftis_node.policy.nf4 import quantise
@@ -207,8 +205,6 @@ def make_policy(
         module.to(device, dtype)
     model.to(device)
     policy = Policy(settings.model, model, tokenizer, device, graphs=device.type == "cuda")
-    if understood(policy.causal_lm):
-        lay_in_one(policy.causal_lm)
     with doing("checking the fast paths"):
         policy = ready(policy, texts)
     if settings.gradient_checkpointing:

@@ -17,7 +17,6 @@ from transformers import LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM,
 
 from ftis_node.policy.adapters import LoraLinear
 from ftis_node.policy.generate.cache import SharedCache, Size
-from ftis_node.policy.generate.fused import in_one
 from ftis_node.policy.generate.sampler import blocks_of
 from ftis_node.policy.nf4 import NF4Linear
 
@@ -85,11 +84,10 @@ class _Linear:
         if self.down is not None:
             self.adapt(total, x)
 
-    def adapt(self, out: Tensor, x: Tensor, low: Tensor | None = None) -> Tensor:
-        """Add what the LoRA layer adds; low: what its down matrix makes of x, where that is known."""
+    def adapt(self, out: Tensor, x: Tensor) -> Tensor:
+        """Add what the LoRA layer adds."""
         assert self.down is not None and self.up is not None
-        if low is None:
-            low = functional.linear(x, self.down)
+        low = functional.linear(x, self.down)
         return out.addmm_(low, self.up.T, alpha=self.scale)
 
 
@@ -101,58 +99,21 @@ def _weight(module: Any) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class _Joined:
-    """Linear modules of one input. Where `fused` laid their weights in one piece, they are one product.
-
-    whole, downs: these pieces, of which the modules' own weights are views.
-    """
+    """Linear modules of one input."""
 
     parts: Sequence[_Linear]
-    whole: _Linear | None
-    downs: Tensor | None
 
     @classmethod
     def of(cls, *modules: Any) -> _Joined:
-        parts = [_Linear.of(module) for module in modules]
-        weights = [part.weight if isinstance(part.weight, Tensor) else None for part in parts]
-        weight = in_one(weights)
-        bias = in_one([part.bias for part in parts])
-        biases = [part.bias for part in parts if part.bias is not None]
-        whole = None
-        if weight is not None and (bias is not None or not biases):
-            whole = _Linear(weight, bias)
-        return cls(parts, whole, in_one([part.down for part in parts if part.down is not None]))
+        return cls([_Linear.of(module) for module in modules])
 
     def __call__(self, x: Tensor) -> Tensor:
         """Outputs of all side by side, `[rows, Σ outputs]`."""
-        if self.whole is None:
-            return torch.cat([part(x) for part in self.parts], 1)
-        return self._fused(self.whole, x)
+        return torch.cat(self.split(x), 1)
 
-    def split(self, x: Tensor) -> Sequence[Tensor]:
+    def split(self, x: Tensor) -> list[Tensor]:
         """The output of each, `[rows, outputs]`."""
-        if self.whole is None:
-            return [part(x) for part in self.parts]
-        return self._fused(self.whole, x).split_with_sizes(self._sizes(), 1)
-
-    def _sizes(self) -> list[int]:
-        return [len(part.weight) for part in self.parts if isinstance(part.weight, Tensor)]
-
-    def _fused(self, whole: _Linear, x: Tensor) -> Tensor:
-        out = whole(x)
-        adapted = [part for part in self.parts if part.down is not None]
-        if not adapted:
-            return out
-        lows: Sequence[Tensor | None] = [None] * len(adapted)
-        if self.downs is not None:
-            ranks = [len(part.down) for part in adapted if part.down is not None]
-            lows = functional.linear(x, self.downs).split_with_sizes(ranks, 1)
-        following = iter(lows)
-        first = 0
-        for part, size in zip(self.parts, self._sizes(), strict=True):
-            if part.down is not None:
-                part.adapt(out[:, first : first + size], x, next(following))
-            first += size
-        return out
+        return [part(x) for part in self.parts]
 
 
 @dataclass(frozen=True, eq=False)
