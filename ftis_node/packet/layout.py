@@ -8,9 +8,9 @@ from typing import Any
 
 import msgpack
 import numpy as np
-import numpy.typing as npt
 
 from ftis_node.errors import FtisError
+from ftis_node.packet.arrays import AnyArray
 
 MAX_PACKET_BYTES = 4 << 20
 """A packet above this many bytes is refused unread (a unary hivemind answer above 4 MiB would never arrive)."""
@@ -55,7 +55,7 @@ class Header:
         return tuple(getattr(self, field.name) for field in fields(Header))
 
     @staticmethod
-    def check(name: str, array: npt.NDArray[Any], dtype: type, *shape: int) -> None:
+    def check(name: str, array: AnyArray, dtype: type, *shape: int) -> None:
         """Raise PacketError unless the array has this type and shape."""
         if array.dtype != dtype or array.shape != shape:
             raise PacketError(f"{name} must be {np.dtype(dtype)} {list(shape)}, not {array.dtype} {list(array.shape)}")

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
+from ftis_node.packet.arrays import Float32Array, Uint8Array
 from ftis_node.packet.layout import MAX_PACKET_BYTES, Header, PacketError, header_for, header_of, raw_part, spelled
 
 TEXT_PACKET_VERSION = 2
@@ -27,8 +27,8 @@ class TextCompletion:
     """
 
     text: bytes
-    pieces: npt.NDArray[np.uint8]
-    logprobs: npt.NDArray[np.float32]
+    pieces: Uint8Array
+    logprobs: Float32Array
     end: float | None
 
     @property
@@ -48,9 +48,9 @@ class TextPacket(Header):
     """
 
     version: ClassVar[int] = TEXT_PACKET_VERSION
-    pieces: npt.NDArray[np.uint8]
+    pieces: Uint8Array
     text: bytes
-    logprobs: npt.NDArray[np.float32]
+    logprobs: Float32Array
 
     def completions(self) -> Iterator[TextCompletion]:
         """The G completions in order."""

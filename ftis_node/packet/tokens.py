@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
+from numpy.typing import DTypeLike
 
+from ftis_node.packet.arrays import AnyArray, BoolArray, Float32Array, Int64Array, Uint8Array, Uint32Array
 from ftis_node.packet.layout import MAX_PACKET_BYTES, Header, PacketError, header_for, header_of, raw_part, spelled
 
 PACKET_VERSION = 1
@@ -35,12 +36,12 @@ class Completion:
     which tokens an environment put between sampled ones; None: none.
     """
 
-    token_ids: npt.NDArray[np.uint32]
-    logprobs: npt.NDArray[np.float32]
+    token_ids: Uint32Array
+    logprobs: Float32Array
     finished: bool
-    chunks: npt.NDArray[np.int64] | None = None
-    counts: npt.NDArray[np.int64] | None = None
-    given: npt.NDArray[np.bool_] | None = None
+    chunks: Int64Array | None = None
+    counts: Int64Array | None = None
+    given: BoolArray | None = None
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -59,11 +60,11 @@ class GivenTokens:
     these has, after how many sampled ones: (sampled, given). ids: uint32 [Σ of the second column of runs].
     """
 
-    turns: npt.NDArray[np.uint8]
-    runs: npt.NDArray[np.uint32]
-    ids: npt.NDArray[np.uint32]
+    turns: Uint8Array
+    runs: Uint32Array
+    ids: Uint32Array
 
-    def by_completion(self) -> list[npt.NDArray[np.int64]]:
+    def by_completion(self) -> list[Int64Array]:
         """The rows of `runs` that belong to each completion: int64 [turns, 2]."""
         return np.split(self.runs.astype(np.int64), np.cumsum(self.turns[:-1], dtype=np.int64))
 
@@ -76,8 +77,8 @@ class Packet(Header):
     `decode` all are read-only, strided views into the received bytes.
     """
 
-    token_ids: npt.NDArray[np.uint32]
-    logprobs: npt.NDArray[np.float32]
+    token_ids: Uint32Array
+    logprobs: Float32Array
     given: GivenTokens | None = None
 
     @property
@@ -93,7 +94,7 @@ class Packet(Header):
         return [length + given for length, given in zip(self.lengths, more, strict=True)]
 
     @property
-    def interior_ends(self) -> npt.NDArray[np.int64]:
+    def interior_ends(self) -> Int64Array:
         """Where in `token_ids` the runs end that given tokens follow: int64 [Σ turns]."""
         if self.given is None:
             return np.empty(0, np.int64)
@@ -168,7 +169,7 @@ def pack_group(
     return Packet(*header.fields(), _ids_of(sampled), np.concatenate(claims), given)  # type: ignore[call-arg]
 
 
-def _where_given(completion: Completion) -> npt.NDArray[np.bool_]:
+def _where_given(completion: Completion) -> BoolArray:
     where = completion.given
     if where is None:
         where = np.zeros(len(completion), np.bool_)
@@ -177,7 +178,7 @@ def _where_given(completion: Completion) -> npt.NDArray[np.bool_]:
     return where
 
 
-def _given(ids: Sequence[npt.NDArray[Any]], wheres: Sequence[npt.NDArray[np.bool_]]) -> GivenTokens:
+def _given(ids: Sequence[AnyArray], wheres: Sequence[BoolArray]) -> GivenTokens:
     runs = [np.diff(np.flatnonzero(np.diff(where)) + 1, prepend=0).reshape(-1, 2) for where in wheres]
     if any(len(own) > 255 for own in runs):
         raise PacketError("a completion has at most 255 runs of given tokens")
@@ -185,7 +186,7 @@ def _given(ids: Sequence[npt.NDArray[Any]], wheres: Sequence[npt.NDArray[np.bool
     return GivenTokens(turns, np.concatenate(runs).astype(np.uint32), _ids_of(ids))
 
 
-def _ids_of(parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[np.uint32]:
+def _ids_of(parts: Sequence[AnyArray]) -> Uint32Array:
     ids = np.concatenate(parts)
     if ids.size and (ids.dtype.kind not in "iu" or int(ids.min()) < 0 or int(ids.max()) >= _U32):
         raise PacketError("token ids must be integers from 0 to 2^32 − 1")
@@ -218,7 +219,7 @@ def decode_tokens(data: bytes, fields: Sequence[Any]) -> Packet:
     header = header_of(fields)
     _check_lengths(header.lengths)
 
-    def part(size: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    def part(size: int, dtype: DTypeLike) -> AnyArray:
         nonlocal before, at
         raw, at = raw_part(data, at, before, size)
         before = b""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from inspect import signature
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,6 +25,8 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from ftis_node.packet.arrays import AnyArray, Int64Array
+
 try:
     from torch.nn.attention.varlen import varlen_attn
 except ImportError:  # before torch 2.10
@@ -33,8 +35,6 @@ except ImportError:  # before torch 2.10
 _FEWER = {}
 if varlen_attn is not None and "enable_gqa" in signature(varlen_attn).parameters:
     _FEWER = {"enable_gqa": True}
-
-Ids = np.ndarray[Any, np.dtype[np.int64]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,13 +46,13 @@ class Prefixed:
     """
 
     prompt: Sequence[int]
-    completions: Sequence[np.ndarray[Any, Any]]
-    given: Sequence[np.ndarray[Any, Any] | None] = ()
+    completions: Sequence[AnyArray]
+    given: Sequence[AnyArray | None] = ()
 
     @property
-    def sampled(self) -> list[slice | np.ndarray[Any, Any]]:
+    def sampled(self) -> list[slice | AnyArray]:
         """Which tokens of each completion were sampled."""
-        everything: list[slice | np.ndarray[Any, Any]] = [slice(None)] * len(self.completions)
+        everything: list[slice | AnyArray] = [slice(None)] * len(self.completions)
         for place, given in enumerate(self.given):
             if given is not None:
                 everything[place] = ~given
@@ -71,18 +71,16 @@ class _Cells:
     take    int64 `[rows · width]`  the token in each cell of the table; padding points at the first
     back    int64 `[tokens]`        the cell of each token
     filled  bool `[rows, width]`    which cells are tokens
-    padded  whether any are not
     """
 
     take: Tensor
     back: Tensor
     filled: Tensor
-    padded: bool
 
-    @classmethod
-    def of(cls, take: Tensor, back: Tensor, filled: Tensor) -> Self:
-        """filled: as integers."""
-        return cls(take, back, filled.bool(), padded=take.numel() > back.numel())
+    @property
+    def padded(self) -> bool:
+        """Whether some cells are no tokens."""
+        return self.take.numel() > self.back.numel()
 
     def table(self, flat: Tensor) -> Tensor:
         """`[tokens, heads, d]` → `[rows, heads, width, d]`."""
@@ -128,9 +126,9 @@ class Packing:
     owner           int64 `[N]`  the prompt of each
     """
 
-    prompts: Ids
-    completions: Ids
-    owner: Ids
+    prompts: Int64Array
+    completions: Int64Array
+    owner: Int64Array
     device: torch.device
     _biases: dict[Any, tuple[Tensor | None, Tensor]] = field(default_factory=dict)
 
@@ -205,7 +203,10 @@ class Packing:
     def _tables(self) -> tuple[_Cells, _Cells, Tensor]:
         """Prompts and completions as padded rows, and the prompt of each completion."""
         placed = _placed(self.device, *_rows(self.prompts), *_rows(self.completions), self.owner)
-        return _Cells.of(*placed[:3]), _Cells.of(*placed[3:6]), placed[6]
+        take, back, filled, own_take, own_back, own_filled, owner = placed
+        prompts = _Cells(take, back, filled.bool())
+        completions = _Cells(own_take, own_back, own_filled.bool())
+        return prompts, completions, owner
 
     @cached_property
     def _runs(self) -> tuple[Tensor, tuple[Tensor, Tensor, int, int]]:
@@ -300,12 +301,12 @@ def pad(groups: Sequence[Prefixed], device: torch.device) -> LaidOut:
     return LaidOut({"input_ids": ids}, *places)
 
 
-def _ends(sizes: Ids) -> Ids:
+def _ends(sizes: Int64Array) -> Int64Array:
     """Where sequences of these lengths begin, one after another, and the end."""
     return np.concatenate([[0], np.cumsum(sizes)])
 
 
-def _rows(sizes: Ids) -> tuple[Ids, Ids, Ids]:
+def _rows(sizes: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
     """`take`, `back` and `filled` of `_Cells`, of rows of these lengths one after another; all as integers."""
     filled = np.arange(sizes.max()) < sizes[:, None]
     first = np.cumsum(sizes) - sizes
@@ -314,7 +315,7 @@ def _rows(sizes: Ids) -> tuple[Ids, Ids, Ids]:
     return take, np.flatnonzero(filled), filled.astype(np.int64)
 
 
-def _placed(device: torch.device, *arrays: Ids) -> list[Tensor]:
+def _placed(device: torch.device, *arrays: Int64Array) -> list[Tensor]:
     """Integers on the device, int64 of the same shapes, in one transfer: the host waits for each."""
     together = np.concatenate([array.reshape(-1).astype(np.int64) for array in arrays])
     flat = torch.from_numpy(together).to(device)

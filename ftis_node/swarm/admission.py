@@ -11,7 +11,6 @@ from enum import StrEnum
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 
 from ftis_node.config.run import Run
 from ftis_node.draw import draw
@@ -26,6 +25,7 @@ from ftis_node.packet import (
     decode,
     packet_digest,
 )
+from ftis_node.packet.arrays import BoolArray, Int64Array, Uint32Array
 
 LOGPROB_MAX = 1e-3
 """Rounding may put the log of a probability of 1 a little above zero."""
@@ -227,7 +227,7 @@ def _check_turns(run: Run, packet: Packet) -> Rejection | None:
     return _check_ids(run, packet.given.ids)
 
 
-def _check_ids(run: Run, ids: npt.NDArray[np.uint32]) -> Rejection | None:
+def _check_ids(run: Run, ids: Uint32Array) -> Rejection | None:
     highest = int(ids.max(initial=0))
     if highest >= run.vocabulary:
         return Rejection(Reason.UNKNOWN_TOKEN, f"token id {highest}; the vocabulary has {run.vocabulary}")
@@ -240,17 +240,15 @@ def _check_tokens(run: Run, packet: Packet) -> Rejection | None:
     return _check_ids(run, ids) or _check_eos(_is_eos(ids, run.eos), ends, packet.finished)
 
 
-def _is_eos(ids: npt.NDArray[np.uint32], eos: tuple[int, ...]) -> npt.NDArray[np.bool_]:
+def _is_eos(ids: Uint32Array, eos: tuple[int, ...]) -> BoolArray:
     """bool [Σ lengths]. One comparison an EOS id: runs have one or two, and np.isin would sort."""
-    found: npt.NDArray[np.bool_] = ids == eos[0]
+    found: BoolArray = ids == eos[0]
     for other in eos[1:]:
         found |= ids == other
     return found
 
 
-def _check_eos(
-    is_eos: npt.NDArray[np.bool_], ends: npt.NDArray[np.int64], finished: Sequence[bool]
-) -> Rejection | None:
+def _check_eos(is_eos: BoolArray, ends: Int64Array, finished: Sequence[bool]) -> Rejection | None:
     """ends: where in `token_ids` an EOS belongs, interior ones first; the completions' own are last."""
     ends_in_eos = is_eos[ends]
     wanted = np.ones(len(ends), np.bool_)

@@ -13,11 +13,12 @@ from typing import Any
 from unicodedata import normalize
 
 import numpy as np
-import numpy.typing as npt
+from numpy.typing import ArrayLike
 from transformers import PreTrainedTokenizerBase
 
 from ftis_node.errors import UsageError
 from ftis_node.packet import PIECE_BYTES_MAX, Completion, TextCompletion
+from ftis_node.packet.arrays import BoolArray, Float32Array, Int64Array
 from ftis_node.tokenizer.fingerprint import backend_of
 from ftis_node.tokenizer.spelling import plain_backend, token_bytes
 
@@ -138,15 +139,15 @@ class Codec:
         """What this tokenizer's ids for a text give back: the very text, if it can write it."""
         return self.decode(self.encode(text)).decode(errors="replace")
 
-    def encode(self, text: str) -> npt.NDArray[np.int64]:
+    def encode(self, text: str) -> Int64Array:
         """Token ids int64 [T] of a text after another: no BOS, no space before it, special tokens not read."""
         return np.array(self._plain.encode(text, add_special_tokens=False).ids, np.int64)
 
-    def decode(self, ids: npt.NDArray[np.int64]) -> bytes:
+    def decode(self, ids: Int64Array) -> bytes:
         """The bytes that ids [T] write; special tokens write none. They may begin or end inside a character."""
         return b"".join([self._bytes[index] for index in ids.tolist()])
 
-    def _known(self, text: bytes, pieces: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | None:
+    def _known(self, text: bytes, pieces: Int64Array) -> Int64Array | None:
         """The id of each piece; None if one is no token."""
         ends = np.cumsum(pieces).tolist()
         ids = [self._ids.get(text[start:end], -1) for start, end in zip([0, *ends[:-1]], ends, strict=False)]
@@ -161,18 +162,18 @@ class Codec:
         return {self._bytes[index]: index for index in order if self._bytes[index]}
 
     @cached_property
-    def _ambiguous(self) -> npt.NDArray[np.bool_]:
+    def _ambiguous(self) -> BoolArray:
         """Whether another id writes the same bytes [V]."""
         counts = Counter(self._bytes)
         return np.array([counts[written] > 1 for written in self._bytes], np.bool_)
 
     def _sample(
         self,
-        ids: npt.NDArray[np.int64],
-        claims: npt.NDArray[np.float32],
+        ids: Int64Array,
+        claims: Float32Array,
         end: float | None,
-        chunks: npt.NDArray[np.int64] | None = None,
-        counts: npt.NDArray[np.int64] | None = None,
+        chunks: Int64Array | None = None,
+        counts: Int64Array | None = None,
     ) -> Completion | Unreadable:
         """The completion of these ids, its end as a token and a chunk of its own. counts: pieces of each chunk."""
         if end is not None:
@@ -235,9 +236,7 @@ def text_refusal(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str], tag
     return refusal(codec, [*prompts[:_PROBED], letters, tags])
 
 
-def align(
-    pieces: npt.ArrayLike, claims: npt.ArrayLike, tokens: npt.ArrayLike
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32], npt.NDArray[np.int64]]:
+def align(pieces: ArrayLike, claims: ArrayLike, tokens: ArrayLike) -> tuple[Int64Array, Float32Array, Int64Array]:
     """Return the chunk of each own token, and the author's log-prob and number of pieces of each chunk.
 
     pieces [n], tokens [m]: bytes of each piece of the author and of each own token, all positive; both begin at the
