@@ -16,6 +16,8 @@ from ftis_node.swarm.handshake import MAX_ADDRESSES, PROTOCOL_MAJOR
 from ftis_node.swarm.known_addresses import KnownAddresses
 from ftis_node.swarm.membership import Membership
 from ftis_node.swarm.traffic import Traffic
+from tests.support.alone import Alone
+from tests.support.clock import Clock
 from tests.support.swarm import OTHER_RUN, RUN, Member, all_meet, eventually, held_up, identity, member, transport
 
 BOB, MALLORY = identity(2), identity(4)
@@ -124,79 +126,74 @@ async def greeted_in_vain(node: Member, lost: Member) -> None:
 # --- when a peer that does not answer is greeted again ----------------------------------------------------------------
 
 
-@contextlib.asynccontextmanager
-async def clocked(path: Path) -> AsyncIterator[tuple[Membership, list[float]]]:
-    """A node's membership, and the time that its pauses are counted in."""
-    now = [0.0]
-    async with transport(identity(1), path) as network:
-        alice = Membership(network, identity(1), RunFile(run=RUN), Traffic())
-        alice.addresses.clock = lambda: now[0]
-        yield alice, now
+@pytest.fixture
+def alice(clock: Clock) -> Alone:
+    """A node without a network, whose pauses are counted by a clock in hand."""
+    made = Alone(identity(1), host="127.0.0.1")
+    made.addresses.clock = clock
+    return made
 
 
-@contextlib.asynccontextmanager
-async def bereft(path: Path) -> AsyncIterator[tuple[Membership, list[float]]]:
+@pytest.fixture
+def bereft(alice: Alone) -> Alone:
     """The same, after it has met Bob and lost him."""
-    async with clocked(path) as (alice, now):
-        alice.on_handshake(hello(), BOB.author)
-        alice.active_view.pop(BOB.author)
-        yield alice, now
+    alice.on_handshake(hello(), BOB.author)
+    alice.active_view.pop(BOB.author)
+    return alice
 
 
 def hello(run_id: bytes = RUN.id) -> ftis_pb2.Handshake:
     return ftis_pb2.Handshake(major=PROTOCOL_MAJOR, run_id=run_id, addresses=[NOWHERE])
 
 
-async def test_row_13b_who_was_met_is_greeted_again_after_growing_pauses(tmp_path: Path) -> None:
-    async with bereft(tmp_path) as (alice, now):
-        for times in range(TRIES_OF_MET):
-            assert alice.addresses.strangers() == [BOB.author]
-            assert not await alice.greet(BOB.author)
-            assert not alice.addresses.strangers(), "not at once again"
-            now[0] += 2.0**times
-        assert not alice.addresses.strangers(), "after half an hour it is forgotten"
-        assert alice.addresses.hear([NOWHERE], MALLORY.author) and alice.addresses.strangers(), "until it is named"
+async def test_row_13b_who_was_met_is_greeted_again_after_growing_pauses(bereft: Alone, clock: Clock) -> None:
+    for times in range(TRIES_OF_MET):
+        assert bereft.addresses.strangers() == [BOB.author]
+        assert not await bereft.greet(BOB.author)
+        assert not bereft.addresses.strangers(), "not at once again"
+        clock.now += 2.0**times
+    assert not bereft.addresses.strangers(), "after half an hour it is forgotten"
+    assert bereft.addresses.hear([NOWHERE], MALLORY.author) and bereft.addresses.strangers(), "until it is named"
 
 
-async def test_row_13b_a_lost_peer_that_others_name_is_greeted_within_the_minute(tmp_path: Path) -> None:
-    async with bereft(tmp_path) as (alice, now):
-        for _ in range(TRIES_OF_MET - 1):
-            await alice.greet(BOB.author)
-        assert alice.addresses.patience() > 1000.0
-        alice.addresses.hear([NOWHERE], MALLORY.author)
-        assert alice.addresses.patience() == NAMED_PAUSE
-        now[0] += NAMED_PAUSE
-        assert alice.addresses.strangers() == [BOB.author]
+async def test_row_13b_a_lost_peer_that_others_name_is_greeted_within_the_minute(bereft: Alone, clock: Clock) -> None:
+    for _ in range(TRIES_OF_MET - 1):
+        await bereft.greet(BOB.author)
+    assert bereft.addresses.patience() > 1000.0
+    bereft.addresses.hear([NOWHERE], MALLORY.author)
+    assert bereft.addresses.patience() == NAMED_PAUSE
+    clock.now += NAMED_PAUSE
+    assert bereft.addresses.strangers() == [BOB.author]
 
 
-async def test_row_38_fresh_made_up_peers_of_one_teller_do_not_keep_others_from_being_greeted(tmp_path: Path) -> None:
-    async with clocked(tmp_path) as (alice, now):
-        alice.addresses.hear([NOWHERE], identity(3).author)
-        assert not await alice.greet(BOB.author)
-        now[0] += NAMED_PAUSE
-        made_up = [NOWHERE.replace(BOB.peer_id, identity(number).peer_id) for number in range(100, 120)]
-        alice.addresses.hear(made_up, MALLORY.author)
-        assert BOB.author in alice.addresses.strangers()[:2], "the two who named somebody have turns"
+async def test_row_38_fresh_made_up_peers_of_one_teller_do_not_keep_others_from_being_greeted(
+    alice: Alone, clock: Clock
+) -> None:
+    alice.addresses.hear([NOWHERE], identity(3).author)
+    assert not await alice.greet(BOB.author)
+    clock.now += NAMED_PAUSE
+    made_up = [NOWHERE.replace(BOB.peer_id, identity(number).peer_id) for number in range(100, 120)]
+    alice.addresses.hear(made_up, MALLORY.author)
+    assert BOB.author in alice.addresses.strangers()[:2], "the two who named somebody have turns"
 
 
-async def test_row_13b_of_a_lost_peer_false_addresses_leave_its_own_among_those_dialled(tmp_path: Path) -> None:
-    async with clocked(tmp_path) as (alice, _):
-        alice.transport.up = True
-        false = [NOWHERE.replace("1024", str(port)) for port in range(4001, 4001 + 2 * MAX_ADDRESSES)]
-        alice.on_handshake(hello(), BOB.author)
-        alice.addresses.hear(false[:MAX_ADDRESSES], MALLORY.author)
-        alice.active_view[BOB.author].seen -= 60.0
-        for _ in range(TRIES_OF_NAMED):
-            alice.failed(BOB.author)
-        assert BOB.author not in alice.active_view
-        alice.addresses.hear(false[MAX_ADDRESSES:], MALLORY.author)
-        dialled = alice.addresses.to_dial(BOB.author) or []
-        assert NOWHERE in dialled and false[-1] in dialled, "its own, and the newest that others name"
+def test_row_13b_of_a_lost_peer_false_addresses_leave_its_own_among_those_dialled(alice: Alone) -> None:
+    false = [NOWHERE.replace("1024", str(port)) for port in range(4001, 4001 + 2 * MAX_ADDRESSES)]
+    alice.on_handshake(hello(), BOB.author)
+    alice.addresses.hear(false[:MAX_ADDRESSES], MALLORY.author)
+    alice.active_view[BOB.author].seen -= 60.0
+    for _ in range(TRIES_OF_NAMED):
+        alice.failed(BOB.author)
+    assert BOB.author not in alice.active_view
+    alice.addresses.hear(false[MAX_ADDRESSES:], MALLORY.author)
+    dialled = alice.addresses.to_dial(BOB.author) or []
+    assert NOWHERE in dialled and false[-1] in dialled, "its own, and the newest that others name"
 
 
 async def test_row_13b_a_lost_peer_that_calls_is_greeted_over_its_connection(tmp_path: Path) -> None:
     """Also where this node may dial none of its addresses."""
-    async with clocked(tmp_path / "1") as (alice, _), member(2, tmp_path) as bob:
+    async with transport(identity(1), tmp_path / "1") as network, member(2, tmp_path) as bob:
+        alice = Membership(network, identity(1), RunFile(run=RUN), Traffic())
         alice.addresses.scope = NetworkScope("0.0.0.0")
         assert not alice.addresses.called(BOB.author), "they have not met"
         alice.on_handshake(hello(), BOB.author)
@@ -205,30 +202,28 @@ async def test_row_13b_a_lost_peer_that_calls_is_greeted_over_its_connection(tmp
         alice.addresses.forget(BOB.author)
         assert alice.addresses.called(BOB.author) and alice.addresses.strangers() == [BOB.author]
         assert not await alice.greet(BOB.author), "there is no connection"
-        await bob.transport.connect(identity(1).author, await alice.transport.addresses())
+        await bob.transport.connect(identity(1).author, await network.addresses())
         assert await alice.greet(BOB.author)
 
 
-async def test_who_was_refused_is_asked_again_when_it_may_be_in_another_run(tmp_path: Path) -> None:
-    async with clocked(tmp_path) as (alice, now):
-        alice.addresses.hear([NOWHERE])
-        alice.on_handshake(hello(OTHER_RUN.id), BOB.author)
-        assert BOB.author in alice.refused and not alice.addresses.strangers()
-        alice.addresses.hear([NOWHERE])
-        now[0] = NAMED_PAUSE
-        assert alice.addresses.strangers() == [BOB.author], "where it is named"
-        alice.on_handshake(hello(OTHER_RUN.id), BOB.author)
-        now[0] += FIRST_PAUSE * 2.0 ** (TIMES_OF_REFUSED - 1)
-        assert alice.addresses.strangers() == [BOB.author], "and where it is not"
+def test_who_was_refused_is_asked_again_when_it_may_be_in_another_run(alice: Alone, clock: Clock) -> None:
+    alice.addresses.hear([NOWHERE])
+    alice.on_handshake(hello(OTHER_RUN.id), BOB.author)
+    assert BOB.author in alice.refused and not alice.addresses.strangers()
+    alice.addresses.hear([NOWHERE])
+    clock.now += NAMED_PAUSE
+    assert alice.addresses.strangers() == [BOB.author], "where it is named"
+    alice.on_handshake(hello(OTHER_RUN.id), BOB.author)
+    clock.now += FIRST_PAUSE * 2.0 ** (TIMES_OF_REFUSED - 1)
+    assert alice.addresses.strangers() == [BOB.author], "and where it is not"
 
 
-async def test_the_peers_of_the_owner_are_never_given_up(tmp_path: Path) -> None:
-    async with clocked(tmp_path) as (alice, now):
-        named = alice.addresses.trust([NOWHERE])
-        for _ in range(2 * TRIES_OF_MET):
-            alice.addresses.hear(named)
-            assert alice.addresses.strangers() == [BOB.author]
-            await alice.greet(BOB.author)
-            alice.addresses.hear(named)
-            assert not alice.addresses.strangers() and alice.addresses.patience() <= NAMED_PAUSE
-            now[0] += alice.addresses.patience()
+async def test_the_peers_of_the_owner_are_never_given_up(alice: Alone, clock: Clock) -> None:
+    named = alice.addresses.trust([NOWHERE])
+    for _ in range(2 * TRIES_OF_MET):
+        alice.addresses.hear(named)
+        assert alice.addresses.strangers() == [BOB.author]
+        await alice.greet(BOB.author)
+        alice.addresses.hear(named)
+        assert not alice.addresses.strangers() and alice.addresses.patience() <= NAMED_PAUSE
+        clock.now += alice.addresses.patience()
