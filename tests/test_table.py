@@ -122,13 +122,6 @@ def test_row_18_what_left_is_taken_in_again_but_for_no_longer_than_since_it_was_
     assert bench.add(signed(1, 0), age=0.0) is Outcome.OLD
 
 
-def test_when_an_announcement_was_heard_of_is_remembered_for_twice_as_many_as_there_is_room_for() -> None:
-    bench = Bench(capacity=8)
-    for number in range(1, 41):
-        assert bench.add(signed(number, 0), first_sender=None) is Outcome.NEW and bench.known(number)
-    assert len(bench.table) == 8 and len(bench.table._left) == 16
-
-
 def test_what_is_too_old_is_neither_taken_nor_kept_nor_chosen(bench: Bench) -> None:
     assert bench.add(signed(1, 0), age=MAX_AGE + 1) is Outcome.OLD
     bench.add(signed(1, 1), age=MAX_AGE - 10)
