@@ -11,9 +11,8 @@ import torch
 from ftis_node.observe import terminal
 from ftis_node.policy.generate.sampling import Sampling
 from ftis_node.policy.generate.stream import generate
-from ftis_node.store.checkpoints import Checkpoints
 from tests.support.cli import Cli
-from tests.support.small_models import change_weights, engine_in
+from tests.support.small_models import change_weights, engine_in, saved_by
 
 
 @pytest.fixture(scope="module")
@@ -22,10 +21,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("home")
     engine, _ = engine_in(path, lora=True, eval_prompts=4)
     change_weights(engine)
-    checkpoints = Checkpoints(path / "checkpoints")
-    directory = checkpoints.begin(3)
-    engine.save(str(directory))
-    checkpoints.commit(directory, {"model": "tiny-a (lora)", "progress": {"step": 3}})
+    saved_by(engine, path, 3)
     return path
 
 

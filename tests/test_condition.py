@@ -106,6 +106,12 @@ def test_slow_evaluations_ask_fewer_questions_more_often_and_say_when(tmp_path: 
         assert evaluations.due_seconds(means.until_evaluation()) == pytest.approx(due)
 
 
+def of_scores(scores: list[Score]) -> Any:
+    """The figures of an evaluation with these verdicts."""
+    judged = [Judged(Example("", ""), "", 10, finished=True, score=score) for score in scores]
+    return GreedyResult(judged, seconds=50.0, batch=4).figures()
+
+
 @pytest.mark.parametrize(
     ("groups", "reward", "correct", "rule", "told"),
     [
@@ -118,9 +124,7 @@ def test_slow_evaluations_ask_fewer_questions_more_often_and_say_when(tmp_path: 
 )
 def test_rows_that_are_learned_by_heart_show(groups: int, reward: float, correct: int, rule: str, told: bool) -> None:
     evaluations = EvaluationSchedule()
-    scores = [Score(float(one < correct), formatted=True, lenient=one < correct) for one in range(48)]
-    judged = [Judged(Example("", ""), "", 10, finished=True, score=score) for score in scores]
-    found = GreedyResult(judged, seconds=1.0, batch=4).figures()
+    found = of_scores([Score(float(one < correct), formatted=True, lenient=one < correct) for one in range(48)])
     evaluations.taken(3570, found, found.seconds, rule=rule, rewards=[reward] * groups)
     assert (evaluations.by_heart is not None) is told
     evaluations.taken(3580, found, found.seconds, rule=rule)
@@ -130,9 +134,7 @@ def test_rows_that_are_learned_by_heart_show(groups: int, reward: float, correct
 @pytest.mark.parametrize(("formatted", "rule", "told"), [(False, "exact", 1), (True, "exact", 0), (False, "code:1", 0)])
 def test_a_form_never_written_is_told(caplog: pytest.LogCaptureFixture, formatted: bool, rule: str, told: int) -> None:
     evaluations = EvaluationSchedule()
-    scores = [Score(0.0, formatted=formatted and one == 0, lenient=True) for one in range(64)]
-    judged = [Judged(Example("", ""), "", 10, finished=True, score=score) for score in scores]
-    found = GreedyResult(judged, seconds=50.0, batch=4).figures()
+    found = of_scores([Score(0.0, formatted=formatted and one == 0, lenient=True) for one in range(64)])
     for step in range(3):
         evaluations.taken(step, found, found.seconds, rule=rule)
     assert len([record for record in caplog.records if "None of 64 answers" in record.message]) == told

@@ -25,8 +25,8 @@ from ftis_node.policy.measure import geometry_of
 from ftis_node.policy.policy import Policy
 from ftis_node.policy.ready import ready
 from tests.support import small_models
+from tests.support.small_models import PROMPTS
 
-PROMPTS = [[5, 9, 14], [20], [7, 7, 8, 3, 2, 25, 11, 6, 4], [12, 13, 14, 15, 16, 17]]
 SIZES: dict[str, Any] = {
     "vocab_size": 40,
     "hidden_size": 32,

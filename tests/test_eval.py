@@ -28,7 +28,7 @@ from ftis_node.worker.restore import WEIGHTS, load_trained, settings_for
 from tests.support.begun import checkpoint_of
 from tests.support.cli import printed, refused
 from tests.support.daemons import ENVIRONMENT, PATIENCE, command, until
-from tests.support.small_models import arithmetic_settings, change_weights, engine_in, tiny_policy
+from tests.support.small_models import arithmetic_settings, change_weights, engine_in, saved_by, tiny_policy
 
 TASK = load_evaluation("arithmetic")
 CAP = Sampling(16, 1.0, (1,), greedy=True)
@@ -40,18 +40,29 @@ def run_eval(*args: object) -> Any:
     return json.loads(line)
 
 
+Made = tuple[Path, dict[str, Any]]
+
+
 @pytest.fixture(scope="module", params=["full", "lora"])
-def home(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+def either(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Made:
     """A home with the checkpoint of an engine whose weights were changed; and that engine's own evaluation."""
     path = tmp_path_factory.mktemp(request.param)
     engine, _ = engine_in(path, lora=request.param == "lora", eval_prompts=200)
     change_weights(engine)
-    checkpoints = Checkpoints(path / "checkpoints")
     for step in (3, 12):
-        directory = checkpoints.begin(step)
-        engine.save(str(directory))
-        checkpoints.commit(directory, {"model": f"tiny-a ({request.param})", "progress": {"step": step}})
+        saved_by(engine, path, step)
     return path, asdict(engine.evaluate())
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Such a home, of LoRA layers."""
+    path = tmp_path_factory.mktemp("home")
+    engine, _ = engine_in(path, lora=True, eval_prompts=4)
+    change_weights(engine)
+    for step in (3, 12):
+        saved_by(engine, path, step)
+    return path
 
 
 def test_a_model_by_its_name() -> None:
@@ -64,8 +75,8 @@ def test_a_model_by_its_name() -> None:
     assert figures.keys() >= {"finished", "mean_tokens", "seconds", "batch", "device", "dtype", "reward"}
 
 
-def test_a_home_and_its_checkpoint_give_what_the_engine_gave(home: tuple[Path, dict[str, Any]]) -> None:
-    path, own = home
+def test_a_home_and_its_checkpoint_give_what_the_engine_gave(either: Made) -> None:
+    path, own = either
     figures = run_eval("--checkpoint", str(path), "--task", "arithmetic", "--prompts", "200")
     assert (figures["model"], figures["step"]) == ("tiny-a", 12)
     assert figures["checkpoint"] == str(path / "checkpoints" / "step-00000012")
@@ -77,25 +88,22 @@ def test_a_home_and_its_checkpoint_give_what_the_engine_gave(home: tuple[Path, d
         assert checkpoint_of(name) == checkpoint_of(path)
 
 
-def test_the_weights_come_back_exactly(home: tuple[Path, dict[str, Any]]) -> None:
-    found = checkpoint_of(home[0])
+def test_the_weights_come_back_exactly(either: Made) -> None:
+    found = checkpoint_of(either[0])
     settings, origins = settings_for(found, found.model, {"device": "cpu"}, "")
     policy = load_trained(settings, found)
     saved = load_file(found.path / WEIGHTS)
     trained = {name: p for name, p in policy.model.named_parameters() if p.requires_grad}
     assert trained.keys() == saved.keys()
     assert all(torch.equal(trained[name], saved[name]) for name in saved)
-    assert settings.lora == (policy.kind == "lora") == found.lora
+    assert settings.lora == (policy.kind == "lora") == found.lora and origins["lora"] == "checkpoint"
     if found.lora:
         assert (settings.lora_rank, settings.lora_alpha, origins["lora_rank"]) == (16, 16, "checkpoint")
         assert origins["lora_alpha"] == "checkpoint"
 
 
-def test_alpha_is_told_by_a_person_or_by_the_checkpoint(home: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
-    found = checkpoint_of(home[0])
-    if not found.lora:
-        assert settings_for(found, "tiny-a", {}, "")[1]["lora"] == "checkpoint"
-        return
+def test_alpha_is_told_by_a_person_or_by_the_checkpoint(home: Path, tmp_path: Path) -> None:
+    found = checkpoint_of(home)
     assert settings_for(found, "tiny-a", {"lora_alpha": "5"}, "")[0].lora_alpha == 5
     checkpoints = Checkpoints(tmp_path)
     directory = checkpoints.begin(1)
@@ -108,8 +116,8 @@ def test_alpha_is_told_by_a_person_or_by_the_checkpoint(home: tuple[Path, dict[s
     assert settings_for(other, "tiny-a", {"lora_alpha": "5"}, "")[0].lora_alpha == 5
 
 
-def test_a_damaged_checkpoint_is_passed_over_and_stays(home: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
-    path = shutil.copytree(home[0], tmp_path / "home")
+def test_a_damaged_checkpoint_is_passed_over_and_stays(home: Path, tmp_path: Path) -> None:
+    path = shutil.copytree(home, tmp_path / "home")
     newest, older = (path / "checkpoints" / f"step-{step:08d}" for step in (12, 3))
     with (newest / WEIGHTS).open("r+b") as file:
         file.seek(-8, 2)
@@ -124,8 +132,8 @@ def test_a_damaged_checkpoint_is_passed_over_and_stays(home: tuple[Path, dict[st
     assert {*before} - {*path.rglob("*")} == {older / "checkpoint.json"}
 
 
-def test_a_checkpoint_of_another_model(home: tuple[Path, dict[str, Any]]) -> None:
-    error = refused("eval", "--checkpoint", str(home[0]), "--task", "arithmetic", "--model", "tiny-c")
+def test_a_checkpoint_of_another_model(either: Made) -> None:
+    error = refused("eval", "--checkpoint", str(either[0]), "--task", "arithmetic", "--model", "tiny-c")
     assert isinstance(error, UsageError)
     assert "does not fit tiny-c" in error.what and "--model" in error.fix
 
@@ -176,10 +184,10 @@ def test_ctrl_c_ends_it_with_130(tmp_path: Path) -> None:
 # Beside the base model
 
 
-def test_a_checkpoint_is_compared_with_its_base_model(home: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+def test_a_checkpoint_is_compared_with_its_base_model(home: Path, tmp_path: Path) -> None:
     flags = ("--task", "arithmetic", "--prompts", "60")
     out = tmp_path / "out.jsonl"
-    figures = run_eval("--checkpoint", str(home[0]), *flags, "--compare", "--out", str(out))
+    figures = run_eval("--checkpoint", home, *flags, "--compare", "--out", out)
     base = run_eval("--checkpoint", "tiny-a", *flags)
     assert "paired" not in base
     assert (figures["base"]["model"], figures["base"]["checkpoint"]) == ("tiny-a", None)
@@ -195,7 +203,7 @@ def test_a_checkpoint_is_compared_with_its_base_model(home: tuple[Path, dict[str
     assert [row["of"] for row in rows] == ["checkpoint"] * 60 + ["base"] * 60
     right = [sum(row["reward"] == 1 for row in rows if row["of"] == of) for of in ("checkpoint", "base")]
     assert right == [figures["correct"], base["correct"]]
-    told = printed("eval", "--checkpoint", str(home[0]), *flags, "--compare", "--set", "device=cpu")
+    told = printed("eval", "--checkpoint", home, *flags, "--compare", "--set", "device=cpu")
     assert "beside it tiny-a" in told and "McNemar" in told
 
 

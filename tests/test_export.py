@@ -34,7 +34,7 @@ from ftis_node.worker.restore import hold, load_trained, settings_for
 from tests.support.begun import checkpoint_of
 from tests.support.cli import answer, refused
 from tests.support.daemons import ENVIRONMENT
-from tests.support.small_models import change_weights, engine_in, opened_engine, plain_logprobs
+from tests.support.small_models import change_weights, engine_in, opened_engine, plain_logprobs, saved_by
 
 QUESTIONS = load_evaluation("arithmetic").asked(60)
 BASE = BUILT_IN_DIR / "tiny-a"
@@ -145,7 +145,8 @@ assert not any(name.split(".")[0] == "ftis_node" for name in sys.modules)
 """
 
 
-@pytest.mark.parametrize(("kind", "flags"), [KINDS[0], pytest.param(*KINDS[3], marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "flags"), [KINDS[0], KINDS[3]])
 def test_pass_at_1_is_what_eval_says(homes: Homes, kind: str, flags: tuple[str, ...], tmp_path: Path) -> None:
     """In a process that has none of this package's code."""
     exported(homes[kind], tmp_path / "out", *flags)
@@ -349,10 +350,7 @@ def test_every_target_that_trains_reads_back_in_peft_and_transformers(kind: str,
         shutil.copy(file, base)
     engine = opened_engine(model=str(base), lora=True, lora_targets=targets, lora_rank=4)
     change_weights(engine)
-    checkpoints = Checkpoints(tmp_path / "home" / "checkpoints")
-    directory = checkpoints.begin(1)
-    engine.save(str(directory))
-    checkpoints.commit(directory, {"model": f"{base} (lora)"})
+    saved_by(engine, tmp_path / "home", 1, str(base))
     found = checkpoint_of(tmp_path / "home")
     assert {name.rpartition(".")[2] for name in found.lora_targets} == TRAINED[kind, targets]
     expected = plain_logprobs(engine.policy, [[3, 4]], [[5, 6, 7]], 1.0)

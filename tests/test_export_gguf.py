@@ -23,7 +23,7 @@ from ftis_node.worker.checkpoint import WEIGHTS
 from ftis_node.worker.restore import settings_for
 from tests.support.begun import checkpoint_of
 from tests.support.cli import answer, refused
-from tests.support.small_models import change_weights, opened_engine
+from tests.support.small_models import change_weights, opened_engine, saved_by
 
 BASES = Path(__file__).parent / "gguf"
 
@@ -37,10 +37,7 @@ def trained(base: Path, home: Path, *, lora: bool = True) -> Path:
     """A home with a checkpoint of a model whose weights were changed."""
     engine = opened_engine(model=str(base), lora=lora, lora_rank=4, lora_targets="all-linear")
     change_weights(engine)
-    checkpoints = Checkpoints(home / "checkpoints")
-    directory = checkpoints.begin(7)
-    engine.save(str(directory))
-    checkpoints.commit(directory, {"model": f"{base} ({'lora' if lora else 'full'})"})
+    saved_by(engine, home, 7, str(base))
     return home
 
 

@@ -20,10 +20,9 @@ from ftis_node.policy.generate.stream import Sampling, generate
 from ftis_node.policy.policy import Policy
 from ftis_node.swarm.admission import AdmissionContext, admit
 from ftis_node.swarm.identity import Identity
-from tests.support.small_models import logprob_errors, policies, seeded
+from tests.support.small_models import PROMPTS, logprob_errors, policies, seeded
 from tests.support.swarm import content, make_run
 
-PROMPTS = [[5, 9, 14], [20], [7, 7, 8, 3, 2, 25, 11, 6, 4], [12, 13, 14, 15, 16, 17]]
 POLICIES = policies()
 
 

@@ -26,8 +26,8 @@ from ftis_node.policy.generate.stream import Sampling, generate
 from ftis_node.policy.ready import ready
 from ftis_node.policy.room import Room
 from tests.pretend import graphs as pretended
-from tests.support.small_models import logprob_errors, seeded, twin
-from tests.test_engines import DECODED, GREEDY, PROMPTS, policy_of
+from tests.support.small_models import PROMPTS, logprob_errors, seeded, twin
+from tests.test_engines import DECODED, GREEDY, policy_of
 
 ENDLESS = Sampling(15, 1.0, (26,))
 CPU = torch.device("cpu")

@@ -16,7 +16,6 @@ from ftis_node.fit.memory import Workload
 from ftis_node.fit.plan import Wishes, plan
 from ftis_node.policy.measure import geometry
 from ftis_node.policy.names import resolve
-from ftis_node.store.checkpoints import Checkpoints
 from ftis_node.tasks import load_evaluation, load_task, make_task, score
 from ftis_node.tasks.judge import Judge
 from ftis_node.tasks.rewards import FORMS, RULES, form_of
@@ -24,7 +23,7 @@ from ftis_node.tasks.templates import IN_CHAT, TEMPLATES, as_trained, known_as, 
 from ftis_node.text import GB
 from ftis_node.worker.engine import Engine
 from tests.support.cli import Cli
-from tests.support.small_models import arithmetic_settings
+from tests.support.small_models import arithmetic_settings, saved_by
 from tests.support.swarm import make_run
 
 BOXED = TEMPLATES["boxed"]["integer-boxed"]
@@ -184,10 +183,7 @@ def test_eval_ask_and_check_ask_a_home_as_its_run_did(rows: str, cli: Cli, tmp_p
     run = run_for(facts.shared(), group=4, completion_tokens=8)
     engine.open(run)
     (home / "run.toml").write_text(dump_run_file(RunFile(run=run)))
-    checkpoints = Checkpoints(home / "checkpoints")
-    directory = checkpoints.begin(1)
-    engine.save(str(directory))
-    checkpoints.commit(directory, {"model": "tiny-bpe (full)", "progress": {"step": 1}})
+    saved_by(engine, home, 1, "tiny-bpe")
     line = ("eval", "--checkpoint", str(home), "--task", rows)
     told = json.loads(cli(*line, "--json")[1])
     assert (told["reward"], known_as(told["template"])) == ("integer-boxed", "boxed-example")

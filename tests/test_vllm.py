@@ -44,6 +44,11 @@ def opened(server: VllmServer, folder: Path, own_data: str | None = None, **sett
     return opened_engine(load={"own_data": own_data}, run=run, **given | {"warmup_steps": 0} | settings)
 
 
+@pytest.fixture
+def engine(server: VllmServer, tmp_path: Path) -> Engine:
+    return opened(server, tmp_path)
+
+
 def step(engine: Engine) -> Any:
     return engine.step(batch_of(ROWS, engine.generate(ROWS).groups, uneven=True)).generator
 
@@ -51,8 +56,7 @@ def step(engine: Engine) -> Any:
 # --- a server that is there -------------------------------------------------------------------------------------------
 
 
-def test_each_steps_weights_sample_the_next_groups(server: VllmServer, tmp_path: Path) -> None:
-    engine = opened(server, tmp_path)
+def test_each_steps_weights_sample_the_next_groups(server: VllmServer, engine: Engine, tmp_path: Path) -> None:
     (tmp_path / "ftis-node").mkdir()  # somebody's checkout
     seen = []
     for _ in range(4):
@@ -65,8 +69,7 @@ def test_each_steps_weights_sample_the_next_groups(server: VllmServer, tmp_path:
     assert list(server.adapters) == server.loaded[-1:]
 
 
-def test_what_it_samples_is_as_asked(server: VllmServer, tmp_path: Path) -> None:
-    engine = opened(server, tmp_path)
+def test_what_it_samples_is_as_asked(server: VllmServer, engine: Engine) -> None:
     groups = [completions_of(group) for group in engine.generate(ROWS).groups]
     assert [len(group) for group in groups] == [8] * 4
     for group in groups:
@@ -79,8 +82,7 @@ def test_what_it_samples_is_as_asked(server: VllmServer, tmp_path: Path) -> None
     assert (asked["top_p"], asked["top_k"], asked["repetition_penalty"]) == (1.0, 0, 1.0)
 
 
-def test_an_evaluation_is_this_nodes_own(server: VllmServer, tmp_path: Path) -> None:
-    engine = opened(server, tmp_path)
+def test_an_evaluation_is_this_nodes_own(server: VllmServer, engine: Engine) -> None:
     asked = len(server.asked)
     assert engine.evaluate().prompts == 40 and len(server.asked) == asked
 
@@ -210,8 +212,7 @@ def test_a_node_samples_by_itself_until_the_server_is_there(tmp_path: Path, capl
 
 
 @pytest.mark.usefixtures("at_once")
-def test_one_that_breaks_or_talks_nonsense_is_done_without(server: VllmServer, tmp_path: Path) -> None:
-    engine = opened(server, tmp_path)
+def test_one_that_breaks_or_talks_nonsense_is_done_without(server: VllmServer, engine: Engine) -> None:
     for change in (
         {"token_ids": [1] * 999},
         {"token_ids": [10**6]},
@@ -242,14 +243,12 @@ def test_one_that_breaks_or_talks_nonsense_is_done_without(server: VllmServer, t
     assert step(engine).away is None
 
 
-def test_one_that_dies_in_the_middle_of_an_answer_is_away(server: VllmServer, tmp_path: Path) -> None:
-    engine = opened(server, tmp_path)
+def test_one_that_dies_in_the_middle_of_an_answer_is_away(server: VllmServer, engine: Engine) -> None:
     server.cut = True
     assert "Incomplete" in step(engine).away
 
 
-def test_what_it_samples_can_be_interrupted(server: VllmServer, tmp_path: Path) -> None:
-    engine = opened(server, tmp_path)
+def test_what_it_samples_can_be_interrupted(server: VllmServer, engine: Engine) -> None:
     server.slow.set()
     threading.Timer(0.3, engine.interrupt).start()
     with pytest.raises(Interrupted):
@@ -258,8 +257,7 @@ def test_what_it_samples_can_be_interrupted(server: VllmServer, tmp_path: Path) 
     assert step(engine).away is None
 
 
-def test_weights_that_cannot_be_written_are_no_end(server: VllmServer, tmp_path: Path) -> None:
-    engine = opened(server, tmp_path)
+def test_weights_that_cannot_be_written_are_no_end(engine: Engine, tmp_path: Path) -> None:
     engine.policy.server.folder = tmp_path / "file"
     (tmp_path / "file").write_text("")
     step(engine)
@@ -284,8 +282,7 @@ def test_one_that_is_away_is_left_alone_for_a_while(tmp_path: Path, monkeypatch:
     server.stop()
 
 
-def test_log_probs_that_are_no_numbers_are_an_error(server: VllmServer, tmp_path: Path) -> None:
-    engine = opened(server, tmp_path)
+def test_log_probs_that_are_no_numbers_are_an_error(server: VllmServer, engine: Engine) -> None:
     server.change = lambda choice: choice | {"logprobs": {"token_logprobs": [float("nan")] * len(choice["token_ids"])}}
     with pytest.raises(FtisError, match="not finite"):
         engine.generate(ROWS)

@@ -26,12 +26,11 @@ from ftis_node.objective import PRESETS
 from ftis_node.policy.generate.stream import Sampling, generate
 from ftis_node.policy.packing import Prefixed
 from ftis_node.policy.score import completion_logprobs
-from ftis_node.store.checkpoints import Checkpoints
 from ftis_node.tokenizer.asking import message_of
 from ftis_node.worker.engine import Engine
 from ftis_node.worker.messages import ModelFacts
 from ftis_node.worker.restore import find_checkpoint, settings_for
-from tests.support.small_models import batch_of
+from tests.support.small_models import batch_of, saved_by
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 CLOSE = 0.02  # nats a token, between layouts of one model
@@ -246,10 +245,7 @@ def exports(engine: Engine, run: Run, source: str, folder: Path, *, lora: bool) 
     """A checkpoint's export, read by plain transformers and peft, beside the model that was trained."""
     (folder / "home").mkdir()
     (folder / "home" / "run.toml").write_text(dump_run_file(RunFile(run=run)))
-    checkpoints = Checkpoints(folder / "home" / "checkpoints")
-    directory = checkpoints.begin(3)
-    engine.save(str(directory))
-    checkpoints.commit(directory, {"model": f"{source} ({engine.policy.kind})"})
+    saved_by(engine, folder / "home", 3, source)
     prompt = engine.prompts[1]
     solution = np.array(engine.prompts[0][-24:])
     with torch.no_grad():

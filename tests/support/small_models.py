@@ -22,12 +22,14 @@ from ftis_node.policy.packing import Prefixed
 from ftis_node.policy.policy import Policy
 from ftis_node.policy.ready import ready
 from ftis_node.policy.score import completion_logprobs
+from ftis_node.store.checkpoints import Checkpoints, labelled
 from ftis_node.worker.engine import Engine
 from ftis_node.worker.messages import GroupPart, ModelFacts, ScoredPacket, StepGroup
 
 BUILT_IN = Path(ftis_node.__file__).parent / "models"
 QWEN = Path(__file__).resolve().parents[3] / "shared" / "data" / "qwen2.5-tokenizer"
 GPT2 = QWEN.parent / "gpt2-tokenizer"
+PROMPTS = [[5, 9, 14], [20], [7, 7, 8, 3, 2, 25, 11, 6, 4], [12, 13, 14, 15, 16, 17]]
 
 
 @cache
@@ -181,6 +183,14 @@ def engine_in(home: Path, *, lora: bool, eval_prompts: int) -> tuple[Engine, Mod
     home.mkdir(parents=True, exist_ok=True)
     (home / "run.toml").write_text(dump_run_file(RunFile(run=engine.run)))
     return engine, facts
+
+
+def saved_by(engine: Engine, home: Path, step: int, model: str = "tiny-a") -> None:
+    """A checkpoint of the engine in the home."""
+    checkpoints = Checkpoints(home / "checkpoints")
+    directory = checkpoints.begin(step)
+    engine.save(str(directory))
+    checkpoints.commit(directory, {"model": labelled(model, engine.policy.kind), "progress": {"step": step}})
 
 
 def change_weights(engine: Engine) -> None:
