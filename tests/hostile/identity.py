@@ -24,6 +24,11 @@ class Honest(Attack):
         honest = {target.author for target in self.peer.targets}
         return [made for made in self.peer.heard.values() if made.author in honest]
 
+    async def held(self, count: int = 24, age: float = 0.0) -> list[ftis_pb2.Entry]:
+        """The latest of these, asked for now: "I hold all of it"."""
+        await self.peer.overhear()
+        return [self.peer.entry(made.encode(), len(made.packets), age) for made in self.theirs()[-count:]]
+
 
 class Row06Forged(Honest):
     """Others' names under what they never said, others' packets as one's own, another run's packets, and packets of
@@ -92,8 +97,7 @@ class Row07Replayed(Honest):
     refusals = frozenset({"known", "replayed", "equivocation"})
 
     async def strike(self) -> None:
-        await self.peer.overhear()
-        entries = [self.peer.entry(made.encode(), len(made.packets)) for made in self.theirs()[-24:]]
+        entries = await self.held()
         author = self.author()
         round = self.round()
         entries += [self.sound(author, round, slots) for slots in ((0,), (0, 1))]
@@ -109,9 +113,7 @@ class Row07Aged(Honest):
     rate = 10.0
 
     async def strike(self) -> None:
-        await self.peer.overhear()
-        made = self.theirs()[-24:]
-        await self.peer.tell(*(self.peer.entry(one.encode(), len(one.packets), age=599.9) for one in made))
+        await self.peer.tell(*await self.held(age=599.9))
 
 
 class Row14Escapes(Attack):

