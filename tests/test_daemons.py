@@ -11,6 +11,7 @@ import pytest
 from ftis_node.observe.metrics import read_events
 from ftis_node.store.checkpoints import Checkpoints
 from ftis_node.swarm.identity import Identity
+from tests.support.cli import printed
 from tests.support.daemons import PATIENCE, WHOLE, Daemon, Join, gone, run_cli
 from tests.support.documented import check_daemon
 
@@ -98,7 +99,7 @@ def strangers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Daemon
     """Two daemons of different runs; the second was told the first one's address. Both have a process group."""
     base = tmp_path_factory.mktemp("strangers")
     run_file = base / "other.toml"
-    assert run_cli("run", "new", "--group", "6", "-o", str(run_file)).returncode == 0
+    printed("run", "new", "--group", "6", "-o", run_file)
     one = Daemon(base / "one", "--model", "tiny-a")
     other = Daemon(base / "other", "--model", "tiny-a", "--run", str(run_file))
     try:
@@ -114,7 +115,7 @@ def test_a_daemon_of_another_run_is_left_out_on_both_sides(strangers: tuple[Daem
         daemon.wait(lambda s, d=daemon: "left out" in d.log(), "it says that the peer is left out")
         step = daemon.status()["step"]
         daemon.wait(lambda s, step=step: s["state"] == "ALONE" and s["step"] > step + 2, "it goes on alone")
-        assert "left out" in run_cli("peers", "--home", str(daemon.home.path)).stdout
+        assert "left out" in printed("peers", "--home", daemon.home.path)
 
 
 # Each of the two tests below ends one of them.
@@ -150,7 +151,7 @@ def test_a_home_that_trained_alone_does_not_join_another_run_by_mistake(tmp_path
     alone.wait(lambda s: s.get("step", 0) >= 1, "it starts a run of its own")
     alone.stop()
     run_file = tmp_path / "other.toml"
-    assert run_cli("run", "new", "--group", "6", "-o", str(run_file)).returncode == 0
+    printed("run", "new", "--group", "6", "-o", run_file)
     other = join("other", "--model", "tiny-a", "--run", str(run_file))
     other.wait(lambda s: s.get("step", 0) >= 1, "another run is there")
     ended = run_cli("join", "--home", str(alone.home.path), "--host", "127.0.0.1", "--peers", other.address())

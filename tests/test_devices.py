@@ -39,7 +39,7 @@ from ftis_node.worker.checkpoint import OPTIMISER, WEIGHTS
 from ftis_node.worker.client import Worker, WorkerDied, WorkerFault
 from tests.support.cli import answer, refused
 from tests.support.daemons import Join
-from tests.support.small_models import arithmetic_run, arithmetic_settings, batch_of, completions_of, opened_engine
+from tests.support.small_models import arithmetic_run, arithmetic_settings, batch_of, completions_of
 
 Answer = TypeVar("Answer")
 KINDS: dict[str, Any] = {"full": {"lora": False}, "lora": {"lora": True}, "shards": {"lora": False, "sharded": True}}
@@ -55,13 +55,16 @@ def some(*shown: tuple[Any, ...], later: Sequence[tuple[Any, ...]]) -> list[Any]
 class Node:
     """A compute process with so many ranks, as it was when it was new."""
 
-    def __init__(self, folder: Path, ranks: int, own_data: Path | None = None, **settings: Any) -> None:
+    def __init__(self, folder: Path, ranks: int, **settings: Any) -> None:
         self._folder = folder
+        folder.mkdir(exist_ok=True, parents=True)
+        rows = folder / "mine.jsonl"
+        rows.write_text("\n".join(json.dumps({"prompt": f"7*8-9={n}+", "answer": n % 9}) for n in range(40)))
         self.process = Worker()
         self.process.start()
         given = {"device": ",".join(["cpu"] * ranks), "generation_batch": 32, "learning_rate": 1e-3, "warmup_steps": 0}
         named = arithmetic_settings(**given | {"gradient_clip": 1e9} | settings)
-        facts = self.ask(ask.Load(settings=named, task="arithmetic", own_data=str(own_data) if own_data else None))
+        facts = self.ask(ask.Load(settings=named, task="arithmetic", own_data=str(rows)))
         self.ask(ask.Open(arithmetic_run(facts, prompt_tokens=96)))
         self.renewed = self.state(1)[0]
 
@@ -71,7 +74,7 @@ class Node:
     def state(self, number: int = 0) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """The weights and the first moments; number: of the folder in which they are kept."""
         place = self._folder / str(number)
-        place.mkdir(exist_ok=True, parents=True)
+        place.mkdir(exist_ok=True)
         self.ask(ask.Save(str(place)))
         state = load_file(place / OPTIMISER)
         return load_file(place / WEIGHTS), {name: value for name, value in state.items() if name.endswith("/exp_avg")}
@@ -213,17 +216,14 @@ def test_each_rank_keeps_a_part_of_every_moment_and_a_sum_that_lacked_memory_is_
     assert 0 < first["far"] < 1e-5 * first["size"]
 
 
-def test_rows_of_ones_own_are_trained_on_by_all(tmp_path: Path) -> None:
-    rows = tmp_path / "mine.jsonl"
-    rows.write_text("\n".join(json.dumps({"prompt": f"7*8-9={n}+", "answer": n % 9}) for n in range(40)))
-    alone = opened_engine(load={"own_data": str(rows)}, run={"prompt_tokens": 96}, generation_batch=32)
-    report = alone.step(batch_of(ROWS, alone.generate(ROWS).groups, uneven=True), own_data=3)
-    node = Node(tmp_path, 2, rows)
-    told = node.ask(ask.Step(batch_of(ROWS, node.ask(ask.Generate(ROWS)).groups, uneven=True), own_data=3))
-    prompts = node.ask(ask.Evaluate(ask.OWN_DATA)).prompts
-    node.process.end()
-    assert told.own_data_groups == report.own_data_groups == 3
-    assert told.own_data_reward == report.own_data_reward and prompts == alone.evaluate(ask.OWN_DATA).prompts
+def test_rows_of_ones_own_are_trained_on_by_all(node_of: NodeOf) -> None:
+    told = []
+    for ranks in (1, 2):
+        node = node_of("full", ranks)
+        batch = batch_of(ROWS, node.ask(ask.Generate(ROWS)).groups, uneven=True)
+        report = node.ask(ask.Step(batch, own_data=3))
+        told.append((report.own_data_groups, report.own_data_reward, node.ask(ask.Evaluate(ask.OWN_DATA)).prompts))
+    assert told[0] == told[1] and told[0][0] == 3
 
 
 # --- what goes wrong in one ----------------------------------------------------------------------------------------
@@ -346,14 +346,6 @@ LATER = [pytest.param(kind, marks=pytest.mark.slow) for kind in (ask.Load, ask.G
 @pytest.mark.parametrize("kind", [ask.Step, *LATER], ids=lambda kind: kind.op)
 async def test_a_rank_that_is_killed_ends_all(kind: type[ask.Request[Any]], tmp_path: Path) -> None:
     await asyncio.wait_for(died(kind, tmp_path), 120)
-
-
-@pytest.mark.slow
-def test_the_ranks_end_with_the_first(tmp_path: Path) -> None:
-    node = Node(tmp_path, 2, lora=False)
-    (rank,) = psutil.Process(node.process.pid).children()
-    node.process.end()
-    rank.wait(60)
 
 
 @pytest.mark.slow

@@ -306,19 +306,14 @@ def test_at_a_free_pace_groups_are_made_of_everybodys_parts_and_the_course_is_th
         assert all(2 * (step["own_groups"] + step["foreign_groups"]) >= 4 * 6 - 6 for step in steps), "a batch is full"
 
 
-def test_a_node_alone_in_such_a_run_trains_on_its_own_parts(tmp_path: Path) -> None:
-    found = run(spec(FREE | {"speed": {"B": 1e-6}}, steps=5, seconds=200, run={"group": 4, "epoch": 60}), tmp_path)
-    assert len(kind(found, "step", "A")) >= 5
-    assert all(step["foreign_groups"] == 0 for step in kind(found, "step", "A"))
-
-
 def test_a_slow_node_does_not_hold_up_a_fast_one(tmp_path: Path) -> None:
     lasting: dict[str, Any] = {"steps": 20, "seconds": 60, "run": {"group": 4, "epoch": 60}}
     slow, dead = (spec(FREE | {"speed": {"B": speed}}, **lasting) for speed in (0.2, 1e-6))
     found = run(slow, tmp_path / "slow")
-    without = run(dead, tmp_path / "dead")
+    alone = kind(run(dead, tmp_path / "dead"), "step", "A")
     fast, slow = (kind(found, "step", node) for node in "AB")
-    assert len(fast) >= len(kind(without, "step", "A")) > 0 and len(fast) > len(slow) > 0
+    assert len(fast) >= len(alone) > 0 and len(fast) > len(slow) > 0
+    assert all(step["foreign_groups"] == 0 for step in alone), "a node alone trains on its own parts"
     assert sum(step["foreign_groups"] for step in fast) > 0 and sum(step["foreign_groups"] for step in slow) > 0
 
 

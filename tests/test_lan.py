@@ -148,6 +148,9 @@ def test_row_62_a_dead_node_on_the_local_network_keeps_no_start_from_beginning(j
             await asyncio.to_thread(daemon.wait, lambda status: status.get("step"), "a step")
             assert "Found run" in daemon.log() and "a new run begins" in daemon.log()
             assert daemon.status()["run"] != RUN.id.hex()
+            found: set[str] = set()
+            while daemon.status()["run"] not in found:  # it tells of itself
+                found |= {one.run.hex() for one in await look_around(HERE, 1.0)}
 
     asyncio.run(begin())
 
@@ -276,6 +279,7 @@ def test_join_takes_the_only_run_and_asks_for_a_choice_among_several(monkeypatch
     assert by_run([LanNode(ANN.author, RUN.id, "", 3, ())]) == {}, "nobody can dial it"
 
 
+@pytest.mark.slow
 def test_two_daemons_find_each_other_and_learn(join: Join) -> None:
     first = join("a", "--lan")
     first.wait(lambda status: status.get("step"), "a step")

@@ -19,6 +19,7 @@ from ftis_node.observe.metrics import read_events
 from ftis_node.store.checkpoints import newest_facts
 from ftis_node.store.home import Home
 from ftis_node.swarm.identity import Identity
+from tests.support.cli import answer, printed, refused
 from tests.support.daemons import STILL, Daemon, gone, run_cli, until
 
 PLACE = ("--host", "127.0.0.1")
@@ -82,18 +83,17 @@ def test_a_node_in_the_background_is_paused_resumed_and_finished(node: Daemon) -
     priorities = sorted(child.nice() for child in daemon.children())
     assert daemon.nice() < 12 and priorities[-1] == 12, "what samples and trains gives way"
     assert priorities[:-1] == [daemon.nice()], "and p2pd does not, so that peers are answered at once"
-    printed = (node.home.path / "output.log").read_bytes()
+    logged = (node.home.path / "output.log").read_bytes()
     again = run_cli("join", "--detach", *home, *PLACE)
-    assert (node.home.path / "output.log").read_bytes().startswith(printed), "it is the running one's"
+    assert (node.home.path / "output.log").read_bytes().startswith(logged), "it is the running one's"
     assert again.returncode == 1 and "Another ftis-node daemon is running" in again.stderr
 
-    told = run_cli("set", "threshold=2.5", "wait=3", "own_share=default", "--json", *home)
-    assert json.loads(told.stdout) == {"threshold": 2.5, "wait": 3.0, "own_share": None}, told.stderr
-    refused = run_cli("set", "model=tiny-b", *home)
-    assert refused.returncode == 2 and "cannot be changed while the node runs" in refused.stderr
+    told = answer("set", "threshold=2.5", "wait=3", "own_share=default", *home)
+    assert told == {"threshold": 2.5, "wait": 3.0, "own_share": None}
+    assert "cannot be changed while the node runs" in refused("set", "model=tiny-b", *home).what
 
     until(lambda: node.status().get("step"), "a first step")
-    assert json.loads(run_cli("save", "--json", *home).stdout)["step"]
+    assert answer("save", *home)["step"]
     before = node.status()["step"]
     exported = run_cli("export", "--checkpoint", str(node.home.path), "--to", str(node.home.path / "out"), "--json")
     assert exported.returncode == 0, exported.stderr
@@ -102,8 +102,7 @@ def test_a_node_in_the_background_is_paused_resumed_and_finished(node: Daemon) -
     while not read_events(node.home.metrics, "changed"):  # taken before the next step; a pause may come first
         assert daemon.is_running()
     family = daemon.children()
-    paused = run_cli("pause", "--wait", "--json", *home)
-    assert json.loads(paused.stdout) == {"state": "PAUSED", "pausing": True, "finishing": False}, paused.stderr
+    assert answer("pause", "--wait", *home) == {"state": "PAUSED", "pausing": True, "finishing": False}
     status = node.status()
     assert "Paused at step" in status["reason"] and "resume" in status["advice"]
     step = status["step"]
@@ -113,26 +112,23 @@ def test_a_node_in_the_background_is_paused_resumed_and_finished(node: Daemon) -
     assert len(left) == 1 and left[0].name() == "p2pd", "the compute process and its memory are gone"
     gone([child for child in family if child not in left])
 
-    assert "threshold = none" in run_cli("set", "threshold=none", *home).stdout
-    resumed = json.loads(run_cli("resume", "--wait", "--json", *home).stdout)
+    assert "threshold = none" in printed("set", "threshold=none", *home)
+    resumed = answer("resume", "--wait", *home)
     assert resumed["state"] not in ("PAUSED", "LOADING") and not resumed["pausing"], "it trains again"
-    shown = run_cli("status", *home)
-    assert shown.returncode == 0 and "tiny-a (full, float32)" in shown.stdout
+    assert "tiny-a (full, float32)" in printed("status", *home)
     node.process = None
     while node.status().get("step", 0) < step + 2:
         assert daemon.is_running()
-    finished = run_cli("finish", "--wait", *home)
-    assert "ended" in finished.stdout, finished.stderr
+    assert "ended" in printed("finish", "--wait", *home)
     gone([daemon])
     last = read_events(node.home.metrics, "step")[-1]["step"]
     facts = newest_facts(node.home.checkpoints)
     assert facts is not None and facts["progress"]["step"] == last >= step + 2
     changes = [event["settings"] for event in read_events(node.home.metrics, "changed")]
     assert changes == [{"threshold": 2.5}, {"threshold": "none"}]
-    replayed = run_cli("lab", "replay", "--json", str(node.home.path))
-    assert json.loads(replayed.stdout)["identical"], replayed.stderr
+    assert answer("lab", "replay", node.home.path)["identical"]
     assert "Traceback" not in node.home.log.read_text()
-    assert "No ftis-node daemon is running" in run_cli("pause", *home).stderr
+    assert "No ftis-node daemon is running" in refused("pause", *home).what
 
 
 @pytest.mark.slow

@@ -14,6 +14,8 @@ from ftis_node.objective import PRESETS, Objective
 from ftis_node.policy.policy import Policy
 from tests.support.small_models import plain_logprobs, tiny_config, tiny_tokenizer
 
+pytestmark = pytest.mark.slow  # TRL takes long to import; the formulas are tested sample by sample
+
 GROUPS = 5
 SIZE = 4
 LONGEST = 12

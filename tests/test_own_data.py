@@ -21,7 +21,8 @@ from ftis_node.policy.load import load_tokenizer
 from ftis_node.worker.engine import Engine
 from ftis_node.worker.messages import OWN_DATA
 from ftis_node.worker.own_data import rows_of_step
-from tests.support.daemons import Daemon, Join, run_cli
+from tests.support.cli import printed, refused
+from tests.support.daemons import Daemon, Join
 from tests.support.small_models import batch_of, opened_engine
 from tests.support.steppers import stepper
 
@@ -108,13 +109,12 @@ def test_no_byte_of_them_gets_out_of_the_compute_process(rows: Path, tmp_path: P
     for daemon in (first, second):
         daemon.wait(lambda s: s.get("step", 0) >= 6 and s["foreign_groups_used"], "it learned from the other")
     report = tmp_path / "report.tar.gz"
-    assert run_cli("bugreport", "--home", str(first.home.path), "--out", str(report)).returncode == 0
+    printed("bugreport", "--home", first.home.path, "--out", report)
     told = json.dumps([first.status(), second.status()]).encode()
     routes = ("api/status", "api/peers", "api/history", "api/completions", "swarm.json")
     pages = [(route, page(first, route)) for route in routes]
     assert first.stop() == 0 and second.stop() == 0
-    refused = run_cli("lab", "replay", str(first.home.path))
-    assert refused.returncode != 0 and "made of its owner's own data" in refused.stderr, refused.stderr
+    assert "made of its owner's own data" in refused("lab", "replay", first.home.path).what
 
     steps = read_events(first.home.metrics, "step")
     assert all(step["own_data_groups"] == 2 and step["own_groups"] + step["foreign_groups"] <= 6 for step in steps)

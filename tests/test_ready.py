@@ -165,7 +165,7 @@ def test_fused_kernels_are_used_where_they_give_the_same(dtype: torch.dtype, mon
     monkeypatch.setattr(modeling_qwen2, "apply_rotary_pos_emb", rope)  # to have it back
     for off, used in ((0.5, False), (0.0, True), (0.0, True)):
         monkeypatch.setitem(sys.modules, "liger_kernel.ops", Rival(off))
-        policy = ready(Policy("deep", model(0.1, dtype), tiny_tokenizer(), torch.device("cpu"), graphs=True))
+        policy = ready(Policy("deep", model(0.1, dtype, 4), tiny_tokenizer(), torch.device("cpu"), graphs=True))
         assert f"{'with' if used else 'without'} liger-kernel's fused kernels (log-probs differ by" in policy.way
         layer = policy.causal_lm.model.layers[0]
         assert [("forward" in vars(one)) for one in (layer.input_layernorm, layer.mlp, layer)] == [used, used, False]

@@ -234,6 +234,7 @@ def closed_hours() -> str:
     return f"{hour}-{(hour + 1) % 24 or 24}"
 
 
+@pytest.mark.slow
 def test_after_a_sleep_of_the_machine_two_daemons_learn_from_one_another_again(join: Join) -> None:
     first = join("a")
     second = join("b", "--model", "tiny-b", "--peers", first.address())

@@ -112,7 +112,7 @@ def test_a_peer_that_passes_on_forgeries_is_left_alone_and_one_that_fails_is_onl
 @pytest.mark.parametrize("apart", [0.0, 0.05, 0.5, 2.0])
 def test_honest_claims_are_never_held_against_anybody_however_far_the_policies_are_apart(apart: float) -> None:
     rng = np.random.default_rng(0)
-    for number in range(10):
+    for number in range(4):
         reputation = Reputation(Clock())
         for _ in range(200):
             reputation.trained(ALICE, 1, drawn(rng, apart))

@@ -79,7 +79,7 @@ def test_models_of_three_tokenizers_agree_on_the_prompts_and_on_every_reward(cha
         assert read == written and "<answer>" in "".join(read[0].completions)
 
 
-@pytest.mark.parametrize("cap", [4, 12, 40])
+@pytest.mark.parametrize("cap", [4, 40])
 async def test_no_honest_author_is_struck_by_readers_of_another_tokenizer_or_itself(cap: int, tmp_path: Path) -> None:
     nodes = {model: opened(model, completion_tokens=cap) for model in ("tiny-chars", "tiny-numbers", "tiny-bpe")}
     keys = {model: Identity(bytes([place]) * 32).author for place, model in enumerate(nodes)}

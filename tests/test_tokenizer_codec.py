@@ -1,7 +1,6 @@
 """Text from one tokenizer becomes another's ids: no byte and no claim is lost, and nobody's word decides how."""
 
 import time
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,8 @@ from ftis_node.tokenizer.codec import Codec, Unreadable, refusal
 from tests.support.tokenizers import KINDS, REAL, codec, tokenizer, words_without_spaces
 
 needs_real = pytest.mark.skipif(not set(REAL) <= set(KINDS), reason="the real tokenizers are not here")
-PAIRS = list(product(KINDS, KINDS))
+# Each kind writes for itself and for the two that follow it.
+PAIRS = [(author, [*KINDS, *KINDS][place + step]) for place, author in enumerate(KINDS) for step in range(3)]
 TEXTS = st.one_of(
     st.text("0123456789 +-=\n", max_size=40),
     st.lists(st.sampled_from(["<think>", "</think>", "<answer>", "12", " ", "so ", "clips", "\n"])).map("".join),
@@ -368,7 +368,7 @@ def test_hostile_text_takes_time_in_proportion(kind: str, unit: str) -> None:
         data = (unit * size).encode()[:size].decode(errors="ignore").encode()
         sample = as_text(data, *[1] * len(data), end=-1.0)
         spent = []
-        for _ in range(5):
+        for _ in range(3):
             started = time.thread_time()
             own.from_text(sample)
             spent.append(time.thread_time() - started)
