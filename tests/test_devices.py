@@ -38,7 +38,7 @@ from ftis_node.worker import messages as ask
 from ftis_node.worker.checkpoint import OPTIMISER, WEIGHTS
 from ftis_node.worker.client import Worker, WorkerDied, WorkerFault
 from tests.support.cli import answer, refused
-from tests.support.daemons import Join
+from tests.support.daemons import Join, own_rows
 from tests.support.small_models import arithmetic_run, arithmetic_settings, batch_of, completions_of
 
 Answer = TypeVar("Answer")
@@ -58,13 +58,11 @@ class Node:
     def __init__(self, folder: Path, ranks: int, **settings: Any) -> None:
         self._folder = folder
         folder.mkdir(exist_ok=True, parents=True)
-        rows = folder / "mine.jsonl"
-        rows.write_text("\n".join(json.dumps({"prompt": f"7*8-9={n}+", "answer": n % 9}) for n in range(40)))
         self.process = Worker()
         self.process.start()
         given = {"device": ",".join(["cpu"] * ranks), "generation_batch": 32, "learning_rate": 1e-3, "warmup_steps": 0}
         named = arithmetic_settings(**given | {"gradient_clip": 1e9} | settings)
-        facts = self.ask(ask.Load(settings=named, task="arithmetic", own_data=str(rows)))
+        facts = self.ask(ask.Load(settings=named, task="arithmetic", own_data=own_rows(folder)))
         self.ask(ask.Open(arithmetic_run(facts, prompt_tokens=96)))
         self.renewed = self.state(1)[0]
 

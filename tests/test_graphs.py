@@ -52,6 +52,10 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[pretended.CUDAGra
     assert not pretended.capturing
 
 
+def endless(policy: Policy, prompts: Any = PROMPTS, batch: int = 288, seed: int = 4) -> Any:
+    return generate(policy, prompts, group=3, sampling=ENDLESS, generator=seeded(seed), batch=batch)
+
+
 def tokens_of(groups: Any) -> list[list[int]]:
     return [completion.token_ids.tolist() for completion in chain(*groups)]
 
@@ -63,8 +67,8 @@ def logprobs(groups: Any) -> Any:
 @pytest.mark.parametrize("kind", DECODED)
 def test_replayed_tokens_are_those_without_graphs(kind: str, recorded: list[pretended.CUDAGraph]) -> None:
     policy = twin(policy_of(kind))
-    expected = generate(policy, PROMPTS, group=3, sampling=ENDLESS, generator=seeded(4))
-    ours = generate(replace(policy, graphs=True), PROMPTS, group=3, sampling=ENDLESS, generator=seeded(4))
+    expected = endless(policy)
+    ours = endless(replace(policy, graphs=True))
     assert tokens_of(ours) == tokens_of(expected)
     np.testing.assert_allclose(logprobs(ours), logprobs(expected), atol=1e-5)
     # a width of 8 own tokens, then of 14: the first token of each goes before its capture
@@ -114,10 +118,7 @@ def test_graphs_are_kept_for_the_next_call_until_what_they_read_moves(recorded: 
     def captures(prompts: Any = PROMPTS, batch: int = 288) -> int:
         """Made by another generation, whose tokens are right."""
         before = len(recorded)
-        ours, expected = (
-            generate(one, prompts, group=3, sampling=ENDLESS, generator=seeded(before), batch=batch)
-            for one in (policy, replace(policy, graphs=False))
-        )
+        ours, expected = (endless(one, prompts, batch, before) for one in (policy, replace(policy, graphs=False)))
         assert tokens_of(ours) == tokens_of(expected)
         return len(recorded) - before
 
@@ -178,10 +179,10 @@ def test_a_lack_of_memory_during_a_capture_is_passing(
 
     def attempt(batch: int) -> Any:
         tried.append(batch)
-        return generate(policy, PROMPTS, group=3, sampling=ENDLESS, generator=seeded(4), batch=batch)
+        return endless(policy, batch=batch)
 
     ours = room.fitting(attempt, Room(12), there=12, least=3)
-    expected = generate(replace(policy, graphs=False), PROMPTS, group=3, sampling=ENDLESS, generator=seeded(4))
+    expected = endless(replace(policy, graphs=False))
     assert tokens_of(ours) == tokens_of(expected)
     assert len(tried) == times and not failed()
     assert [graph.replayed for graph in recorded if graph.replayed][-2:] == [7, 5], "graphs are in use"
@@ -192,11 +193,11 @@ def test_a_failed_capture_is_warned_of_once(caplog: pytest.LogCaptureFixture, mo
         raise RuntimeError("operation not permitted when stream is capturing")
 
     policy = policy_of("lora")
-    expected = generate(policy, PROMPTS, group=3, sampling=ENDLESS, generator=seeded(4))
+    expected = endless(policy)
     monkeypatch.setattr(torch.cuda.CUDAGraph, "capture_begin", refused)
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
-            ours = generate(replace(policy, graphs=True), PROMPTS, group=3, sampling=ENDLESS, generator=seeded(4))
+            ours = endless(replace(policy, graphs=True))
             assert tokens_of(ours) == tokens_of(expected)
     assert [record.message.partition(":")[0] for record in caplog.records] == [
         "Generation goes on without CUDA graphs, for one could not be captured"

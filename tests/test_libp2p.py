@@ -5,10 +5,12 @@ import contextlib
 import os
 import signal
 import stat
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import psutil
 import pytest
+import pytest_asyncio
 from hivemind.p2p import P2P, PeerID
 from hivemind.p2p.p2p_daemon_bindings.utils import ControlFailure
 
@@ -24,6 +26,13 @@ from tests.support.swarm import PATIENCE, Answers, eventually, identity, stub, t
 ALICE = identity(1)
 BOB = identity(2)
 PEER = ALICE.peer_id
+Pair = tuple[Libp2p, Libp2p]
+
+
+@pytest_asyncio.fixture
+async def pair(tmp_path: Path) -> AsyncIterator[Pair]:
+    async with transport(ALICE, tmp_path / "a") as alice, transport(BOB, tmp_path / "b") as bob:
+        yield alice, bob
 
 
 async def start(path: Path, who: Identity = ALICE, port: int = 0, before: int = 0) -> Libp2p:
@@ -99,19 +108,19 @@ async def test_where_any_port_will_do_it_is_the_one_from_before_while_that_is_fr
     await asyncio.gather(first.close(), other.close())
 
 
-async def test_somebody_else_at_a_peers_address_is_not_taken_for_it(tmp_path: Path) -> None:
-    async with transport(ALICE, tmp_path / "a") as alice, transport(BOB, tmp_path / "b") as bob:
-        where = (await bob.addresses())[0].rpartition("/")[0]
-        victim = identity(9)
-        with pytest.raises(Unreachable, match=f"another node answers there, {BOB.peer_id}"):
-            await alice.connect(victim.author, [f"{where}/{victim.peer_id}"])
-        with pytest.raises(Unreachable, match="nothing listens there"):
-            await alice.connect(victim.author, [f"/ip4/127.0.0.1/tcp/1/p2p/{victim.peer_id}"])
-        with pytest.raises(Unreachable):
-            await alice.connect(victim.author, ["rubbish", f"/p2p/{victim.peer_id}", "/ip4/127.0.0.1"])
-        await alice.connect(BOB.author, await bob.addresses())
-        assert BOB.author in await alice.neighbours()
-        assert victim.author not in await alice.neighbours()
+async def test_somebody_else_at_a_peers_address_is_not_taken_for_it(pair: Pair) -> None:
+    alice, bob = pair
+    where = (await bob.addresses())[0].rpartition("/")[0]
+    victim = identity(9)
+    with pytest.raises(Unreachable, match=f"another node answers there, {BOB.peer_id}"):
+        await alice.connect(victim.author, [f"{where}/{victim.peer_id}"])
+    with pytest.raises(Unreachable, match="nothing listens there"):
+        await alice.connect(victim.author, [f"/ip4/127.0.0.1/tcp/1/p2p/{victim.peer_id}"])
+    with pytest.raises(Unreachable):
+        await alice.connect(victim.author, ["rubbish", f"/p2p/{victim.peer_id}", "/ip4/127.0.0.1"])
+    await alice.connect(BOB.author, await bob.addresses())
+    assert BOB.author in await alice.neighbours()
+    assert victim.author not in await alice.neighbours()
 
 
 @pytest.mark.parametrize("kind", ["tcp/{}", "udp/{}/quic-v1"])
@@ -130,19 +139,19 @@ async def test_where_somebody_begins_to_listen_is_dialled_at_once_also_after_dia
 
 
 async def test_row_78_a_peer_is_reached_as_soon_as_its_own_address_answers_whatever_is_at_others(
-    tmp_path: Path,
+    pair: Pair,
 ) -> None:
     async def nobody(place: str) -> str:
         if place.endswith("/tcp/1025"):
             await asyncio.Event().wait()
         return await knock(place)
 
-    async with transport(ALICE, tmp_path / "a") as alice, transport(BOB, tmp_path / "b") as bob:
-        knock = alice.knock
-        alice.knock = nobody
-        others = [f"/ip4/127.0.0.1/tcp/1025/p2p/{BOB.peer_id}", "rubbish"]
-        await asyncio.wait_for(alice.connect(BOB.author, [*others, *await bob.addresses()]), PATIENCE)
-        assert BOB.author in await alice.neighbours()
+    alice, bob = pair
+    knock = alice.knock
+    alice.knock = nobody
+    others = [f"/ip4/127.0.0.1/tcp/1025/p2p/{BOB.peer_id}", "rubbish"]
+    await asyncio.wait_for(alice.connect(BOB.author, [*others, *await bob.addresses()]), PATIENCE)
+    assert BOB.author in await alice.neighbours()
 
 
 async def test_an_address_that_a_neighbours_routing_table_names_is_not_dialled(tmp_path: Path) -> None:
@@ -196,40 +205,40 @@ async def test_a_p2pd_that_does_not_listen_to_reason_is_killed(tmp_path: Path, m
             os.kill(pid, signal.SIGKILL)
 
 
-async def test_a_length_that_no_message_has_ends_the_stream_before_memory_is_spent(tmp_path: Path) -> None:
-    async with transport(ALICE, tmp_path / "a") as alice, transport(BOB, tmp_path / "b") as bob:
-        await FtisSwarm(Answers()).add_p2p_handlers(bob.p2p)
-        await alice.connect(BOB.author, await bob.addresses())
-        for length in (MAX_MESSAGE_BYTES + 1, 1 << 32, (1 << 64) - 1):
-            _, reader, writer = await alice.p2p.call_binary_stream_handler(PeerID(BOB.author), "FtisSwarm.rpc_fetch")
-            writer.write(P2P.MESSAGE_MARKER + length.to_bytes(8, "big") + b"x" * 1000)
-            assert await asyncio.wait_for(reader.read(), PATIENCE) == b""
-            writer.close()
-        largest = ftis_pb2.FetchChunk(digest=bytes(32), packet=bytes(MAX_MESSAGE_BYTES - 1024))
-        assert largest.ByteSize() <= MAX_MESSAGE_BYTES
+async def test_a_length_that_no_message_has_ends_the_stream_before_memory_is_spent(pair: Pair) -> None:
+    alice, bob = pair
+    await FtisSwarm(Answers()).add_p2p_handlers(bob.p2p)
+    await alice.connect(BOB.author, await bob.addresses())
+    for length in (MAX_MESSAGE_BYTES + 1, 1 << 32, (1 << 64) - 1):
+        _, reader, writer = await alice.p2p.call_binary_stream_handler(PeerID(BOB.author), "FtisSwarm.rpc_fetch")
+        writer.write(P2P.MESSAGE_MARKER + length.to_bytes(8, "big") + b"x" * 1000)
+        assert await asyncio.wait_for(reader.read(), PATIENCE) == b""
+        writer.close()
+    largest = ftis_pb2.FetchChunk(digest=bytes(32), packet=bytes(MAX_MESSAGE_BYTES - 1024))
+    assert largest.ByteSize() <= MAX_MESSAGE_BYTES
 
 
-async def test_an_answer_to_a_call_that_is_just_being_given_up_does_not_make_the_node_deaf(tmp_path: Path) -> None:
-    async with transport(ALICE, tmp_path / "a") as alice, transport(BOB, tmp_path / "b") as bob:
+async def test_an_answer_to_a_call_that_is_just_being_given_up_does_not_make_the_node_deaf(pair: Pair) -> None:
+    alice, bob = pair
 
-        class GivesUp(Answers):
-            async def on_handshake(self, request: ftis_pb2.Handshake, peer: bytes) -> ftis_pb2.Handshake:
-                if not request.minor:  # this call ends just before its answer comes
-                    calls = alice.p2p._client.control._pending_calls
-                    given_up.update(calls)
-                    calls.update(dict.fromkeys(calls, cancelled))
-                return ftis_pb2.Handshake(agent="here")
+    class GivesUp(Answers):
+        async def on_handshake(self, request: ftis_pb2.Handshake, peer: bytes) -> ftis_pb2.Handshake:
+            if not request.minor:  # this call ends just before its answer comes
+                calls = alice.p2p._client.control._pending_calls
+                given_up.update(calls)
+                calls.update(dict.fromkeys(calls, cancelled))
+            return ftis_pb2.Handshake(agent="here")
 
-        given_up: dict[object, asyncio.Future[bytes]] = {}
-        cancelled: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        cancelled.cancel()
-        await FtisSwarm(GivesUp()).add_p2p_handlers(bob.p2p)
-        await alice.connect(BOB.author, await bob.addresses())
-        caller = stub(alice, BOB)
-        with pytest.raises(TimeoutError):
-            await caller.rpc_handshake(ftis_pb2.Handshake(), timeout=0.5)
-        assert given_up
-        assert (await caller.rpc_handshake(ftis_pb2.Handshake(minor=1), timeout=PATIENCE)).agent == "here"
+    given_up: dict[object, asyncio.Future[bytes]] = {}
+    cancelled: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+    cancelled.cancel()
+    await FtisSwarm(GivesUp()).add_p2p_handlers(bob.p2p)
+    await alice.connect(BOB.author, await bob.addresses())
+    caller = stub(alice, BOB)
+    with pytest.raises(TimeoutError):
+        await caller.rpc_handshake(ftis_pb2.Handshake(), timeout=0.5)
+    assert given_up
+    assert (await caller.rpc_handshake(ftis_pb2.Handshake(minor=1), timeout=PATIENCE)).agent == "here"
 
 
 class Slow(Answers):
@@ -248,13 +257,9 @@ class Slow(Answers):
         return ftis_pb2.Handshake()
 
 
-async def test_row_17_one_peer_has_a_few_calls_at_once_and_others_are_answered(tmp_path: Path) -> None:
-    carol = identity(3)
-    async with (
-        transport(ALICE, tmp_path / "a") as alice,
-        transport(BOB, tmp_path / "b") as bob,
-        transport(carol, tmp_path / "c") as other,
-    ):
+async def test_row_17_one_peer_has_a_few_calls_at_once_and_others_are_answered(pair: Pair, tmp_path: Path) -> None:
+    alice, bob = pair
+    async with transport(identity(3), tmp_path / "c") as other:
         slow = Slow()
         await FtisSwarm(slow).add_p2p_handlers(alice.p2p)
         for caller in (bob, other):
@@ -271,15 +276,15 @@ async def test_row_17_one_peer_has_a_few_calls_at_once_and_others_are_answered(t
         await stub(bob, ALICE).rpc_handshake(ftis_pb2.Handshake())
 
 
-async def test_row_26_calls_that_their_callers_gave_up_are_forgotten(tmp_path: Path) -> None:
-    async with transport(ALICE, tmp_path / "a") as alice, transport(BOB, tmp_path / "b") as bob:
-        slow = Slow()
-        await FtisSwarm(slow).add_p2p_handlers(alice.p2p)
-        await bob.connect(ALICE.author, await alice.addresses())
-        for _ in range(3):
-            call = asyncio.create_task(stub(bob, ALICE).rpc_handshake(ftis_pb2.Handshake()))
-            await eventually(lambda: slow.waiting == 1, "the call has arrived")
-            call.cancel()
-            await eventually(lambda: slow.waiting == 0, "it is given up")
-        tasks = alice.p2p._client.control._handler_tasks
-        await eventually(lambda: not tasks, "nothing is left of the calls")
+async def test_row_26_calls_that_their_callers_gave_up_are_forgotten(pair: Pair) -> None:
+    alice, bob = pair
+    slow = Slow()
+    await FtisSwarm(slow).add_p2p_handlers(alice.p2p)
+    await bob.connect(ALICE.author, await alice.addresses())
+    for _ in range(3):
+        call = asyncio.create_task(stub(bob, ALICE).rpc_handshake(ftis_pb2.Handshake()))
+        await eventually(lambda: slow.waiting == 1, "the call has arrived")
+        call.cancel()
+        await eventually(lambda: slow.waiting == 0, "it is given up")
+    tasks = alice.p2p._client.control._handler_tasks
+    await eventually(lambda: not tasks, "nothing is left of the calls")

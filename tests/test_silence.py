@@ -2,7 +2,6 @@
 
 import ast
 import io
-import json
 import os
 import re
 import shutil
@@ -17,7 +16,7 @@ from safetensors.torch import load_file
 
 from ftis_node.host.quiet import QUIET
 from ftis_node.policy.names import BUILT_IN_DIR
-from tests.support.daemons import PATIENCE, STILL, command
+from tests.support.daemons import PATIENCE, STILL, command, own_rows
 from tests.support.hub import Hub, running
 from tests.support.silence import listening_in, tried
 
@@ -73,13 +72,11 @@ def test_a_node_dials_nobody_but_hub_and_peers_from_the_first_second_to_the_last
     """A daemon, its compute process and what they start, with a model from the hub and rows of the owner's; libraries
     send no reports.
     """
-    rows = tmp_path / "mine.jsonl"
-    rows.write_text("\n".join(json.dumps({"prompt": f"7*8-9={n}+", "answer": n % 9}) for n in range(40)))
     line = command("join", "--home", str(tmp_path / "home"), "--model", "someone/tiny", "--host", "127.0.0.1")
     hub = Hub()
     hub.model = MODEL
     with running(hub):
-        own = ("--own-data", str(rows))
+        own = ("--own-data", own_rows(tmp_path))
         ended = ran([*line, *own, "--device", "cpu", "--steps", "2", *STILL], environment(tmp_path, hub))
     assert ended.returncode == 0, ended.stderr
     heard = {process for *_, process in tried(tmp_path / "listening")}

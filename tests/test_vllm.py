@@ -19,6 +19,7 @@ from ftis_node.policy.generate.sampling import Sampling
 from ftis_node.policy.generate.vllm import KEY, Server
 from ftis_node.worker.engine import Engine
 from ftis_node.worker.planning import settle
+from tests.support.daemons import own_rows
 from tests.support.small_models import arithmetic_settings, batch_of, completions_of, opened_engine
 from tests.support.vllm_server import VllmServer
 
@@ -88,9 +89,7 @@ def test_an_evaluation_is_this_nodes_own(server: VllmServer, engine: Engine) -> 
 
 
 def test_rows_of_the_owners_own_are_never_told_to_it(server: VllmServer, tmp_path: Path) -> None:
-    rows = tmp_path / "mine.jsonl"
-    rows.write_text("\n".join(json.dumps({"prompt": f"7*8-9={n}+", "answer": n % 9}) for n in range(40)))
-    engine = opened(server, tmp_path / "weights", own_data=str(rows))
+    engine = opened(server, tmp_path / "weights", own_data=own_rows(tmp_path))
     report = engine.step(batch_of(ROWS, engine.generate(ROWS).groups, uneven=True), own_data=3)
     assert report.own_data_groups == 3 and report.generator.away is None
     known = {tuple(prompt) for prompt in engine.prompts}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -33,6 +34,13 @@ PATIENCE = 480.0  # seconds until something has come about, however busy the mac
 
 def command(*args: str) -> list[str]:
     return [sys.executable, "-m", "ftis_node", *args]
+
+
+def own_rows(folder: Path) -> str:
+    """A file of an owner's own rows, with prompts that no task has."""
+    rows = folder / "mine.jsonl"
+    rows.write_text("\n".join(json.dumps({"prompt": f"7*8-9={n}+", "answer": n % 9}) for n in range(40)))
+    return str(rows)
 
 
 def run_cli(*args: str, timeout: float = PATIENCE, **environment: str) -> subprocess.CompletedProcess[str]:
