@@ -16,15 +16,17 @@ from tests.support.clock import Clock
 
 pytest_plugins = [f"tests.support.{name}" for name in ("cli", "daemons", "reached", "talkers", "zygote")]
 
-# The same examples each time; other ones in `make test-all`, which sets EXAMPLES=new.
+# The same few examples each time; other ones, and more, in `make test-all`, which sets EXAMPLES=new.
+SAME = os.environ.get("EXAMPLES") != "new"
 settings.register_profile(
     "shared machine",
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
-    derandomize=os.environ.get("EXAMPLES") != "new",
+    derandomize=SAME,
+    max_examples=40 if SAME else 100,
 )
 settings.load_profile("shared machine")
-if os.environ.get("EXAMPLES") != "new":  # nor constants of whatever files happen to be loaded
+if SAME:  # nor constants of whatever files happen to be loaded
     providers._get_local_constants = lambda: providers._local_constants
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ftis_node.draw import draw
@@ -68,7 +68,6 @@ def assert_well_ended(groups: Sequence[Sequence[Completion]], eos: Sequence[int]
         assert completion.token_ids.dtype == np.uint32 and completion.logprobs.dtype == np.float32
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     eos=st.sets(st.integers(0, 25), min_size=1, max_size=12),

@@ -17,13 +17,6 @@ from tests.support.swarm import PATIENCE, RUN, Answers, eventually, make_run, tr
 from tests.support.talkers import ALICE, BOB, CAROL
 
 
-async def test_the_run_comes_from_the_first_peer_that_lives(tmp_path: Path) -> None:
-    async with node(ALICE, tmp_path) as (_, alice), transport(CAROL, tmp_path / "c") as carol:
-        dead = f"/ip4/127.0.0.1/tcp/1/p2p/{BOB.peer_id}"
-        found = await fetch_run(carol, [dead, *await alice.addresses()], patience=0.0)
-        assert found.run == RUN
-
-
 async def test_without_any_that_answers_it_says_who_was_asked_and_what_to_do(tmp_path: Path) -> None:
     async with transport(CAROL, tmp_path / "c") as carol:
         dead = [f"/ip4/127.0.0.1/tcp/{port}/p2p/{who.peer_id}" for port, who in ((1, ALICE), (2, BOB))]

@@ -18,7 +18,7 @@ from ftis_node.swarm.membership import ANCHORS, GIVE_UP_AFTER, INBOUND_MAX, VIEW
 from ftis_node.swarm.sessions import OBSERVERS_MAX, SESSIONS_MAX
 from tests.support.alone import ELSEWHERE, LAN, LOOPBACK, Alone, address, at, greets, hello
 from tests.support.doors import node
-from tests.support.swarm import OTHER_RUN, PATIENCE, RUN, identity, stub
+from tests.support.swarm import OTHER_RUN, RUN, identity
 from tests.support.talkers import ALICE, BOB, CAROL, MALLORY
 
 
@@ -80,39 +80,34 @@ async def test_nodes_of_different_runs_part_politely_and_both_know_why(tmp_path:
 
 
 @pytest.mark.parametrize("major", [PROTOCOL_MAJOR - 1, PROTOCOL_MAJOR + 1])
-async def test_nodes_of_different_major_versions_part_politely(tmp_path: Path, major: int) -> None:
-    async with node(ALICE, tmp_path) as (alice, me), node(BOB, tmp_path, major=major) as (bob, network):
-        alice.addresses.hear(await network.addresses())
+async def test_nodes_of_different_major_versions_part_politely(alice: Alone, major: int) -> None:
+    alice.network.answers[BOB.author] = hello(BOB, major=major)
+    assert not await alice.greet(BOB.author)
+    todo = "its owner has to upgrade" if major < PROTOCOL_MAJOR else "upgrade ftis-node here"
+    assert f"it speaks protocol {major}, this node speaks {PROTOCOL_MAJOR}: {todo}" in alice.refused[BOB.author]
+    assert alice.majors == {BOB.author: major}
+    said = f"this node speaks protocol {PROTOCOL_MAJOR}, you speak {major}"
+    assert greets(alice, CAROL, major=major).refusal == said + ": upgrade ftis-node" * (major < PROTOCOL_MAJOR)
+    assert not alice.active_view and alice.majors[CAROL.author] == major
+
+
+def test_an_old_peer_that_greets_is_told_to_upgrade_and_let_in_when_it_has(alice: Alone) -> None:
+    answer = greets(alice, BOB, major=1)
+    assert answer.refusal == "this node speaks protocol 3, you speak 1: upgrade ftis-node"
+    assert not answer.run_file and not answer.peers and not alice.active_view
+    assert "it speaks protocol 1" in alice.refused[BOB.author]
+    greets(alice, BOB)
+    assert BOB.author in alice.active_view and not alice.refused and not alice.majors
+
+
+async def test_a_peer_that_is_not_there_is_forgotten_after_three_greetings() -> None:
+    alice = Alone(host="127.0.0.1")
+    alice.addresses.hear([at(LOOPBACK)], MALLORY.author)
+    for _ in range(GIVE_UP_AFTER):
+        assert alice.addresses.strangers() or alice.addresses.patience() < math.inf, "it is going to be greeted"
         assert not await alice.greet(BOB.author)
-        todo = "its owner has to upgrade" if major < PROTOCOL_MAJOR else "upgrade ftis-node here"
-        assert f"it speaks protocol {major}, this node speaks {PROTOCOL_MAJOR}: {todo}" in alice.refused[BOB.author]
-        assert alice.majors == {BOB.author: major}
-        bob.active_view.clear()
-        answer = await stub(me, BOB).rpc_handshake(hello(ALICE, major=PROTOCOL_MAJOR + 1), timeout=PATIENCE)
-        assert answer.refusal == f"this node speaks protocol {PROTOCOL_MAJOR}, you speak {PROTOCOL_MAJOR + 1}"
-        assert not bob.active_view and bob.majors[ALICE.author] == PROTOCOL_MAJOR + 1
-
-
-async def test_an_old_peer_that_greets_is_told_to_upgrade_and_let_in_when_it_has(tmp_path: Path) -> None:
-    async with node(ALICE, tmp_path) as (alice, me), node(BOB, tmp_path) as (bob, network):
-        await me.connect(BOB.author, await network.addresses())
-        answer = await stub(me, BOB).rpc_handshake(hello(ALICE, major=1), timeout=PATIENCE)
-        assert answer.refusal == "this node speaks protocol 3, you speak 1: upgrade ftis-node"
-        assert not answer.run_file and not answer.peers and not bob.active_view
-        assert "it speaks protocol 1" in bob.refused[ALICE.author]
-        alice.addresses.hear(await network.addresses())
-        assert await alice.greet(BOB.author)
-        assert ALICE.author in bob.active_view and not bob.refused and not bob.majors
-
-
-async def test_a_peer_that_is_not_there_is_forgotten_after_three_greetings(tmp_path: Path) -> None:
-    async with node(ALICE, tmp_path) as (alice, _):
-        alice.addresses.hear([at(LOOPBACK)], MALLORY.author)
-        for _ in range(GIVE_UP_AFTER):
-            assert alice.addresses.strangers() or alice.addresses.patience() < math.inf, "it is going to be greeted"
-            assert not await alice.greet(BOB.author)
-        assert not alice.addresses.strangers() and alice.addresses.patience() == math.inf
-        assert alice.addresses.hear([address(BOB)]), "somebody mentions it again"
+    assert not alice.addresses.strangers() and alice.addresses.patience() == math.inf
+    assert alice.addresses.hear([address(BOB)]), "somebody mentions it again"
 
 
 def test_a_later_minor_version_and_unknown_fields_do_no_harm(alice: Alone) -> None:

@@ -41,7 +41,7 @@ MEANS = {
 }
 
 
-@settings(deadline=None, derandomize=True)
+@settings(derandomize=True)
 @given(st.sampled_from(sorted(ESTIMATORS)), st.integers(0, 1000), st.floats(0.1, 2))
 def test_each_estimator_has_the_mean_that_is_said_of_it(name: str, seed: int, width: float) -> None:
     learner, generator = distributions(seed, width)

@@ -69,7 +69,7 @@ samples = st.tuples(
 )
 
 
-@settings(deadline=None, max_examples=50, derandomize=True)
+@settings(max_examples=50, derandomize=True)
 @given(
     st.lists(st.lists(samples, min_size=1, max_size=6), max_size=4), st.sampled_from([*PRESETS.values(), ARITHMETIC])
 )

@@ -43,7 +43,7 @@ def test_the_level_moves_a_fifth_of_the_way_to_the_strangest_own_success() -> No
     assert PRESETS["ftis"].next_gate(None, successes) is None
 
 
-@settings(deadline=None, derandomize=True)
+@settings(derandomize=True)
 @given(st.lists(st.floats(-50, 0), min_size=1, max_size=60), st.floats(0, 0.99))
 def test_the_level_is_the_nearest_rank(values: list[float], quantile: float) -> None:
     level = GATED.replace(gate=quantile).next_gate(None, torch.tensor(values, dtype=torch.float64))

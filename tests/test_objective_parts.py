@@ -31,7 +31,7 @@ def test_advantages_of_a_group_worked_on_paper() -> None:
     assert PRESETS["ftis"].replace(advantage="maxrl").advantages(rewards).tolist() == [3.0] * 3 + [-1.0] * 9
 
 
-@settings(deadline=None, derandomize=True)
+@settings(derandomize=True)
 @given(
     st.floats(-1e3, 1e3),
     st.floats(1e-6, 1e3),
@@ -61,7 +61,7 @@ def test_integer_rewards_give_float32_advantages() -> None:
     assert advantages.dtype == torch.float32 and advantages.tolist() == [1.0, -1.0, -1.0, 1.0]
 
 
-@settings(deadline=None, derandomize=True)
+@settings(derandomize=True)
 @given(st.floats(-300, 300), st.lists(st.booleans(), min_size=2, max_size=12).filter(lambda x: len(set(x)) > 1))
 def test_the_scale_of_rewards_does_not_matter(exponent: float, right: list[bool]) -> None:
     unit = PRESETS["ftis"].advantages(torch.tensor([float(x) for x in right], dtype=torch.float64))
@@ -75,7 +75,7 @@ def test_advantages_are_of_one_group() -> None:
 
 
 @pytest.mark.parametrize("name", FORMULAS)
-@settings(deadline=None, derandomize=True)
+@settings(derandomize=True)
 @given(d=st.lists(st.floats(-20, 20), min_size=3, max_size=10))
 def test_divergences_are_those_of_the_formulas(name: str, d: list[float]) -> None:
     assert set(FORMULAS) == set(ESTIMATORS)

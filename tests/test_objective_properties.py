@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 from ftis_node.objective import PRESETS, Objective, Terms, formulas
 from tests.support.objective_batches import graded, packed
 
-EVERY = settings(deadline=None, max_examples=50, derandomize=True)
+EVERY = settings(max_examples=50, derandomize=True)
 log_probs = st.floats(-15, 0)
 
 

@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ftis_node.errors import UserError
@@ -102,7 +102,6 @@ def test_what_was_stored_and_what_became_of_it_is_known_also_after_a_restart(tmp
 
 
 @given(round=st.integers(0, 2**64 - 1), other=st.integers(0, 2**64 - 1), slot=st.integers(0, 2**32 - 1))
-@settings(max_examples=50, deadline=None)
 def test_a_round_may_be_any_number_that_can_be_signed(round: int, other: int, slot: int) -> None:
     store = PacketStore(Path(":memory:"), RUN.id, ROOMY, first_round=0)
     store.settle([(ALICE, round, slot)], "refused")
@@ -137,7 +136,6 @@ def test_only_foreign_groups_without_a_fate_are_waiting(tmp_path: Path) -> None:
     assert opened(tmp_path).waiting(-1.0) == []
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     sizes=st.lists(st.integers(1, 400), max_size=40),
     quota=st.integers(0, 1000),
@@ -262,7 +260,6 @@ def test_row_36_a_clock_that_was_days_ahead_or_behind_and_was_put_right_silences
         assert start < take_round(store) < start + 100, "near the clock it counts on where it was"
 
 
-@settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(st.integers(-4 * 24, 4 * 24), st.integers(1, 6)), max_size=30), st.integers(0, 999))
 def test_row_36_no_round_is_used_twice_however_the_clock_is_set(moves: list[tuple[int, int]], odd: int) -> None:
     store, used = clocked(wall := Clock(NOW)), set()

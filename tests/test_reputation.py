@@ -214,7 +214,6 @@ def test_row_36_an_author_that_keeps_near_its_clock_is_heard_by_all_who_heard_ea
         wall += 60_000
 
 
-@settings(max_examples=50, deadline=None)
 @given(st.randoms(use_true_random=False), st.floats(0.01, rounds.ROUNDS_AHEAD / 600))
 def test_row_36_a_newcomer_takes_an_authors_ten_minutes_in_any_order(rng: random.Random, a_second: float) -> None:
     """Of a faster author, whose ten minutes have over 64 rounds, those too far above the second one come later."""
@@ -233,7 +232,7 @@ def test_row_36_a_receiver_whose_clock_was_set_back_hears_an_author_again() -> N
     assert receiver.takes(1000 * receiver.unix) and receiver.takes(1000 * receiver.unix + 1)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.tuples(st.integers(0, 2**64 - 1) | st.integers(-10, 20_000), st.floats(0, 4000)), max_size=30))
 def test_row_36_what_is_taken_lies_near_the_highest_and_never_beyond_the_fence(steps: list[tuple[int, float]]) -> None:
     receiver = Receiver()

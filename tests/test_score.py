@@ -228,7 +228,7 @@ samples = st.tuples(
 )
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(samples, min_size=1, max_size=6), st.randoms(use_true_random=False))
 def test_a_sample_scores_the_same_alone_and_in_any_company(batch: list[tuple[list[int], list[int]]], rng: Any) -> None:
     policy = POLICIES["padded"]

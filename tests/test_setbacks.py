@@ -359,4 +359,4 @@ def sound(path: Path) -> bool:
 
 
 TestLife = Life.TestCase
-TestLife.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+TestLife.settings = settings(stateful_step_count=25)

@@ -15,7 +15,7 @@ from scipy import stats
 from ftis_node.lab.reporting import statistics as subject
 from ftis_node.lab.reporting.statistics import equivalent, holm, mean_interval, paired_permutation, reached
 
-EVERY = settings(deadline=None, max_examples=60, derandomize=True)
+EVERY = settings(max_examples=60, derandomize=True)
 passes = st.integers(0, 200).map(lambda right: right / 200)
 seeds = st.lists(st.tuples(passes, passes), min_size=1, max_size=10)
 Pairs = list[tuple[float, float]]

@@ -196,7 +196,6 @@ def test_recent_authors_are_those_of_recent_announcements(bench: Bench) -> None:
     assert bench.table.recent_authors(10) == {author(2).author}
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     rounds=st.dictionaries(st.integers(1, 6), st.integers(1, 4), min_size=1),
     count=st.integers(1, 40),
@@ -334,7 +333,7 @@ class TableMachine(RuleBasedStateMachine):
 
 
 TestTableMachine = TableMachine.TestCase
-TestTableMachine.settings = settings(max_examples=60, stateful_step_count=80, deadline=None)
+TestTableMachine.settings = settings(stateful_step_count=80)
 
 
 # --- by row -----------------------------------------------------------------------------------------------------------

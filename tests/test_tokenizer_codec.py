@@ -84,7 +84,7 @@ def test_every_token_writes_what_the_tokenizer_itself_decodes(kind: str) -> None
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(data=st.data())
 def test_own_samples_come_back_as_they_were(kind: str, data: st.DataObject) -> None:
     own = codec(kind)
@@ -104,7 +104,7 @@ def test_own_samples_come_back_as_they_were(kind: str, data: st.DataObject) -> N
 
 
 @pytest.mark.parametrize(("author", "reader"), PAIRS)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(data=st.data())
 def test_a_finished_text_keeps_bytes_claims_and_every_common_end(author: str, reader: str, data: st.DataObject) -> None:
     text, ids = data.draw(samples(author))
@@ -131,7 +131,7 @@ def test_a_finished_text_keeps_bytes_claims_and_every_common_end(author: str, re
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(text=TEXTS)
 def test_one_tokenizer_reads_its_own_encoding_token_by_token(kind: str, text: str) -> None:
     own = codec(kind)
