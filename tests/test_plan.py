@@ -222,7 +222,7 @@ def peak_of_a_pass(policy: Policy, workload: Workload, groups: int) -> int:
     ("kind", "dtype", "targets", "quantisation"),
     [
         *itertools.product(("qwen",), ("float32", "bfloat16"), ((), ATTENTION, ALL), ("none",)),
-        *itertools.product(("llama", "llama, padded"), ("float32", "bfloat16"), (ALL,), ("none",)),
+        *itertools.product(("llama", "llama, padded"), ("bfloat16",), (ALL,), ("none",)),
         ("qwen", "bfloat16", ATTENTION, "nf4"),
     ],
 )
