@@ -110,8 +110,7 @@ def anonymous() -> int:
     return int(re.search(r"RssAnon:\s+(\d+) kB", Path("/proc/self/status").read_text())[1]) << 10  # type: ignore[index]
 
 
-@pytest.mark.parametrize("kind", ["nf4", "none"])
-@pytest.mark.parametrize("saved", ["bfloat16", "float32"])
+@pytest.mark.parametrize(("saved", "kind"), [("float32", "nf4"), ("bfloat16", "none")])
 def test_a_cast_goes_matrix_by_matrix(saved: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Into four bits here, and whole onto a device without memory. What quantises on a CPU takes four fp32 matrices."""
     ctypes.CDLL(None).mallopt(-3, 1 << 20)  # freed blocks of a MB go back to the system
