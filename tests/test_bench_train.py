@@ -66,6 +66,7 @@ FIT_KEYS = {
 }
 
 
+@pytest.mark.slow
 def test_both_sides_are_timed_on_one_batch() -> None:
     told: list[str] = []
     figures = bench_train(SMALL, repeats=2, tell=told.append)
@@ -80,6 +81,7 @@ def test_both_sides_are_timed_on_one_batch() -> None:
     json.dumps(figures)
 
 
+@pytest.mark.slow
 def test_other_advantages_are_seen_to_be_other_work(tmp_path: Path) -> None:
     config = small_config()
     policy = random_policy(config, SETTINGS)

@@ -71,7 +71,9 @@ def test_processes_of_their_own_arrive_at_the_same_numbers(shared: list[dict[str
     assert timeless(run(spec(), tmp_path, processes=True)) == timeless(shared)
 
 
-@pytest.mark.parametrize(("way", "objective"), [("vertical", "gated"), ("horizontal", "hacpo")])
+@pytest.mark.parametrize(
+    ("way", "objective"), [("vertical", "gated"), pytest.param("horizontal", "hacpo", marks=pytest.mark.slow)]
+)
 def test_an_interrupted_trial_goes_on_to_the_same_numbers_and_weights(tmp_path: Path, way: str, objective: str) -> None:
     """With the gate's level."""
     whole = spec({"collaboration": way, "settings": {"objective": objective}}, steps=4, keep=True)
