@@ -23,6 +23,7 @@ from ftis_node.policy.generate.cache import Ids, SharedCache, bucket
 from ftis_node.policy.generate.graphs import Graphs, failed
 from ftis_node.policy.generate.kept import let_go
 from ftis_node.policy.generate.stream import Sampling, generate
+from ftis_node.policy.policy import Policy
 from ftis_node.policy.ready import ready
 from ftis_node.policy.room import Room
 from tests.pretend import graphs as pretended
