@@ -7,7 +7,9 @@ import random
 from collections.abc import Callable, Sequence
 
 from ftis_node.errors import FtisError
-from ftis_node.swarm.admission import Rejection
+from ftis_node.node.stepper import Stepper
+from ftis_node.store.packets import PacketStore
+from ftis_node.swarm.admission import AdmissionContext, Rejection
 from ftis_node.swarm.announcement import Announcement, PacketRef, PacketRefs
 from ftis_node.swarm.identity import peer_id
 from ftis_node.swarm.known import Arrival, Known, Target
@@ -117,6 +119,16 @@ class MemorySwarm:
                 raise FtisError(f"A packet of {peer_id(author)} was refused: {verdict.reason} ({verdict.detail}).")
             arrived.append(Arrival(verdict, target.known.born, target.ref.right))
         await self.trade.on_groups(arrived)
+
+
+def trade_of(context: AdmissionContext, store: PacketStore, stepper: Callable[[], Stepper]) -> Trade:
+    """What a node trades: what its stepper wants, and to whom groups go that arrived. The stepper is made later."""
+    return Trade(
+        context,
+        store,
+        want=lambda: stepper().want(),
+        on_groups=lambda arrived: stepper().source.inbox.on_groups(arrived),
+    )
 
 
 def everything(known: Known) -> int:

@@ -15,7 +15,7 @@ from ftis_node.config.settings import Settings
 from ftis_node.errors import FtisError, UsageError
 from ftis_node.lab.compute import Compute, InProcess, Metered
 from ftis_node.lab.events import HELD_OUT, EvaluationEvent, Spent, StepEvent
-from ftis_node.lab.exchange import MemorySwarm, Network
+from ftis_node.lab.exchange import MemorySwarm, Network, trade_of
 from ftis_node.lab.experiment import NodeSpec
 from ftis_node.lab.payloads import Watch, size_cap
 from ftis_node.lab.spec import TrialSpec
@@ -32,7 +32,6 @@ from ftis_node.store.packets import PacketStore
 from ftis_node.swarm.admission import AdmissionContext
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.pool import Pool
-from ftis_node.swarm.pulling import Trade
 from ftis_node.swarm.reputation import Reputation
 from ftis_node.tasks import load_task
 from ftis_node.worker.engine import Engine
@@ -117,12 +116,7 @@ class Participant:
         self.swarm = MemorySwarm(
             network,
             self._identity.author,
-            Trade(
-                context,
-                store,
-                want=lambda: self.stepper.want(),
-                on_groups=lambda arrived: self.stepper.source.inbox.on_groups(arrived),
-            ),
+            trade_of(context, store, lambda: self.stepper),
             clock,
             max_age=max_age,
             rng=self._rng("table"),

@@ -1,5 +1,6 @@
 """The speed of a whole step on several devices beside one: compute processes as the daemon starts them, in turns."""
 
+import itertools
 import json
 import statistics
 import tempfile
@@ -20,7 +21,6 @@ from ftis_node.lab.bench.whole import questions
 from ftis_node.worker.client import Worker
 from ftis_node.worker.messages import OWN, Answer, Generate, GroupPart, Load, Open, Request, Step, StepGroup
 
-PARTS = ("generate", "train", "step")
 ANSWER_SECONDS = 600.0  # beyond which a process hangs
 
 
@@ -28,8 +28,12 @@ class _Node:
     """A compute process on these devices, each CPU with one thread."""
 
     def __init__(self, model: Path, rows: Path, devices: Sequence[str], size: Size) -> None:
+        """
+        Args:
+            model: the folder of the model that it trains.
+            rows: the file of its task.
+        """
         self._size = size
-        self._step = 0
         self._process = Worker()
         self._process.start(threads=len(devices))
         caps = size.caps()
@@ -41,8 +45,10 @@ class _Node:
             batch_groups=size.groups,
             generation_batch=size.completions,
         )
-        self.facts = self._ask(Load(settings=settings, task=str(rows), reward="exact", caps=caps))
-        self._ask(Open(run_for(self.facts.shared() | caps, group=size.group, temperature=TEMPERATURE)))
+        facts = self._ask(Load(settings=settings, task=str(rows), reward="exact", caps=caps))
+        run = run_for(facts.shared() | caps, group=size.group, temperature=TEMPERATURE)
+        self._ask(Open(run))
+        self._rows = itertools.cycle(range(facts.rows))
 
     def _ask(self, request: Request[Answer]) -> Answer:
         """Its answer. Raises FtisError if none comes."""
@@ -53,18 +59,17 @@ class _Node:
 
     def step(self) -> dict[str, float]:
         """Seconds of a step and its parts. Every third completion has a reward, as random weights earn none."""
-        rows = [(self._step * self._size.groups + place) % self.facts.rows for place in range(self._size.groups)]
-        self._step += 1
+        rows = list(itertools.islice(self._rows, self._size.groups))
         began = time.perf_counter()
-        made = self._ask(Generate(rows)).groups
+        made = self._ask(Generate(rows))
         generated = time.perf_counter()
-        groups = [
-            StepGroup(row, [GroupPart(OWN, one.packet, rewards(self._size.group))])
-            for row, one in zip(rows, made, strict=True)
-        ]
+        groups = []
+        for row, one in zip(rows, made.groups, strict=True):
+            part = GroupPart(OWN, one.packet, rewards(self._size.group))
+            groups.append(StepGroup(row, [part]))
         self._ask(Step(groups))
         ended = time.perf_counter()
-        return dict(zip(PARTS, (generated - began, ended - generated, ended - began), strict=True))
+        return {"generate": generated - began, "train": ended - generated, "step": ended - began}
 
     def close(self) -> None:
         self._process.end()
@@ -81,28 +86,34 @@ def bench_devices(size: Size, devices: Sequence[str], *, repeats: int, tell: Tel
         place = Path(folder) / "model"
         rows = Path(folder) / "rows.jsonl"
         # of another family than `small_config`, as transformers reads Qwen2's tokenizers as byte-level ones only
-        config = LlamaConfig(**{**geometry(small_config()), "bos_token_id": None, "eos_token_id": 0, "pad_token_id": 0})
+        config = LlamaConfig(**geometry(small_config()), bos_token_id=None, eos_token_id=0, pad_token_id=0)
         model = random_model(config, torch.device("cpu"))
         model.save_pretrained(place)
         word_tokenizer(config.vocab_size).save_pretrained(place)
-        asked = ({"prompt": question, "answer": "w1"} for question in questions(size, config.vocab_size))
-        rows.write_text("\n".join(map(json.dumps, asked)))
-        nodes = [_Node(place, rows, some, size) for some in (devices[:1], devices)]
+        lines = []
+        for question in questions(size, config.vocab_size):
+            lines.append(json.dumps({"prompt": question, "answer": "w1"}))
+        rows.write_text("\n".join(lines))
+        on_one = _Node(place, rows, devices[:1], size)
+        on_all = _Node(place, rows, devices, size)
         try:
-            for node in nodes:
-                node.step()  # to warm up
-            taken: list[list[dict[str, float]]] = [[], []]
+            on_one.step()  # to warm up
+            on_all.step()
+            one_steps = []
+            all_steps = []
             for repeat in range(repeats):
                 tell(f"step {repeat + 1} of {repeats}")
-                for node, steps in zip(nodes, taken, strict=True):
-                    steps.append(node.step())
+                one_steps.append(on_one.step())
+                all_steps.append(on_all.step())
         finally:
-            for node in nodes:
-                node.close()
-    one, several = ({part: statistics.median(step[part] for step in steps) for part in PARTS} for steps in taken)
+            on_one.close()
+            on_all.close()
+    one = _medians(one_steps)
+    several = _medians(all_steps)
     return {
         "speedup_over_one": one["step"] / several["step"],
-        **{f"{part}_speedup": one[part] / several[part] for part in ("generate", "train")},
+        "generate_speedup": one["generate"] / several["generate"],
+        "train_speedup": one["train"] / several["train"],
         **{f"one_{part}_s": value for part, value in one.items()},
         **{f"several_{part}_s": value for part, value in several.items()},
         "devices": list(devices),
@@ -111,3 +122,8 @@ def bench_devices(size: Size, devices: Sequence[str], *, repeats: int, tell: Tel
         "model": geometry(config),
         "batch": size.as_dict(),
     }
+
+
+def _medians(steps: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Of each part over the steps."""
+    return {part: statistics.median(step[part] for step in steps) for part in steps[0]}

@@ -2,6 +2,7 @@
 
 import statistics
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,7 +18,12 @@ from ftis_node.policy.room import out_of_memory
 
 
 def bench_fit(
-    settings: Settings, size: Size, *, repeats: int, tell: Tell, trained: int | None = None
+    settings: Settings,
+    size: Size,
+    *,
+    repeats: int,
+    tell: Tell,
+    trained: int | None = None,
 ) -> dict[str, Any]:
     """Tokens a second and memory of steps with the objective `ftis`, and of generating their batch; weights are random.
 
@@ -49,13 +55,20 @@ def bench_fit(
 
 
 def _measure(
-    settings: Settings, chosen: Plan, size: Size, repeats: int, tell: Tell, trained: int | None
+    settings: Settings,
+    chosen: Plan,
+    size: Size,
+    repeats: int,
+    tell: Tell,
+    trained: int | None,
 ) -> dict[str, Any]:
+    """As `bench_fit`, by a plan that fits."""
     tell(f"making {settings.model}")
     policy = named_policy(settings, random_weights=True)
     learner = make_learner(policy, "ftis", settings)
     batch = settings.generation_batch or size.completions
-    own_work(policy, Size(1, size.group, size.prompt_tokens, 2), batch)  # a GPU's kernels are loaded at first use
+    short = replace(size, groups=1, completion_tokens=2)
+    own_work(policy, short, batch)  # a GPU's kernels are loaded at first use
     tell(f"generating {size.completions} completions of {size.completion_tokens} tokens")
     work, generation_s = timed(lambda: own_work(policy, size, batch), policy.device)
     groups = training_groups(work)[:trained]
@@ -76,23 +89,28 @@ def _measure(
     memory = chosen.memory
     training = _peak_mb(lambda: learner.step(groups), learner)
     generating = _peak_mb(lambda: own_work(policy, size, batch), learner)
-    needs = {"memory": memory.total, "training": memory.training, "generating": memory.generating}
-    predicted = {part: (need - memory.overhead) / 1e6 for part, need in needs.items()}
+    peak = max(training, generating)
+    needed = (memory.total - memory.overhead) / 1e6
     return {
         "train_tokens_per_s": size.tokens * len(groups) / size.groups / step_s,
         "generate_tokens_per_s": size.tokens / generation_s,
         "step_s": step_s,
         "generation_s": generation_s,
-        "peak_memory_mb": max(training, generating),
+        "peak_memory_mb": peak,
         "peak_training_mb": training,
         "peak_generating_mb": generating,
-        **{f"predicted_{part}_mb": megabytes for part, megabytes in predicted.items()},
+        "predicted_memory_mb": needed,
+        "predicted_training_mb": (memory.training - memory.overhead) / 1e6,
+        "predicted_generating_mb": (memory.generating - memory.overhead) / 1e6,
         "predicted_overhead_mb": memory.overhead / 1e6,
-        "memory_ratio": max(training, generating) / predicted["memory"],
+        "memory_ratio": peak / needed,
         "budget_mb": chosen.budget / 1e6,
         "kind": policy.kind,
         "way": policy.way,
-        **{name: getattr(chosen, name) for name in ("fits", "dtype", "optimiser", "gradient_checkpointing")},
+        "fits": chosen.fits,
+        "dtype": chosen.dtype,
+        "optimiser": chosen.optimiser,
+        "gradient_checkpointing": chosen.gradient_checkpointing,
         "micro_batch_tokens": steps[-1][0].micro_batch_tokens,
         "memory_retries": sum(report.memory_retries for report, _ in steps),
         "generation_batch": chosen.generation_batch,
@@ -101,6 +119,7 @@ def _measure(
 
 
 def _peak_mb(call: Callable[[], object], learner: Learner) -> float:
+    """Megabytes of tensors at their peak during `call`."""
     device = learner.policy.device
     if device.type != "cuda":
         return peak_memory(call, held(learner)) / 1e6

@@ -45,25 +45,27 @@ def bench_generate(policy: Policy, size: Size, *, batch: int, repeats: int, tell
         "native": lambda: _engine(policy, size, batch),
         "plain": lambda: _plain(policy, prompts, size, batch),
     }
-    if find_spec("bitsandbytes") is not None and not elements(policy.model) and policy.kind == "full":
+    quantised = bool(elements(policy.model))
+    if policy.kind == "full" and not quantised and find_spec("bitsandbytes") is not None:
         four_bits = _in_four_bits(policy)
         runs["nf4"] = lambda: _engine(four_bits, size, batch)
-    rates: dict[str, list[tuple[float, float]]] = {name: [] for name in runs}
+    cpu_rates: dict[str, list[float]] = {name: [] for name in runs}
+    wall_rates: dict[str, list[float]] = {name: [] for name in runs}
     for repeat in range(repeats + 1):
         if repeat:
             tell(f"run {repeat} of {repeats}")
         else:
             tell("a run to warm up")
         for name, run in runs.items():
-            rate = _measured(run, size.tokens, policy.device)
+            cpu, wall = _measured(run, size.tokens, policy.device)
             if repeat:
-                rates[name].append(rate)
+                cpu_rates[name].append(cpu)
+                wall_rates[name].append(wall)
     figures: dict[str, Any] = {}
-    for name, measured in rates.items():
-        columns = {"cpu_s": [cpu for cpu, _ in measured], "s": [wall for _, wall in measured]}
-        for unit, column in columns.items():
-            figures[f"{name}_tokens_per_{unit}"] = statistics.median(column)
-            figures[f"{name}_tokens_per_{unit}_spread"] = [min(column), max(column)]
+    for unit, rates in (("cpu_s", cpu_rates), ("s", wall_rates)):
+        for name, measured in rates.items():
+            figures[f"{name}_tokens_per_{unit}"] = statistics.median(measured)
+            figures[f"{name}_tokens_per_{unit}_spread"] = [min(measured), max(measured)]
     judged_by = "tokens_per_cpu_s"
     if policy.device.type == "cuda":
         judged_by = "tokens_per_s"
@@ -86,7 +88,8 @@ def _in_four_bits(policy: Policy) -> Policy:
     """A copy of the policy with frozen weights in NF4."""
     model = copy.deepcopy(policy.model).requires_grad_(False)
     four_bits = replace(policy, model=model)
-    quantise(model, four_bits.causal_lm.get_output_embeddings(), policy.device, policy.name)
+    head = four_bits.causal_lm.get_output_embeddings()
+    quantise(model, head, policy.device, policy.name)
     return four_bits
 
 
@@ -103,14 +106,17 @@ def _measured(run: Callable[[], int], expected: int, device: torch.device) -> tu
 
 def _engine(policy: Policy, size: Size, batch: int) -> int:
     """Generates with our engine; returns the number of tokens."""
-    work = own_work(policy, size, batch)
-    return sum(len(completion) for group in work.completions for completion in group)
+    tokens = 0
+    for group in own_work(policy, size, batch).completions:
+        tokens += sum(map(len, group))
+    return tokens
 
 
 @torch.no_grad()
 def _plain(policy: Policy, prompts: list[list[int]], size: Size, batch: int) -> int:
     """Generates with transformers' `generate`; returns the number of tokens."""
-    ids = torch.tensor(prompts, device=policy.device).repeat_interleave(size.group, 0)
+    ids = torch.tensor(prompts, device=policy.device)
+    ids = ids.repeat_interleave(size.group, 0)  # a row a completion
     whole_groups = max(1, batch // size.group) * size.group
     tokens = 0
     for part in torch.split(ids, whole_groups):

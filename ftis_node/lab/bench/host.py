@@ -7,6 +7,7 @@ generator of packets of a run's size. `bench.swarm` starts such hosts, in the na
 import asyncio
 import contextlib
 import json
+import math
 import os
 import resource
 import sys
@@ -22,12 +23,12 @@ from hivemind.p2p import P2PContext, PeerID, ServicerBase
 
 from ftis_node.config.run import RunFile
 from ftis_node.host.clocks import boot_seconds
-from ftis_node.lab.bench.packets import Round, make_context, make_packet, make_round, make_run
-from ftis_node.packet import Group, Packet, packet_digest
+from ftis_node.lab.bench.packets import GROUP, make_context, make_packet, make_run, node_identity
+from ftis_node.packet import Group, encode, packet_digest
 from ftis_node.store.packets import PacketStore
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.admission import AdmissionContext, admit
-from ftis_node.swarm.identity import Identity
+from ftis_node.swarm.announcement import PacketRef
 from ftis_node.swarm.known import Arrival
 from ftis_node.swarm.pool import Newcomers, Want
 from ftis_node.swarm.pulling import Trade
@@ -73,7 +74,7 @@ class BenchNode:
     def __init__(self, number: int, tokens: int) -> None:
         self.number = number
         self.run = make_run(tokens)
-        self.identity = Identity((number + 1).to_bytes(32, "big"))
+        self.identity = node_identity(number)
         self.random = np.random.default_rng(number)
         self.store = PacketStore(Path(":memory:"), self.run.id, QUOTA_BYTES)
         self.pushed = PushedPackets(self._keep)
@@ -81,7 +82,8 @@ class BenchNode:
         self.appetite = sys.maxsize  # how many it wants in all
         self.steps = 0
         self.announced: dict[int, float] = {}  # round → when, on the machine's clock
-        self._made = Round()
+        self._round = 0
+        self._made: list[Group] = []  # of that round
         self._p2pd_seconds = 0.0  # of CPU, when it last was there
 
     async def open(self, stack: contextlib.AsyncExitStack, setup: dict[str, Any]) -> None:
@@ -105,7 +107,7 @@ class BenchNode:
         """Opens the transport; returns its address.
 
         Args:
-            setup: host, quic, exchange_peers, interval, relays, relay_for_others.
+            setup: host, quic, interval, relays, relay_for_others.
         """
         await self.open(stack, setup)
         self.context = context
@@ -113,7 +115,6 @@ class BenchNode:
             transport=self.transport,
             identity=self.identity,
             run_file=RunFile(run=self.run),
-            exchange_peers=setup["exchange_peers"],
             max_age=600.0,
             reputation=Reputation(boot_seconds),
             trade=Trade(context, self.store, self._want, self._take),
@@ -126,38 +127,45 @@ class BenchNode:
         stack.push_async_callback(self.swarm.close)
 
     def make(self, groups: int) -> int:
-        """Makes a round of packets and stores them; returns their bytes."""
-
-        def make(number: int, slot: int) -> Packet:
-            return make_packet(self.run, self.identity.author, number, slot, self.random)
-
-        self._made = make_round(self.context, self.identity.author, self.store, groups, make)
-        return sum(len(group.data) for group in self._made.packets)
+        """Makes a round of packets, and stores them; returns their bytes."""
+        author = self.identity.author
+        self._round = self.store.upcoming_round()
+        self.store.take_round(self._round)
+        self._made = []
+        for slot in range(groups):
+            packet = make_packet(self.run, author, self._round, slot, self.random)
+            self._made.append(self._admitted(author, encode(packet)))
+        self.store.add(self._made, own=True)
+        return sum(len(group.data) for group in self._made)
 
     def announce(self, wanted: int) -> None:
         """Announces what `make` made; from now on the node wants so many of others' packets."""
         self.appetite = self.admitted + wanted
-        number = self._made.number
-        self.announced[number] = boot_seconds()
-        self.swarm.announce(number, policy_step=number, packets=self._made.refs)
+        self.announced[self._round] = boot_seconds()
+        refs = []
+        for slot, group in enumerate(self._made):
+            right = math.ceil(GROUP / 3)  # as `model.rewards` has it
+            refs.append(PacketRef(slot, group.digest, len(group.data), right))
+        self.swarm.announce(self._round, policy_step=self._round, packets=refs)
 
     async def push(self, others: Sequence[bytes]) -> None:
         """Sends what `make` made to all others, over a stream each."""
-        await asyncio.gather(*(self._push(other) for other in others))
+        await asyncio.gather(*map(self._push, others))
 
     async def _push(self, other: bytes) -> None:
         received = asyncio.Event()
         unanswered = asyncio.Semaphore(SENT_AHEAD)  # a stream with more is ended
 
         async def chunks() -> AsyncIterator[ftis_pb2.FetchChunk]:
-            for group in self._made.packets:
+            for group in self._made:
                 await unanswered.acquire()
                 yield ftis_pb2.FetchChunk(digest=group.digest, packet=group.data)
             await received.wait()  # whoever called ends the stream, else p2pd drops what is under way
 
-        stream = await PushedPackets.get_stub(self.transport.p2p, PeerID(other)).rpc_push(chunks())
+        receiver = PushedPackets.get_stub(self.transport.p2p, PeerID(other))
+        stream = await receiver.rpc_push(chunks())
         try:
-            for _ in self._made.packets:
+            for _ in self._made:
                 await anext(stream)
                 unanswered.release()
         finally:
@@ -172,7 +180,8 @@ class BenchNode:
         while True:
             self.make(groups)
             self.announce(self.appetite - self.admitted)
-            await asyncio.sleep(seconds * float(self.random.uniform(0.9, 1.1)))
+            jitter = float(self.random.uniform(0.9, 1.1))
+            await asyncio.sleep(seconds * jitter)
             self.steps += 1
             taken += min(batch, self.admitted - taken)
             self.appetite = taken + 2 * batch  # this batch and the next
@@ -180,9 +189,15 @@ class BenchNode:
 
     def _keep(self, author: bytes, chunk: ftis_pb2.FetchChunk) -> None:
         """Admit and store a pushed packet, as a pulled one."""
-        verdict = admit(self.context, author, chunk.packet, digest=chunk.digest)
-        assert isinstance(verdict, Group)
-        self.store.add([verdict], own=False)
+        group = self._admitted(author, chunk.packet, digest=chunk.digest)
+        self.store.add([group], own=False)
+
+    def _admitted(self, author: bytes, packet: bytes, digest: bytes | None = None) -> Group:
+        """An author's packet as a group. Raises RuntimeError if admission refuses it."""
+        verdict = admit(self.context, author, packet, digest=digest)
+        if not isinstance(verdict, Group):
+            raise RuntimeError(f"a packet of the benchmark is unsound: {verdict}")
+        return verdict
 
     def _want(self) -> Want:
         return Want(self.appetite - self.admitted, Newcomers(), sys.maxsize)
@@ -193,8 +208,11 @@ class BenchNode:
 
     def counts(self) -> dict[str, int]:
         """What may be waited for."""
-        peers = len(self.swarm.membership.active_view)
-        return {"admitted": self.admitted, "pushed": self.pushed.received, "peers": peers}
+        return {
+            "admitted": self.admitted,
+            "pushed": self.pushed.received,
+            "peers": len(self.swarm.membership.active_view),
+        }
 
     def figures(self) -> dict[str, Any]:
         """Counted since the start."""
@@ -202,9 +220,14 @@ class BenchNode:
             times = psutil.Process(self.transport.pid).cpu_times()
             self._p2pd_seconds = times.user + times.system
         now = boot_seconds()
-        heard = [known.announcement for known in self.swarm.gossip.table]
+        announced = []
+        for number, at in self.announced.items():
+            if LATE_SECONDS < now - at < OLD_SECONDS:
+                announced.append(number)
+        heard = []
+        for known in self.swarm.gossip.table:
+            heard.append([known.announcement.author.hex(), known.announcement.round])
         return {
-            "number": self.number,
             **self.counts(),
             "reachability": self.swarm.membership.reachability(),
             "addresses": self.swarm.membership.own_addresses,
@@ -212,8 +235,8 @@ class BenchNode:
             "bytes_out": self.swarm.traffic.bytes_out,
             "rejections": dict(self.swarm.pulling.rejections),
             "author": self.identity.author.hex(),
-            "announced": [number for number, at in self.announced.items() if LATE_SECONDS < now - at < OLD_SECONDS],
-            "heard": [[announcement.author.hex(), announcement.round] for announcement in heard],
+            "announced": announced,
+            "heard": heard,
             "steps": self.steps,
             "p2pd_cpu": self._p2pd_seconds,
         }
@@ -225,7 +248,7 @@ class Host:
     def __init__(self, stack: contextlib.AsyncExitStack) -> None:
         self._stack = stack
         self._nodes: list[BenchNode] = []
-        self.paced: list[asyncio.Task[None]] = []
+        self._paced: list[asyncio.Task[None]] = []
 
     def make_node(self, number: int, tokens: int) -> BenchNode:
         return BenchNode(number, tokens)
@@ -233,14 +256,19 @@ class Host:
     async def start(self, numbers: list[int], tokens: int, setup: dict[str, Any]) -> dict[str, Any]:
         self._nodes = [self.make_node(number, tokens) for number in numbers]
         context = make_context(self._nodes[0].run)
-        return {"addresses": [await node.start(self._stack, context, setup) for node in self._nodes]}
+        addresses = []
+        for node in self._nodes:
+            addresses.append(await node.start(self._stack, context, setup))
+        return {"addresses": addresses}
 
     async def join(self, bootstraps: list[str]) -> dict[str, Any]:
-        await asyncio.gather(*(node.join(self._stack, bootstraps) for node in self._nodes))
+        joining = [node.join(self._stack, bootstraps) for node in self._nodes]
+        await asyncio.gather(*joining)
         return {}
 
     async def make(self, groups: int) -> dict[str, Any]:
-        return {"bytes": sum(node.make(groups) for node in self._nodes)}
+        made = [node.make(groups) for node in self._nodes]
+        return {"bytes": sum(made)}
 
     async def announce(self, wanted: int = sys.maxsize) -> dict[str, Any]:
         for node in self._nodes:
@@ -267,13 +295,21 @@ class Host:
         deadline = boot_seconds() + seconds
         while True:
             least = min(node.counts()[key] for node in self._nodes)
-            if least >= count or boot_seconds() >= deadline:
-                return {"least": least, "at": boot_seconds()}
+            now = boot_seconds()
+            if least >= count or now >= deadline:
+                return {"least": least, "at": now}
             await asyncio.sleep(POLL_SECONDS)
 
     async def pace(self, groups: int, batch: int, seconds: float) -> dict[str, Any]:
-        self.paced = [asyncio.create_task(node.pace(groups, batch, seconds)) for node in self._nodes]
+        for node in self._nodes:
+            task = asyncio.create_task(node.pace(groups, batch, seconds))
+            self._paced.append(task)
         return {}
+
+    def stop_pacing(self) -> None:
+        """Ends what `pace` began."""
+        for task in self._paced:
+            task.cancel()
 
     async def figures(self) -> dict[str, Any]:
         usage = resource.getrusage(resource.RUSAGE_SELF)
@@ -291,12 +327,12 @@ async def serve() -> None:
         host = Host(stack)
         line = await loop.run_in_executor(None, sys.stdin.readline)
         while line:
-            command = json.loads(line)
-            answer = await getattr(host, command.pop("do"))(**command)
+            arguments = json.loads(line)
+            command = getattr(host, arguments.pop("do"))
+            answer = await command(**arguments)
             print(json.dumps(answer), flush=True)
             line = await loop.run_in_executor(None, sys.stdin.readline)
-        for task in host.paced:
-            task.cancel()
+        host.stop_pacing()
 
 
 if __name__ == "__main__":

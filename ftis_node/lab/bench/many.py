@@ -14,17 +14,11 @@ import asyncio
 import contextlib
 import os
 import random
-import signal
-import socket
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
-from types import SimpleNamespace
 from typing import Any, cast
-
-import uvloop
 
 from ftis_node.host.clocks import Clocks, replaced
 from ftis_node.lab.bench import host
@@ -45,42 +39,6 @@ FAR = 1.5  # times as much as predicted, or the reverse
 JUDGED = ("overhead_bytes_per_s", "bytes_in_per_s", "groups_per_step")
 
 
-class Forked(Host):
-    """A process with some nodes that is forked from this one, and shares with it what both imported."""
-
-    def __init__(self, pid: int, ours: socket.socket) -> None:
-        self._pid = pid
-        self._ours = ours
-
-    @classmethod
-    def fork(cls, before: Sequence[Forked]) -> Forked:
-        """before: those that this process has forked already."""
-        ours, theirs = socket.socketpair()
-        pid = os.fork()
-        if pid == 0:
-            for end in (ours, *(other._ours for other in before)):
-                end.close()  # else the others would not see when this process closes them
-            os.setsid()  # as on a machine of its own: Linux shares cores among sessions first
-            sys.stdin = theirs.makefile("r")
-            sys.stdout = theirs.makefile("w")
-            try:
-                uvloop.run(host.serve())
-            finally:
-                os._exit(0)
-        theirs.close()
-        return cls(pid, ours)
-
-    async def begin(self, stack: contextlib.AsyncExitStack) -> Host:
-        reader, writer = await asyncio.open_connection(sock=self._ours, limit=1 << 24)
-        kill = partial(os.kill, self._pid, signal.SIGKILL)
-        self._process = cast(Any, SimpleNamespace(stdin=writer, stdout=reader, wait=self._wait, kill=kill))
-        stack.push_async_callback(self.close)
-        return self
-
-    async def _wait(self) -> None:
-        await asyncio.get_running_loop().run_in_executor(None, os.waitpid, self._pid, 0)
-
-
 class MemoryNode(host.BenchNode):
     """A node of the benchmark on a simulated network."""
 
@@ -89,9 +47,9 @@ class MemoryNode(host.BenchNode):
         self._network = network
 
     async def open(self, stack: contextlib.AsyncExitStack, setup: dict[str, Any]) -> None:
-        machine = Machine(1.0, 1.0, UPLINK, False)
+        machine = Machine(group_seconds=1.0, train_seconds=1.0, uplink=UPLINK, outbound_only=False)
         transport: Any = MemoryTransport(self._network, self.identity.author, machine, _addresses(self))
-        transport.pid = os.getpid()
+        transport.pid = os.getpid()  # whose CPU time is read as p2pd's, and not told
         self.transport = transport
 
 
@@ -101,14 +59,20 @@ class MemoryHost(host.Host):
     def __init__(self, stack: contextlib.AsyncExitStack) -> None:
         super().__init__(stack)
         self._network = Network(LATENCY, random.Random(0))
-        stack.callback(lambda: [task.cancel() for task in self.paced])
+        stack.callback(self.stop_pacing)
 
     def make_node(self, number: int, tokens: int) -> host.BenchNode:
         return MemoryNode(self._network, number, tokens)
 
     async def do(self, what: str, *, limit: float = 0.0, **arguments: Any) -> dict[str, Any]:
+        """As `swarm.Host.do`."""
         answer: dict[str, Any] = await getattr(self, what)(**arguments)
         return answer
+
+
+async def in_memory(stack: contextlib.AsyncExitStack, prefix: Sequence[str] = ()) -> Host:
+    """As `swarm.Host.start`."""
+    return cast(Host, MemoryHost(stack))
 
 
 def _addresses(node: host.BenchNode) -> list[str]:
@@ -119,22 +83,23 @@ def _addresses(node: host.BenchNode) -> list[str]:
 def _record_bytes(tokens: int) -> int:
     """The size of a node's record in the DHT."""
     node = host.BenchNode(0, tokens)
-    record = OwnerSigned(node.identity, node.run.id).sign("", _addresses(node), RECORD_LIFETIME)
+    owner = OwnerSigned(node.identity, node.run.id)
+    record = owner.sign("", _addresses(node), RECORD_LIFETIME)
     return len(pack_answer([record]))
 
 
-async def in_memory(stack: contextlib.AsyncExitStack, prefix: Sequence[str] = ()) -> Host:
-    """As `Host.start`."""
-    return cast(Host, MemoryHost(stack))
-
-
 def predicted(plan: Plan, **pace: Any) -> dict[str, Any]:
-    """What the simulation says."""
+    """The figures of `steady` on a simulated network, and the bytes of the DHT's answers. pace: as `steady` has it."""
     loop = SimulatedLoop()
     began = time.time()  # stores number their rounds by the machine's clock
-    clocks = Clocks(boot=loop.time, unix=lambda: began + loop.time(), thread=lambda: 0.0)
+    clocks = Clocks(
+        boot=loop.time,
+        unix=lambda: began + loop.time(),
+        thread=lambda: 0.0,
+    )
+    in_one = replace(plan, per_process=plan.nodes, begin=in_memory)
     with replaced(clocks), asyncio.Runner(loop_factory=lambda: loop) as runner:
-        found = runner.run(steady(replace(plan, per_process=plan.nodes, begin=in_memory), **pace))
+        found = runner.run(steady(in_one, **pace))
     answers = directory_figures(
         Scenario(nodes=plan.nodes, session_seconds=1e9),
         warmup=found["meet_seconds"] + 2 * pace["step_seconds"],
@@ -144,7 +109,8 @@ def predicted(plan: Plan, **pace: Any) -> dict[str, Any]:
     )
     for name in ("cpu_per_s", "wire_bytes_per_s"):
         del found[name]  # of the simulation, not of a node
-    return found | {"dht_bytes_out_per_s": answers["directory_bytes_out_per_node_s"]}
+    found["dht_bytes_out_per_s"] = answers["directory_bytes_out_per_node_s"]
+    return found
 
 
 def main() -> None:
@@ -156,22 +122,17 @@ def main() -> None:
     asked = parser.parse_args()
     pace = {"step_seconds": asked.step, "batch": BATCH, "seconds": asked.seconds}
     os.environ.setdefault("HIVEMIND_LOGLEVEL", "ERROR")
-    waiting: list[Forked] = []
-    for _ in range(asked.nodes):
-        waiting.append(Forked.fork(waiting))
-
-    async def begin(stack: contextlib.AsyncExitStack, prefix: Sequence[str]) -> Host:
-        return await waiting.pop().begin(stack)
-
-    plan = Plan(asked.nodes, per_process=1, groups=GROUPS, begin=begin)
-    real = asyncio.run(steady(plan, **pace, tell=lambda line: say(line, error=True, flush=True)))
+    plan = Plan(asked.nodes, per_process=1, groups=GROUPS)
+    real = asyncio.run(steady(plan, **pace, tell=_tell))
     real["dht_bytes_out_per_s"] = real["bytes_out_per_s"] - real["bytes_in_per_s"]  # its answers count where they leave
     foreseen = predicted(plan, **pace)
     problems = []
-    if real["announcements_lost"]:
-        problems.append(f"{real['announcements_lost']} announcements were lost")
+    lost = real["announcements_lost"]
+    if lost:
+        problems.append(f"{lost} announcements were lost")
     for name in JUDGED:
-        if not 1 / FAR < real[name] / foreseen[name] < FAR:
+        times = real[name] / foreseen[name]
+        if not 1 / FAR < times < FAR:
             problems.append(f"{name} is {real[name]:.1f}, predicted {foreseen[name]:.1f}")
     say(f"rejections: {real.pop('rejections')}")
     for name, value in real.items():
@@ -181,6 +142,10 @@ def main() -> None:
         say(told)
     say(*problems)
     sys.exit(bool(problems))
+
+
+def _tell(line: str) -> None:
+    say(line, error=True, flush=True)
 
 
 if __name__ == "__main__":

@@ -21,9 +21,12 @@ Tell = Callable[[str], None]
 
 
 def in_turns(
-    ours: Callable[[], object], rival: Callable[[], object] | None, repeats: int, tell: Tell
+    ours: Callable[[], object],
+    rival: Callable[[], object] | None,
+    repeats: int,
+    tell: Tell,
 ) -> tuple[list[float], list[float]]:
-    """CPU-seconds of each step of ours and of a rival's, both warm, one after the other."""
+    """CPU-seconds of each step of ours and of a rival's, both warm, one after the other; none of a rival's for None."""
     ours_s = []
     rival_s = []
     for repeat in range(repeats):
@@ -36,14 +39,19 @@ def in_turns(
 
 def beside(ours_s: Sequence[float], trl_s: Sequence[float]) -> dict[str, Any]:
     """Medians of CPU-seconds with minimum and maximum, and ours over TRL's; None where TRL is not installed."""
-    median = statistics.median(ours_s)
-    figures: dict[str, Any] = {"ours_cpu_s": median, "trl_cpu_s": None, "ratio": None}
-    figures["ours_spread"] = [min(ours_s), max(ours_s)]
-    figures["trl_spread"] = None
+    ours = statistics.median(ours_s)
+    figures: dict[str, Any] = {
+        "ours_cpu_s": ours,
+        "ours_spread": [min(ours_s), max(ours_s)],
+        "trl_cpu_s": None,
+        "trl_spread": None,
+        "ratio": None,
+    }
     if trl_s:
-        figures["trl_cpu_s"] = statistics.median(trl_s)
-        figures["ratio"] = median / figures["trl_cpu_s"]
+        trl = statistics.median(trl_s)
+        figures["trl_cpu_s"] = trl
         figures["trl_spread"] = [min(trl_s), max(trl_s)]
+        figures["ratio"] = ours / trl
     return figures
 
 
@@ -71,14 +79,17 @@ def peak_memory(call: Callable[[], object], before: int) -> float:
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        on_cpu = [torch.profiler.ProfilerActivity.CPU]
+        with torch.profiler.profile(activities=on_cpu, profile_memory=True) as profile:
             call()
         profile.export_chrome_trace(str(path))
         events = json.loads(path.read_text())["traceEvents"]
-    changes = sorted((event["ts"], event["args"]["Bytes"]) for event in events if event.get("name") == "[memory]")
-    now = peak = before
-    for _, change in changes:
-        now += change
+    changes = [event for event in events if event.get("name") == "[memory]"]
+    changes.sort(key=lambda event: event["ts"])
+    now = before
+    peak = before
+    for event in changes:
+        now += event["args"]["Bytes"]
         peak = max(peak, now)
     return peak
 
@@ -86,8 +97,11 @@ def peak_memory(call: Callable[[], object], before: int) -> float:
 def held(learner: Learner) -> int:
     """Bytes that are there between steps: weights, their masters where those are others, and the optimiser's state."""
     masters, optimiser = learner.state(live=True)
-    apart = [master for name, master in masters.items() if master.dtype != learner.trainable[name].dtype]
-    return sum(tensor.nbytes for tensor in [*learner.policy.model.parameters(), *apart, *optimiser.values()])
+    tensors = [*learner.policy.model.parameters(), *optimiser.values()]
+    for name, master in masters.items():
+        if master.dtype != learner.trainable[name].dtype:
+            tensors.append(master)
+    return sum(tensor.nbytes for tensor in tensors)
 
 
 def device_name(device: torch.device) -> str:

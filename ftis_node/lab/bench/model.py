@@ -1,6 +1,7 @@
 """Models with random weights and batches made of their own samples: what the training benchmarks run on."""
 
 import copy
+import itertools
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -51,7 +52,9 @@ class Size:
 
     def caps(self) -> dict[str, int]:
         """As a run has them."""
-        return {name: getattr(self, name) for name in ("prompt_tokens", "completion_tokens", "group")}
+        caps = asdict(self)
+        del caps["groups"]
+        return caps
 
     def as_dict(self) -> dict[str, int]:
         return asdict(self)
@@ -85,20 +88,29 @@ def small_config() -> Qwen2Config:
 
 def geometry(config: Any) -> dict[str, Any]:
     """The fields of a model's config that its speed depends on."""
-    names = ["hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"]
-    names += ["vocab_size", "tie_word_embeddings"]
+    names = (
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "vocab_size",
+        "tie_word_embeddings",
+    )
     return {name: getattr(config, name, None) for name in names}
 
 
 def planned(settings: Settings, size: Size, *, steps: bool) -> tuple[Settings, Plan]:
-    """What the plan makes of these settings on this machine. steps: it is to be trained, and not to generate alone.
+    """The settings as the plan completes them on this machine, and the plan. steps: the model is also to be trained.
 
     Raises:
         UserError: the plan is not to be had, or has no room for the model.
     """
     workload = Workload(size.prompt_tokens, size.completion_tokens, size.group, size.groups)
     settings, chosen = settle(settings, workload, {})
-    need = chosen.memory.total if steps else chosen.memory.generating
+    need = chosen.memory.generating
+    if steps:
+        need = chosen.memory.total
     if need > chosen.budget:
         what = f"{settings.model} does not fit: by the plan it takes {rounded(need)} of {rounded(chosen.budget)}."
         raise UserError(what, "Name a smaller --model, --lora, or fewer tokens: `ftis-node fit` says what fits.")
@@ -109,7 +121,8 @@ def named_policy(settings: Settings, *, random_weights: bool) -> Policy:
     """The model that the settings name, or one of its geometry, of a Qwen2.5 from memory."""
     if not random_weights:
         return load_policy(settings)
-    return random_policy(known_config(settings.model) or AutoConfig.from_pretrained(resolve(settings.model)), settings)
+    config = known_config(settings.model) or AutoConfig.from_pretrained(resolve(settings.model))
+    return random_policy(config, settings)
 
 
 def random_model(config: Any, device: torch.device, dtype: torch.dtype = torch.float32) -> Any:
@@ -117,27 +130,33 @@ def random_model(config: Any, device: torch.device, dtype: torch.dtype = torch.f
     torch.manual_seed(0)
     with device:
         # a config of its own, since the model changes it: ours and TRL's attention are not the same
-        return AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=dtype, attn_implementation="sdpa")
+        of_its_own = copy.deepcopy(config)
+        return AutoModelForCausalLM.from_config(of_its_own, dtype=dtype, attn_implementation="sdpa")
 
 
 def random_policy(config: Any, settings: Settings) -> Policy:
     """`random_model` made ready as `load_policy` would, with a tokenizer of as many made-up words."""
-    where = "cpu" if settings.quantisation == "nf4" else settings.device  # there it may not fit before
-    model = random_model(config, choose_device(where), getattr(torch, settings.dtype or "float32"))
+    where = settings.device
+    if settings.quantisation == "nf4":
+        where = "cpu"  # on the device it may not fit before it is quantised
+    dtype = getattr(torch, settings.dtype or "float32")
+    model = random_model(config, choose_device(where), dtype)
     return make_policy(model, word_tokenizer(config.vocab_size), settings)
 
 
 def word_tokenizer(words: int) -> PreTrainedTokenizerFast:
     """A tokenizer of so many made-up words; the first ends and pads."""
-    backend = Tokenizer(models.WordLevel({f"w{index}": index for index in range(words)}, unk_token="w1"))
+    vocabulary = {f"w{index}": index for index in range(words)}
+    backend = Tokenizer(models.WordLevel(vocabulary, unk_token="w1"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="w0", pad_token="w0")
 
 
 def random_prompts(policy: Policy, size: Size) -> list[list[int]]:
-    drawn = np.random.default_rng(0).integers(1, policy.vocabulary, (size.groups, size.prompt_tokens))
-    rows: list[list[int]] = drawn.tolist()
-    return rows
+    """A prompt a group, of ids but 0; the same at every call."""
+    shape = (size.groups, size.prompt_tokens)
+    drawn: list[list[int]] = np.random.default_rng(0).integers(1, policy.vocabulary, shape).tolist()
+    return drawn
 
 
 def own_work(policy: Policy, size: Size, batch: int) -> Work:
@@ -147,11 +166,12 @@ def own_work(policy: Policy, size: Size, batch: int) -> Work:
         batch: how many are decoded side by side at most.
     """
     prompts = random_prompts(policy, size)
+    no_id = policy.vocabulary  # ends a completion
     completions = generate(
         policy,
         prompts,
         group=size.group,
-        sampling=Sampling(size.completion_tokens, TEMPERATURE, (policy.vocabulary,)),  # no id ends one
+        sampling=Sampling(size.completion_tokens, TEMPERATURE, (no_id,)),
         generator=torch.Generator().manual_seed(0),
         batch=batch,
     )
@@ -165,17 +185,20 @@ def rewards(count: int) -> list[float]:
 
 def advantages(work: Work) -> torch.Tensor:
     """fp32 `[groups · G]`, as every objective here has them by default."""
-    groups = (torch.tensor(group, dtype=torch.float64) for group in work.rewards)
-    return torch.cat([PRESETS["ftis"].advantages(group) for group in groups]).float()
+    found = []
+    for group in work.rewards:
+        found.append(PRESETS["ftis"].advantages(torch.tensor(group, dtype=torch.float64)))
+    return torch.cat(found).float()
 
 
 def training_groups(work: Work) -> list[TrainingGroup]:
     """The work as the learner takes it; every second group is said to come from a peer."""
-    rows = zip(work.prompts, work.completions, work.rewards, strict=True)
-    return [
-        TrainingGroup(prompt, (Part(PEER if index % 2 else OWN, completions, rewards),))
-        for index, (prompt, completions, rewards) in enumerate(rows)
-    ]
+    groups = []
+    authors = itertools.cycle((OWN, PEER))
+    for prompt, completions, rewards in zip(work.prompts, work.completions, work.rewards, strict=True):
+        part = Part(next(authors), completions, rewards)
+        groups.append(TrainingGroup(prompt, (part,)))
+    return groups
 
 
 def make_learner(policy: Policy, objective: str, settings: Settings) -> Learner:

@@ -11,7 +11,11 @@ _NETWORK = "10.203.0"
 
 
 @contextlib.contextmanager
-def namespaces(count: int, uplink_mbit: float | None, prefix: str = "ftis") -> Iterator[list[tuple[str, str]]]:
+def namespaces(
+    count: int,
+    uplink_mbit: float | None,
+    prefix: str = "ftis",
+) -> Iterator[list[tuple[str, str]]]:
     """(name, IPv4 address) of each namespace; all are gone afterwards.
 
     With an uplink segments are as small as on a real network (offloading is off), and so are counted bytes.
@@ -55,8 +59,9 @@ def namespaces(count: int, uplink_mbit: float | None, prefix: str = "ftis") -> I
 
 def bytes_sent(name: str) -> int:
     """Bytes that a namespace's interface has sent, headers included."""
-    path = "/sys/class/net/eth0/statistics/tx_bytes"
-    return int(subprocess.run(["ip", "netns", "exec", name, "cat", path], capture_output=True, check=True).stdout)
+    line = ["ip", "netns", "exec", name, "cat", "/sys/class/net/eth0/statistics/tx_bytes"]
+    told = subprocess.run(line, capture_output=True, check=True)
+    return int(told.stdout)
 
 
 def run_tool(*line: str) -> None:

@@ -1,18 +1,15 @@
 """Real packets without a model: what admission lets through, of the size and shape that a run's would have."""
 
-import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import numpy as np
 
 from ftis_node import packet
 from ftis_node.config.run import Run
 from ftis_node.draw import draw
-from ftis_node.packet import Completion, Group, Packet, TextCompletion, TextPacket
-from ftis_node.store.packets import PacketStore
-from ftis_node.swarm.admission import AdmissionContext, admit
-from ftis_node.swarm.announcement import PacketRef
+from ftis_node.packet import Completion, Packet, TextCompletion, TextPacket
+from ftis_node.swarm.admission import AdmissionContext
+from ftis_node.swarm.identity import Identity
 
 GROUP = 12
 VOCABULARY = 151_665  # Qwen2.5 with its special tokens
@@ -77,12 +74,23 @@ def make_text_packet(run: Run, author: bytes, round: int, slot: int, random: np.
     )
 
 
+def node_identity(number: int) -> Identity:
+    """The key of a benchmark's n-th node, the same at every call."""
+    return Identity((number + 1).to_bytes(32, "big"))
+
+
 def make_context(run: Run) -> AdmissionContext:
     """The admission of packets that `make_packet` makes."""
-    return AdmissionContext(run, packet.prompt_digests([row] * 60 for row in range(ROWS)))
+    prompts = ([row] * 60 for row in range(ROWS))
+    return AdmissionContext(run, packet.prompt_digests(prompts))
 
 
-def packed(run: Run, where: tuple[bytes, int, int, int], ids: Sequence[int], made: Sequence[Completion]) -> Packet:
+def packed(
+    run: Run,
+    where: tuple[bytes, int, int, int],
+    ids: Sequence[int],
+    made: Sequence[Completion],
+) -> Packet:
     """A packet of a run. where: its author, round, slot and policy step. ids: of the prompt."""
     author, round, slot, policy_step = where
     return packet.pack_group(
@@ -101,7 +109,8 @@ def make_packet(run: Run, author: bytes, round: int, slot: int, random: np.rando
     tokens = run.completion_tokens
     completions = []
     for index in range(GROUP):
-        ids = (random.zipf(1.2, tokens) % EOS[0]).astype(np.uint32)
+        drawn = random.zipf(1.2, tokens) % EOS[0]
+        ids = drawn.astype(np.uint32)
         finished = index % 2 == 0
         if finished:
             ids[-1] = EOS[1]
@@ -109,43 +118,3 @@ def make_packet(run: Run, author: bytes, round: int, slot: int, random: np.rando
         completions.append(Completion(ids, logprobs, finished))
     row = draw(run.id, author, round, slot, ROWS)
     return packed(run, (author, round, slot, round), [row] * 60, completions)
-
-
-@dataclass(frozen=True)
-class Round:
-    """A round of packets that an author made, by slot."""
-
-    number: int = 0
-    packets: tuple[Group, ...] = ()
-
-    @property
-    def refs(self) -> list[PacketRef]:
-        """The entries of its announcement; a third is right, as `model.rewards` has it."""
-        return [
-            PacketRef(slot, group.digest, len(group.data), math.ceil(len(group.packet.lengths) / 3))
-            for slot, group in enumerate(self.packets)
-        ]
-
-
-def make_round(
-    context: AdmissionContext, author: bytes, store: PacketStore, groups: int, make: Callable[[int, int], Packet]
-) -> Round:
-    """The author's next round, admitted and stored.
-
-    Args:
-        make: the packet of a round and a slot.
-
-    Raises:
-        RuntimeError: admission refuses one.
-    """
-    number = store.upcoming_round()
-    store.take_round(number)
-    made = []
-    for slot in range(groups):
-        body = packet.encode(make(number, slot))
-        verdict = admit(context, author, body)
-        if not isinstance(verdict, Group):
-            raise RuntimeError(f"a packet of the benchmark is unsound: {verdict}")
-        made.append(verdict)
-    store.add(made, own=True)
-    return Round(number, tuple(made))

@@ -37,9 +37,9 @@ def bench_reading(tokens: int, repeats: int, tokenizers: Mapping[str, PreTrained
     Raises:
         RuntimeError: a reader cannot read a text, or reads it in its author's cut, so the times would mean nothing.
     """
-    codecs = {name: Codec(tokenizer) for name, tokenizer in tokenizers.items()}
+    codecs = [Codec(tokenizer) for tokenizer in tokenizers.values()]
     slowest: dict[str, float] = {}
-    for author, reader in permutations(codecs.values(), 2):
+    for author, reader in permutations(codecs, 2):
         for key, cost in _pair(author, reader, tokens, repeats).items():
             slowest[key] = max(slowest.get(key, 0.0), cost)
     return slowest
@@ -51,20 +51,27 @@ def built_in_tokenizers() -> dict[str, PreTrainedTokenizerBase]:
 
 
 def median_us(call: Callable[[], object], repeats: int) -> float:
-    """CPU time of this thread, so that other work on the machine does not count."""
-    seconds = timeit.repeat(call, setup="gc.enable()", timer=time.thread_time, repeat=repeats, number=1)
+    """Microseconds of a call in CPU time of this thread, so that other work on the machine does not count."""
+    seconds = timeit.repeat(
+        call,
+        setup="gc.enable()",
+        timer=time.thread_time,
+        repeat=repeats,
+        number=1,
+    )
     return statistics.median(seconds) * 1e6
 
 
 def _pair(author: Codec, reader: Codec, tokens: int, repeats: int) -> dict[str, float]:
+    """As `bench_reading`, of one author and one reader."""
     group = [_completion(author, tokens, seed) for seed in range(GROUP)]
     sent = [author.to_text(completion) for completion in group]
     texts = [completion.text.decode() for completion in sent]
+    cuts = [_cut(reader, text) for text in texts]
     for completion in sent:
         read = reader.from_text(completion)
         if isinstance(read, Unreadable) or read.chunks is None:
             raise RuntimeError("the benchmark's own text cannot be read in chunks")
-    cuts = [_cut(reader, text) for text in texts]
 
     def spell() -> None:
         for completion in group:
@@ -80,13 +87,19 @@ def _pair(author: Codec, reader: Codec, tokens: int, repeats: int) -> dict[str, 
         for completion in sent:
             reader.from_text(completion)
 
-    calls = {"spell": spell, "align": aligned, "read": read_all}
-    return {f"{key}_us_per_token": median_us(call, repeats) / (GROUP * tokens) for key, call in calls.items()}
+    in_group = GROUP * tokens
+    return {
+        "spell_us_per_token": median_us(spell, repeats) / in_group,
+        "align_us_per_token": median_us(aligned, repeats) / in_group,
+        "read_us_per_token": median_us(read_all, repeats) / in_group,
+    }
 
 
 def _cut(reader: Codec, text: str) -> NDArray[np.int64]:
     """Bytes of each of the reader's own tokens of a text; a codec keeps these sizes."""
-    sizes = [len(reader.decode(np.array([index]))) for index in reader.encode(text).tolist()]
+    sizes = []
+    for index in reader.encode(text).tolist():
+        sizes.append(len(reader.decode(np.array([index]))))
     return np.array(sizes, np.int64)
 
 
@@ -97,8 +110,10 @@ def _completion(codec: Codec, tokens: int, seed: int) -> Completion:
     ids = codec.encode(text)
     while len(ids) < tokens:
         sentence = rng.choice(_SENTENCES)
-        numbers = [rng.randrange(2, 400) for _ in range(sentence.count("{}"))]
+        places = sentence.count("{}")
+        numbers = [rng.randrange(2, 400) for _ in range(places)]
         text += sentence.format(*numbers)
         ids = codec.encode(text)
+    ended = np.append(ids[: tokens - 1], codec.end)
     claims = np.full(tokens, -0.5, np.float32)
-    return Completion(np.append(ids[: tokens - 1], codec.end).astype(np.uint32), claims, True)
+    return Completion(ended.astype(np.uint32), claims, finished=True)

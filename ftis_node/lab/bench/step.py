@@ -37,35 +37,44 @@ def bench_step(size: Size, *, repeats: int, trace: Path | None, tell: Tell) -> d
     if trace is not None:
         _check_writable(trace)
     config = small_config()
-    with tempfile.TemporaryDirectory() as folder, contextlib.closing(WholeNode(config, size, Path(folder))) as node:
+    traced = None
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        node = stack.enter_context(contextlib.closing(WholeNode(config, size, folder)))
         prompts = questions(size, node.engine.policy.vocabulary)
 
         def warm(micro_batch: int) -> WholeTrl:
-            trl = WholeTrl(config, prompts, size, micro_batch, Path(folder) / "trl")
+            trl = WholeTrl(config, prompts, size, micro_batch, folder / "trl")
             trl.step()
             return trl
 
+        devices: list[dict[str, float]] = []
+
+        def ours() -> None:
+            devices.append(asyncio.run(node.step())["device"])
+
         trl = fastest(warm, size, 1, tell)
         asyncio.run(node.step())  # to warm up
-        devices: list[dict[str, float]] = []
-        rival = rival_size = None
+        rival = None
+        rival_size = None
         if trl is not None:
             rival = trl.step
             rival_size = trl.micro_batch
-        ours_s, trl_s = in_turns(lambda: devices.append(asyncio.run(node.step())["device"]), rival, repeats, tell)
+        ours_s, trl_s = in_turns(ours, rival, repeats, tell)
         if trace is not None:
             tell(f"tracing a step into {trace}")
             _trace(node, trace)
+            traced = str(trace)
         machine = measured_on(node.engine.policy, size, repeats)
-    traced = None
-    if trace is not None:
-        traced = str(trace)
-    parts = {part: statistics.median(each[f"cpu_{part}"] for each in devices) for part in PARTS}
+    parts = {}
+    for part in PARTS:
+        parts[f"{part}_cpu_s"] = statistics.median(each[f"cpu_{part}"] for each in devices)
+    idle = [each["step_idle"] / each["step_total"] for each in devices]
     return {
         **beside(ours_s, trl_s),
-        **{f"{part}_cpu_s": spent for part, spent in parts.items()},
+        **parts,
         "rest_cpu_s": statistics.median(ours_s) - sum(parts.values()),
-        "idle_share": statistics.median(each["step_idle"] / each["step_total"] for each in devices),
+        "idle_share": statistics.median(idle),
         "trl_micro_batch": rival_size,
         "trace": traced,
         **machine,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import operator
 import os
 import statistics
 import sys
@@ -17,21 +18,28 @@ from typing import Any
 from ftis_node.errors import FtisError
 from ftis_node.host.clocks import boot_seconds
 from ftis_node.lab.bench.namespaces import bytes_sent, namespaces
-from ftis_node.lab.bench.packets import GROUP, make_run
+from ftis_node.lab.bench.packets import GROUP, make_run, node_identity
 from ftis_node.node.stepper import exchange_interval
-from ftis_node.swarm.identity import Identity
 
 MEET_SECONDS = 900.0
 ANSWER_SECONDS = 60.0
 STARTED_AT_ONCE = 8  # processes
+LONGEST_ANSWER = 1 << 24  # bytes
+VIEW = 64  # peers that a node knows at most
 
 
 @dataclass(frozen=True)
 class Plan:
-    """nodes: how many. per_process: of them share a process. groups, tokens: a round's packets, and a completion's
-    length. uplink_mbit: each node in a namespace of its own with so fast an uplink. timeout: of one repetition, in
-    seconds. exchange_peers, interval: whom a hungry node asks for news, and how often. begin: what starts a host, in
-    place of a process."""
+    """The nodes, and what each of them sends.
+
+    per_process    how many of the nodes share a process
+    groups         packets that a node makes in a round
+    tokens         of a completion
+    uplink_mbit    if given, each node is in a namespace of its own with an uplink of this speed
+    timeout        seconds that one repetition may take
+    interval       seconds between two exchanges of a node
+    begin          what starts a host, in place of a process
+    """
 
     nodes: int
     per_process: int = 4
@@ -40,7 +48,6 @@ class Plan:
     repetitions: int = 20
     uplink_mbit: float | None = None
     timeout: float = 60.0
-    exchange_peers: int = 6
     interval: float = 0.2
     begin: Callable[[contextlib.AsyncExitStack, Sequence[str]], Awaitable[Host]] | None = None
 
@@ -59,20 +66,26 @@ class Host:
             prefix: what its command is run by, as in a namespace.
         """
         process = await asyncio.create_subprocess_exec(
-            *(*prefix, sys.executable, "-m", "ftis_node.lab.bench.host"),
+            *prefix,
+            sys.executable,
+            "-m",
+            "ftis_node.lab.bench.host",
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            limit=1 << 24,
+            limit=LONGEST_ANSWER,
             env=os.environ | {"OMP_NUM_THREADS": "1"},
+            start_new_session=True,  # as on a machine of its own: Linux shares cores among sessions first
         )
         host = cls(process)
         stack.push_async_callback(host.close)
         return host
 
     async def do(self, what: str, *, limit: float = ANSWER_SECONDS, **arguments: Any) -> dict[str, Any]:
-        """Raises FtisError if it does not answer."""
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write(json.dumps({"do": what, **arguments}).encode() + b"\n")
+        """The answer to a command of `bench.host.Host`. Raises FtisError if none comes within `limit` seconds."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        command = {"do": what, **arguments}
+        self._process.stdin.write(json.dumps(command).encode() + b"\n")
         try:
             line = await asyncio.wait_for(self._process.stdout.readline(), limit)
         except TimeoutError:
@@ -83,6 +96,7 @@ class Host:
         return answer
 
     async def close(self) -> None:
+        """Ends the process by ending its input, or by force."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:
@@ -95,18 +109,23 @@ class Host:
 class _Swarm:
     """All hosts; commands go to all of them at once."""
 
-    def __init__(self, hosts: Sequence[Host], plan: Plan, names: Sequence[str]) -> None:
+    def __init__(self, hosts: Sequence[Host], names: Sequence[str]) -> None:
+        """
+        Args:
+            names: the nodes' namespaces; none where they share the machine's loopback.
+        """
         self.met = 0.0  # seconds until every node knew all others
         self._hosts = hosts
         self._names = names
-        self.authors = [Identity((number + 1).to_bytes(32, "big")).author.hex() for number in range(plan.nodes)]
 
     async def do(self, what: str, **arguments: Any) -> list[dict[str, Any]]:
-        return list(await asyncio.gather(*(host.do(what, **arguments) for host in self._hosts)))
+        """The answers of all hosts to one command."""
+        return await asyncio.gather(*(host.do(what, **arguments) for host in self._hosts))
 
     async def wait(self, what: str, count: int, seconds: float) -> float:
-        """When the last node had so many. Raises FtisError if one has fewer."""
-        told = await self.do("wait", key=what, count=count, seconds=seconds, limit=seconds + ANSWER_SECONDS)
+        """When the last node had so many, on the machine's clock. Raises FtisError if one has fewer."""
+        limit = seconds + ANSWER_SECONDS
+        told = await self.do("wait", key=what, count=count, seconds=seconds, limit=limit)
         least = min(answer["least"] for answer in told)
         if least < count:
             raise FtisError(f"After {seconds:.0f} s a node has {least} {what} in place of {count}.")
@@ -115,10 +134,16 @@ class _Swarm:
     async def figures(self) -> dict[str, Any]:
         """The figures of all nodes, and the bytes that the network's interfaces have sent so far."""
         told = await self.do("figures")
-        nodes = [node for answer in told for node in answer["nodes"]]
+        nodes = []
+        cpu = 0.0
+        for answer in told:
+            cpu += answer["cpu"]
+            nodes += answer["nodes"]
+        for node in nodes:
+            cpu += node["p2pd_cpu"]
         return {
             "at": max(answer["at"] for answer in told),
-            "cpu": sum(answer["cpu"] for answer in told) + sum(node["p2pd_cpu"] for node in nodes),
+            "cpu": cpu,
             "wire": self._bytes_sent(),
             "nodes": nodes,
         }
@@ -138,38 +163,36 @@ async def _started(plan: Plan, tell: Callable[[str], None]) -> AsyncIterator[_Sw
         if plan.uplink_mbit:
             places = stack.enter_context(namespaces(plan.nodes, plan.uplink_mbit))
             per_process = 1
-        every = list(range(plan.nodes))
-        numbers = [every[first : first + per_process] for first in range(0, plan.nodes, per_process)]
+        firsts = range(0, plan.nodes, per_process)
         began = boot_seconds()
-        tell(f"starting {plan.nodes} nodes in {len(numbers)} processes")
+        tell(f"starting {plan.nodes} nodes in {len(firsts)} processes")
         begin = plan.begin or Host.start
         hosts = []
         starting = []
-        for index, some in enumerate(numbers):
-            setup = {
-                "host": "127.0.0.1",
-                "quic": False,
-                "interval": plan.interval,
-                "exchange_peers": plan.exchange_peers,
-            }
+        for index, first in enumerate(firsts):
+            setup = {"host": "127.0.0.1", "quic": False, "interval": plan.interval}
             prefix: Sequence[str] = ()
             if places:
                 name, setup["host"] = places[index]
                 prefix = ("ip", "netns", "exec", name)
             host = await begin(stack, prefix)
             hosts.append(host)
-            starting.append(host.do("start", numbers=some, tokens=plan.tokens, setup=setup, limit=MEET_SECONDS))
+            end = min(first + per_process, plan.nodes)
+            numbers = list(range(first, end))
+            answer = host.do("start", numbers=numbers, tokens=plan.tokens, setup=setup, limit=MEET_SECONDS)
+            starting.append(answer)
         addresses: list[str] = []
         for first in range(0, len(starting), STARTED_AT_ONCE):  # a p2pd that starts among too many counts as dead
-            for answer in await asyncio.gather(*starting[first : first + STARTED_AT_ONCE]):
-                addresses += answer["addresses"]
-        swarm = _Swarm(hosts, plan, [name for name, _ in places])
+            some = starting[first : first + STARTED_AT_ONCE]
+            for started in await asyncio.gather(*some):
+                addresses += started["addresses"]
+        swarm = _Swarm(hosts, [name for name, _ in places])
         joined = boot_seconds()
         await swarm.do("join", bootstraps=addresses[:2], limit=MEET_SECONDS)
-        known = min(plan.nodes - 1, 64)
-        at = await swarm.wait("peers", known, MEET_SECONDS)
-        swarm.met = at - joined
-        tell(f"every node knows {known} others after {at - began:.1f} s")
+        others = min(plan.nodes - 1, VIEW)
+        met_at = await swarm.wait("peers", others, MEET_SECONDS)
+        swarm.met = met_at - joined
+        tell(f"every node knows {others} others after {met_at - began:.1f} s")
         yield swarm
 
 
@@ -205,6 +228,7 @@ async def all_gather(plan: Plan, tell: Callable[[str], None] = lambda line: None
     machine's loopback count whatever else is sent there), and the same of the pushes. Raises FtisError if a node lacks
     one packet when a repetition's time is over.
     """
+    authors = [node_identity(number).author.hex() for number in range(plan.nodes)]
     async with _started(plan, tell) as swarm:
         everything = (plan.nodes - 1) * plan.groups
         pulled = _Phase()
@@ -232,7 +256,7 @@ async def all_gather(plan: Plan, tell: Callable[[str], None] = lambda line: None
                 before = await swarm.figures()
                 pushed += everything
                 began = boot_seconds()
-                await swarm.do("push", others=swarm.authors, limit=plan.timeout + ANSWER_SECONDS)
+                await swarm.do("push", others=authors, limit=plan.timeout + ANSWER_SECONDS)
                 at = await swarm.wait("pushed", pushed, plan.timeout)
                 phase.add(before, await swarm.figures(), at - began)
         tokens = plan.nodes * everything * GROUP * plan.tokens
@@ -246,7 +270,7 @@ async def all_gather(plan: Plan, tell: Callable[[str], None] = lambda line: None
             "rejections": _merged(after),
         }
         for name, phase in pushes.items():
-            ratios = [ours / push for ours, push in zip(pulled.seconds, phase.seconds, strict=True)]
+            ratios = map(operator.truediv, pulled.seconds, phase.seconds)
             result |= phase.medians(name, tokens)
             result[f"{name}ratio"] = statistics.median(ratios)
         if plan.uplink_mbit is not None:
@@ -258,9 +282,19 @@ async def all_gather(plan: Plan, tell: Callable[[str], None] = lambda line: None
 
 
 async def steady(
-    plan: Plan, *, step_seconds: float, batch: int, seconds: float, tell: Callable[[str], None] = lambda line: None
+    plan: Plan,
+    *,
+    step_seconds: float,
+    batch: int,
+    seconds: float,
+    tell: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
-    """Each node makes `groups` packets a step and takes a batch; what that costs a node, after a warm-up."""
+    """Each node makes `groups` packets a step and takes a batch; what that costs a node, after two steps.
+
+    Args:
+        batch: groups that a node takes in a step.
+        seconds: that are measured.
+    """
     plan = replace(plan, interval=exchange_interval(step_seconds))
     async with _started(plan, tell) as swarm:
         await swarm.do("pace", groups=plan.groups, batch=batch, seconds=step_seconds)
@@ -270,17 +304,25 @@ async def steady(
         await asyncio.sleep(seconds)
         after = await swarm.figures()
         elapsed: float = after["at"] - before["at"]
+        node_seconds = elapsed * plan.nodes
 
-        def rate(key: str) -> float:
-            """Of a mean node, a second."""
-            return (_total(after, key) - _total(before, key)) / elapsed / plan.nodes
+        def more(key: str) -> float:
+            """What was added to a figure of all nodes."""
+            return _total(after, key) - _total(before, key)
 
-        steps = _total(after, "steps") - _total(before, "steps")
+        admitted = more("admitted")
         groups = None
+        steps = more("steps")
         if steps:
-            groups = rate("admitted") * elapsed * plan.nodes / steps
-        announced = {(node["author"], number) for node in after["nodes"] for number in node["announced"]}
-        heard = sum(len(announced & set(map(tuple, node["heard"]))) for node in after["nodes"])
+            groups = admitted / steps
+        announced = set()
+        for node in after["nodes"]:
+            for number in node["announced"]:
+                announced.add((node["author"], number))
+        heard = 0
+        for node in after["nodes"]:
+            heard += len(announced.intersection(map(tuple, node["heard"])))
+        bytes_in = more("bytes_in")
         packet_bytes = make_run(plan.tokens).packet_bytes_max - 80
         return {
             "nodes": plan.nodes,
@@ -288,11 +330,11 @@ async def steady(
             "meet_seconds": swarm.met,
             "announcements": len(announced),
             "announcements_lost": len(announced) * plan.nodes - heard,
-            "bytes_in_per_s": rate("bytes_in"),
-            "bytes_out_per_s": rate("bytes_out"),
-            "wire_bytes_per_s": (after["wire"] - before["wire"]) / elapsed / plan.nodes,
-            "overhead_bytes_per_s": rate("bytes_in") - rate("admitted") * packet_bytes,
-            "cpu_per_s": (after["cpu"] - before["cpu"]) / elapsed / plan.nodes,
+            "bytes_in_per_s": bytes_in / node_seconds,
+            "bytes_out_per_s": more("bytes_out") / node_seconds,
+            "wire_bytes_per_s": (after["wire"] - before["wire"]) / node_seconds,
+            "overhead_bytes_per_s": (bytes_in - admitted * packet_bytes) / node_seconds,
+            "cpu_per_s": (after["cpu"] - before["cpu"]) / node_seconds,
             "groups_per_step": groups,
             "rejections": _merged(after),
         }
@@ -304,7 +346,7 @@ def _total(figures: dict[str, Any], key: str) -> float:
 
 
 def _merged(figures: dict[str, Any]) -> dict[str, int]:
-    """The rejections of all nodes, by reason."""
+    """How many rejections all nodes have, by reason."""
     merged = Counter[str]()
     for node in figures["nodes"]:
         merged.update(node["rejections"])

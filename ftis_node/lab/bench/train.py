@@ -43,7 +43,8 @@ def bench_train(size: Size, *, repeats: int, tell: Tell) -> dict[str, Any]:
 
     def ours() -> None:
         report = learner.step(groups)
-        if report.skipped or not math.isfinite(report.loss) or report.tokens != size.tokens:
+        whole = report.tokens == size.tokens
+        if report.skipped or not whole or not math.isfinite(report.loss):
             raise RuntimeError(f"our step left samples out or took no update: {report}")
 
     with tempfile.TemporaryDirectory() as folder:
@@ -73,7 +74,7 @@ def bench_train(size: Size, *, repeats: int, tell: Tell) -> dict[str, Any]:
 
 
 def our_gradient(policy: Policy, work: Work) -> dict[str, Tensor]:
-    """The gradient of the plain clipped objective (`nois`), by parameter, taken from a real step."""
+    """The gradient of the plain clipped objective (`nois`) by parameter's name, taken from a real step."""
     learner = make_learner(policy, "nois", SETTINGS)
     with caught_gradient(policy.model) as gradient:
         learner.step(training_groups(work))
@@ -81,7 +82,7 @@ def our_gradient(policy: Policy, work: Work) -> dict[str, Tensor]:
 
 
 def check_same_work(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
-    """RuntimeError unless two gradients agree to `TOLERANCE`, relative, as a whole."""
+    """Raises RuntimeError unless two gradients agree to `TOLERANCE`, relative, as a whole."""
     if ours.keys() != theirs.keys():
         raise RuntimeError(f"gradients of other parameters: {sorted(ours.keys() ^ theirs.keys())}")
     difference = _norm([ours[name] - theirs[name] for name in ours])
@@ -109,4 +110,8 @@ def caught_gradient(module: nn.Module) -> Iterator[dict[str, Tensor]]:
 
 
 def _norm(tensors: Sequence[Tensor]) -> float:
-    return math.sqrt(sum(float(tensor.double().square().sum()) for tensor in tensors))
+    """Of all their elements together."""
+    squares = 0.0
+    for tensor in tensors:
+        squares += float(tensor.double().square().sum())
+    return math.sqrt(squares)

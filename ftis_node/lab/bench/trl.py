@@ -27,6 +27,7 @@ class _Trainer:
     def __init__(self, config: Any, prompts: Sequence[str], size: Size, micro_batch: int, folder: Path) -> None:
         """
         Args:
+            config: of the model, in transformers' form.
             micro_batch: completions in a forward pass; divides the number of completions.
             folder: where TRL may write.
 
@@ -38,6 +39,12 @@ class _Trainer:
         self.passes = size.completions // micro_batch
         trl = importlib.import_module("trl")
         datasets = importlib.import_module("datasets")
+        rows = datasets.Dataset.from_dict({"prompt": list(prompts)})
+
+        def rewarded(completions: Sequence[Any], **_: Any) -> list[float]:
+            groups = len(completions) // size.group
+            return groups * model.rewards(size.group)
+
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             arguments = trl.GRPOConfig(
@@ -63,13 +70,14 @@ class _Trainer:
             )
             self.trainer = trl.GRPOTrainer(
                 self.model,
-                reward_funcs=lambda completions, **_: model.rewards(size.group) * (len(completions) // size.group),
+                reward_funcs=rewarded,
                 args=arguments,
-                train_dataset=datasets.Dataset.from_dict({"prompt": list(prompts)}),
+                train_dataset=rows,
                 processing_class=model.word_tokenizer(self.model.config.vocab_size),
             )
         self.trainer.create_optimizer_and_scheduler(num_training_steps=1_000_000)
-        self._wrapped, self.trainer.optimizer = self.trainer.accelerator.prepare(self.model, self.trainer.optimizer)
+        accelerator = self.trainer.accelerator
+        self._wrapped, self.trainer.optimizer = accelerator.prepare(self.model, self.trainer.optimizer)
         self.trainer.current_gradient_accumulation_steps = self.passes
 
     def update(self, inputs: Sequence[Any], items: Tensor | None) -> tuple[float, float]:
@@ -81,7 +89,8 @@ class _Trainer:
         trainer = self.trainer
         loss = 0.0
         for index in range(self.passes):
-            trainer.accelerator.gradient_state._set_sync_gradients(index + 1 == self.passes)
+            last = index + 1 == self.passes
+            trainer.accelerator.gradient_state._set_sync_gradients(last)
             loss += float(trainer.training_step(self._wrapped, inputs, items))
         norm = float(trainer._clip_grad_norm(self._wrapped))
         trainer.optimizer.step()
@@ -123,8 +132,10 @@ class WholeTrl(_Trainer):
 
     def step(self) -> tuple[float, float]:
         """A whole step; returns as `update` does."""
-        rows = [{"prompt": next(self._prompts)} for _ in range(self._size.groups)]
-        return self.update([row for row in rows for _ in range(self._size.group)], None)
+        rows = []
+        for prompt in itertools.islice(self._prompts, self._size.groups):
+            rows += [{"prompt": prompt}] * self._size.group
+        return self.update(rows, None)
 
 
 AnyTrl = TypeVar("AnyTrl", Trl, WholeTrl)
@@ -137,7 +148,8 @@ def fastest(warm: Callable[[int], AnyTrl], size: Size, runs: int, tell: Tell) ->
         warm: makes it for a micro-batch, and takes a first step.
         runs: timed steps of each, of which the fastest counts.
     """
-    best: tuple[float, AnyTrl] | None = None
+    best = None
+    least = math.inf
     for parts in (1, 2, 4, 8):
         if size.completions % parts:
             continue
@@ -148,18 +160,22 @@ def fastest(warm: Callable[[int], AnyTrl], size: Size, runs: int, tell: Tell) ->
             return None
         seconds = min(cpu_seconds(trl.step) for _ in range(runs))
         tell(f"TRL in micro-batches of {trl.micro_batch}: {seconds:.2f} CPU-s")
-        if best is None or seconds < best[0]:
-            best = (seconds, trl)
-    assert best is not None
-    return best[1]
+        if seconds < least:
+            least = seconds
+            best = trl
+    return best
 
 
 def _batch(work: Work) -> dict[str, Tensor]:
     """TRL's batch after generation and scoring: ids and masks `[N, L]`, advantages `[N]`; nothing is padded."""
-    pairs = zip(work.prompts, work.completions, strict=True)
-    prompts = torch.tensor([prompt for prompt, group in pairs for _ in group])
-    ids = [completion.token_ids.astype(np.int64) for group in work.completions for completion in group]
-    completions = torch.from_numpy(np.stack(ids))
+    prompt_rows = []
+    completion_rows = []
+    for prompt, group in zip(work.prompts, work.completions, strict=True):
+        for completion in group:
+            prompt_rows.append(prompt)
+            completion_rows.append(completion.token_ids.astype(np.int64))
+    prompts = torch.tensor(prompt_rows)
+    completions = torch.from_numpy(np.stack(completion_rows))
     return {
         "prompt_ids": prompts,
         "prompt_mask": torch.ones_like(prompts),

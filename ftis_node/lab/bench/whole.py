@@ -24,14 +24,13 @@ from ftis_node.fit.plan import MICRO_BATCH_TOKENS
 from ftis_node.host.clocks import boot_seconds
 from ftis_node.lab.bench.model import TEMPERATURE, Size, random_policy, rewards
 from ftis_node.lab.compute import InProcess
-from ftis_node.lab.exchange import MemorySwarm, Network
+from ftis_node.lab.exchange import MemorySwarm, Network, trade_of
 from ftis_node.node.means import Means
 from ftis_node.node.stepper import Stepper, source_for
 from ftis_node.step_report import DeviceSeconds
 from ftis_node.store.packets import PacketStore
 from ftis_node.swarm.admission import AdmissionContext
 from ftis_node.swarm.identity import Identity
-from ftis_node.swarm.pulling import Trade
 from ftis_node.swarm.reputation import Reputation
 from ftis_node.tasks import Example, Task
 from ftis_node.tasks.task import TextCaps
@@ -82,14 +81,25 @@ class RandomEngine(Engine):
         self.policy = random_policy(self._config, settings)
         self._context = context_of(self._config)
         rows = tuple(Example(question, "0") for question in questions(size, self.policy.vocabulary))
-        tokens = size.completion_tokens
-        text = TextCaps.beside(size.prompt_tokens, tokens)
-        self.task = Task("words", rows[8:], rows[:8], "0" * 64, "{question}", "exact", tokens, 0, text)
+        task = Task(
+            "words",
+            train=rows[8:],
+            held_out=rows[:8],
+            data="0" * 64,
+            template="{question}",
+            reward="exact",
+            completion_tokens=size.completion_tokens,
+            prompt_tokens=size.prompt_tokens,
+            text=TextCaps.beside(size.prompt_tokens, size.completion_tokens),
+        )
+        self.task = task
         tokenizer = self.policy.tokenizer
         run = Run(
             **caps,
-            **{name: getattr(self.task, name) for name in ("data", "template", "reward")},
-            task=self.task.name,
+            task=task.name,
+            data=task.data,
+            template=task.template,
+            reward=task.reward,
             slots=64,
             temperature=TEMPERATURE,
             eos=end_ids(tokenizer),
@@ -100,7 +110,9 @@ class RandomEngine(Engine):
 
     def generate(self, rows: Sequence[int], *given: Any, **more: Any) -> Generated:
         made = super().generate(rows, *given, **more)
-        groups = [ScoredPacket(group.packet, rewards(len(group.rewards))) for group in made.groups]
+        groups = []
+        for group in made.groups:
+            groups.append(ScoredPacket(group.packet, rewards(len(group.rewards))))
         return Generated(groups, made.seconds, made.generation_batch)
 
     def score(self, row: int, packet: bytes) -> list[float]:
@@ -141,11 +153,15 @@ class WholeNode:
         context = AdmissionContext(self.run, digests)
         identity = Identity.load_or_create(folder / "key")
         store = PacketStore(folder / "packets.sqlite", self.run.id, STORE_BYTES)
-        trade = Trade(
-            context, store, lambda: self.stepper.want(), lambda arrived: self.stepper.source.inbox.on_groups(arrived)
-        )
+        trade = trade_of(context, store, lambda: self.stepper)
         swarm = MemorySwarm(
-            Network(), identity.author, trade, boot_seconds, max_age=math.inf, rng=random.Random(0), on_demand=True
+            Network(),
+            identity.author,
+            trade,
+            boot_seconds,
+            max_age=math.inf,
+            rng=random.Random(0),
+            on_demand=True,
         )
         means = Means(
             context=context,
@@ -165,10 +181,12 @@ class WholeNode:
         if last is None or last.report.skipped:
             raise RuntimeError(f"the step took no update: {last}")
         device = msgspec.structs.asdict(last.report.device)
-        cpu = msgspec.structs.asdict(self.engine.usage.cpu_seconds)
-        device |= {f"cpu_{part}": spent for part, spent in cpu.items()}
         total = last.seconds.total
-        device |= {"step_total": total, "step_idle": max(0.0, total - device["generate"] - device["train"])}
+        device["step_total"] = total
+        device["step_idle"] = max(0.0, total - device["generate"] - device["train"])
+        cpu = msgspec.structs.asdict(self.engine.usage.cpu_seconds)
+        for part, spent in cpu.items():
+            device[f"cpu_{part}"] = spent
         return last.row() | {"device": device}
 
     def close(self) -> None:

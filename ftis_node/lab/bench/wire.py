@@ -1,7 +1,5 @@
 """The cost of the wire: bytes and CPU time of packing, unpacking and admitting one group of 12 × 256 tokens."""
 
-from collections.abc import Callable
-
 import numpy as np
 
 from ftis_node.lab.bench import packets
@@ -43,13 +41,14 @@ def bench_wire(repeats: int = 200) -> dict[str, float]:
         raise RuntimeError("a packet without a last log-prob was admitted")
 
     digest = packet_digest(data)
+    refs = [PacketRef(slot, digest, len(data), 1) for slot in range(ANNOUNCED_PACKETS)]
     announcement = announce(
         identity,
         run_id=run.id,
         round=ROUND,
         policy_step=ROUND,
         issued_at=1_760_000_000,
-        packets=[PacketRef(slot, digest, len(data), 1) for slot in range(ANNOUNCED_PACKETS)],
+        packets=refs,
     )
 
     text_run = packets.make_text_run(TOKENS)
@@ -57,10 +56,11 @@ def bench_wire(repeats: int = 200) -> dict[str, float]:
     text = packets.make_text_packet(text_run, author, ROUND, SLOT, np.random.default_rng(0))
     text_data, text_times = _timed(text_context, author, text, repeats)
     text_tokens = sum(text.lengths) + sum(text.finished)
+    reading = bench_reading(TOKENS, max(1, repeats // READING), built_in_tokenizers())
     return {
         "text_bytes_per_token": len(text_data) / text_tokens,
         **{f"text_{name}": spent for name, spent in text_times.items()},
-        **bench_reading(TOKENS, max(1, repeats // READING), built_in_tokenizers()),
+        **reading,
         "bytes_per_token": len(data) / tokens,
         "header_bytes": len(data) - 8 * tokens,
         **times,
@@ -69,15 +69,20 @@ def bench_wire(repeats: int = 200) -> dict[str, float]:
     }
 
 
-def _timed(context: AdmissionContext, author: bytes, packet: AnyPacket, repeats: int) -> tuple[bytes, dict[str, float]]:
+def _timed(
+    context: AdmissionContext,
+    author: bytes,
+    packet: AnyPacket,
+    repeats: int,
+) -> tuple[bytes, dict[str, float]]:
     """The packet's bytes, and the times to encode, decode and admit them."""
     data = encode(packet)
     outcome = admit(context, author, data)
     if not isinstance(outcome, Group):
         raise RuntimeError(f"the benchmark's own group was refused: {outcome.detail}")
-    calls: dict[str, Callable[[], object]] = {
-        "encode": lambda: encode(packet),
-        "decode": lambda: decode(data),
-        "admit": lambda: admit(context, author, data),
+    times = {
+        "encode_us": median_us(lambda: encode(packet), repeats),
+        "decode_us": median_us(lambda: decode(data), repeats),
+        "admit_us": median_us(lambda: admit(context, author, data), repeats),
     }
-    return data, {f"{name}_us": median_us(call, repeats) for name, call in calls.items()}
+    return data, times

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from ftis_node.config.run import RunFile
 from ftis_node.host.clocks import boot_seconds
+from ftis_node.lab.exchange import trade_of
 from ftis_node.lab.simulation.network import MemoryTransport, Meter, Network
 from ftis_node.lab.simulation.scenario import Machine, Scenario, draw_machine
 from ftis_node.lab.simulation.store import CONTEXT, RUN, Reader, SimulatedStore, make_packet, rewards
@@ -24,7 +25,6 @@ from ftis_node.packet import Packet, decode
 from ftis_node.step_report import StepFigures, StepReport, TakenStep
 from ftis_node.store.packets import PacketStore
 from ftis_node.swarm.identity import Identity
-from ftis_node.swarm.pulling import Trade
 from ftis_node.swarm.reputation import Reputation
 from ftis_node.swarm.swarm import Swarm
 from ftis_node.swarm.traffic import Traffic
@@ -46,7 +46,7 @@ class SimulatedNode:
         if not machine.outbound_only:
             addresses = draw_addresses(identity.peer_id, rng)
         self.transport = MemoryTransport(network, identity.author, machine, addresses)
-        self.store = SimulatedStore()
+        self.store = cast(PacketStore, SimulatedStore())
         reputation = Reputation(boot_seconds)
         self.swarm = Swarm(
             transport=self.transport,
@@ -54,12 +54,7 @@ class SimulatedNode:
             run_file=RUN_FILE,
             reputation=reputation,
             max_age=settings.max_age,
-            trade=Trade(
-                CONTEXT,
-                cast(PacketStore, self.store),
-                lambda: self.stepper.want(),
-                lambda arrived: self.stepper.source.inbox.on_groups(arrived),
-            ),
+            trade=trade_of(CONTEXT, self.store, lambda: self.stepper),
             traffic=Traffic(settings.upload_mbit * 1e6 / 8, reputation.established),
             decode=reader,
             rng=rng,
@@ -164,7 +159,7 @@ class Rhythm(Stepper):
             own_only=False,
             author=node.identity.author,
             settings=tally.scenario.settings,
-            store=cast(PacketStore, node.store),
+            store=node.store,
             worker=ModelledCompute(self._machine, rng, tally.scenario),
             reputation=node.swarm.reputation,
             swarm=node.swarm,
