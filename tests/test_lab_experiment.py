@@ -53,7 +53,7 @@ def written(path: Path, text: str) -> Path:
         (HEAD + CELL + "methods = ['tis']\n", "names the method 'tis'", "Mend"),
         (HEAD + CELL + "each = 3\n", "unknown key 'cells.0.each'", "It may hold"),
         (HEAD + CELL + "collaboration = 'horizontal'\n", "is horizontal", "same batch_groups"),
-        (HEAD + "[[evaluate]]\nname='held-out'\ntask='arithmetic-4'\n" + CELL, "a name of its own", "Mend"),
+        (HEAD + "[[evaluate]]\nname='held-out'\ntask='arithmetic-4'\n" + CELL, "two evaluation sets", "Mend"),
         (HEAD + CELL + CLAIM + "node='Z'\n", "node 'Z'", "Mend"),
         (HEAD + SCRIPTED + CELL + "nodes = ['A']\n" + CLAIM + "node='S'\n", "about c names the node 'S'", "Mend"),
         (HEAD + CELL + CLAIM + "set='z'\n", "set 'z'", "Mend"),

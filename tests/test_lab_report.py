@@ -70,7 +70,6 @@ def test_the_committed_index_is_what_the_committed_reports_say(tmp_path: Path) -
     committed = Path(__file__).parents[1] / "docs/evidence"
     page = write_index(Path(shutil.copytree(committed, tmp_path / "evidence")))
     assert page.read_text() == (committed / "README.md").read_text(), "run python -m ftis_node.lab.reporting.index"
-    assert (page.parent / "sizes.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_summary_is_json_with_claims_and_means_of_the_tail(report: Path) -> None:

@@ -8,7 +8,7 @@ from ftis_node.config.run import Run
 from ftis_node.lab.clock import SimulatedLoop
 from ftis_node.lab.experiment import Clock
 from ftis_node.lab.payloads import Watch
-from ftis_node.packet import decode
+from ftis_node.packet import AnyPacket, decode
 from ftis_node.worker.client import Worker
 from ftis_node.worker.engine import Engine
 from ftis_node.worker.messages import Answer, Generate, Generated, Request, Step
@@ -79,17 +79,23 @@ class Metered:
             packets = [decode(group.packet) for group in result.groups]
             if self.watch is not None:
                 self.watch.see(request.rows, packets)
-            lengths = [length for packet in packets for length in packet.lengths]
-            await self._take(self._clock.generate, lengths, self.run.group)
+            await self._take(self._clock.generate, packets, self.run.group)
         elif isinstance(request, Step):
-            packets = [decode(part.packet) for group in request.groups for part in group.parts]
-            lengths = [length for packet in packets for length in packet.lengths]
-            self.trained += len(lengths)
-            await self._take(self._clock.train, lengths, self.run.group)
+            packets = []
+            for group in request.groups:
+                packets += [decode(part.packet) for part in group.parts]
+            self.trained += sum(len(packet.lengths) for packet in packets)
+            await self._take(self._clock.train, packets, self.run.group)
         return result
 
-    async def _take(self, seconds: float, lengths: Sequence[int], group: int) -> None:
-        """Lets the time of completions of these lengths pass, at so many seconds a token or a group of so many."""
+    async def _take(self, seconds: float, packets: Sequence[AnyPacket], group: int) -> None:
+        """Lets the time of these packets' completions pass.
+
+        Args:
+            seconds: of each token or group, as the clock says.
+            group: how many completions count as a group.
+        """
+        lengths = [length for packet in packets for length in packet.lengths]
         amount = len(lengths) / group
         if self._clock.per == "token":
             amount = sum(lengths)

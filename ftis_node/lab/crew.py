@@ -40,16 +40,21 @@ class Crew:
     def __init__(self, jobs: int, threads: int, tell: Callable[[str], None]) -> None:
         """
         Args:
-            jobs: processes. threads: of each, for arithmetic; results may hang on their number in the last bits.
-            tell: what a person should know.
+            jobs: processes.
+            threads: of each, for arithmetic; results may hang on their number in the last bits.
+            tell: is told what a person should know.
         """
         self._tell = tell
         os.environ.setdefault("OMP_NUM_THREADS", str(threads))
         context = multiprocessing.get_context("spawn")
         self._told: Any = context.Queue()
         self._stop = context.Event()
-        arguments = (self._told, self._stop, int(os.environ["OMP_NUM_THREADS"]))
-        self._pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_begin, initargs=arguments)
+        self._pool = ProcessPoolExecutor(
+            jobs,
+            mp_context=context,
+            initializer=_begin,
+            initargs=(self._told, self._stop, int(os.environ["OMP_NUM_THREADS"])),
+        )
         self._interrupts = 0
 
     def __enter__(self) -> Crew:
@@ -69,18 +74,20 @@ class Crew:
             os._exit(130)
 
     def warm_up(self, start: Start, models: Path) -> Future[None]:
+        """Begins a warm-up, whose folder will be under `models`."""
         return self._pool.submit(_warm_up, start, models)
 
     def run(self, spec: TrialSpec, directory: Path, models: Path, processes: bool) -> Future[None]:
+        """Begins a trial, or goes on with it; see `trial.Trial`."""
         return self._pool.submit(_run_trial, spec, directory, models, processes)
 
-    def finish(self, jobs: Mapping[Future[None], str], units: Mapping[str, int], progressed: Progressed) -> None:
+    def finish(self, jobs: Mapping[Future[None], str], steps: Mapping[str, int], progressed: Progressed) -> None:
         """Waits for all jobs.
 
         Args:
             jobs: each with its name.
-            units: of each name, how many make up the whole job.
-            progressed: is told the units that a job of this name has done so far.
+            steps: how many a job of this name takes.
+            progressed: is told how many a job of this name has taken so far.
 
         Raises:
             KeyboardInterrupt: after Ctrl-C, when everything under way has been saved.
@@ -95,7 +102,7 @@ class Crew:
             for job in ready:
                 _check(job)
                 name = jobs[job]
-                progressed(name, units[name])
+                progressed(name, steps[name])
             if self._interrupts:
                 self._tell(INTERRUPTED)
                 self._stop.set()
@@ -106,6 +113,7 @@ class Crew:
 
 
 def _check(job: Future[None]) -> None:
+    """Raises what the job raised. Raises UserError if its process died."""
     try:
         job.result()
     except BrokenProcessPool as error:
@@ -120,6 +128,7 @@ _stop: Any = None
 
 
 def _begin(told: Any, stop: Any, threads: int) -> None:
+    """What each process does first."""
     global _told, _stop
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _told = told
@@ -169,8 +178,15 @@ def _run_trial(spec: TrialSpec, directory: Path, models: Path, processes: bool) 
 
     with _alone(directory / "lock") as mine, _disk(directory), contextlib.suppress(Interrupted):
         if mine and not finished(directory):
-            told = {"stopping": _stop.is_set, "progressed": lambda done: _told.put((spec.id, done))}
-            Trial(spec, directory, models, processes=processes, **told).run()
+            trial = Trial(
+                spec,
+                directory,
+                models,
+                processes=processes,
+                stopping=_stop.is_set,
+                progressed=lambda done: _told.put((spec.id, done)),
+            )
+            trial.run()
 
 
 @contextlib.contextmanager

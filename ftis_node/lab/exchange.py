@@ -27,10 +27,11 @@ class Network:
         """The packet, from its author's store."""
         author = target.known.announcement.author
         for member in self.members:
-            if member.author == author:
-                body = member.trade.store.body(target.ref.digest)
-                if body is not None:
-                    return body
+            if member.author != author:
+                continue
+            body = member.trade.store.body(target.ref.digest)
+            if body is not None:
+                return body
         raise FtisError(f"{peer_id(author)} no longer holds a packet that it announced.")
 
 
@@ -67,9 +68,15 @@ class MemorySwarm:
     def announce(self, round: int, policy_step: int, packets: Sequence[PacketRef], issued_at: int) -> None:
         """Tells all others; nobody forges anything in here, so nothing is signed."""
         self.next_round = round + 1
-        run_id = self.trade.context.run_id
-        refs = PacketRefs.of(packets)
-        announcement = Announcement(run_id, self.author, round, policy_step, issued_at, refs, b"")
+        announcement = Announcement(
+            self.trade.context.run_id,
+            self.author,
+            round,
+            policy_step,
+            issued_at,
+            PacketRefs.of(packets),
+            signature=b"",
+        )
         for member in self._network.members:
             if member is not self:
                 member._table.add(announcement, b"", age=0.0, first_sender=None)

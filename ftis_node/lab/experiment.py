@@ -8,8 +8,8 @@ whose texts name the values in braces; `methods` of a cell, which are names of `
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterator
-from typing import Annotated, Any, Literal
+from collections.abc import Collection, Iterator, Sequence
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
@@ -24,18 +24,29 @@ from ftis_node.worker.messages import OWN_DATA
 _Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+=, -]*$", max_length=80)]
 
 
+_Values: TypeAlias = dict[str, Any]
+"""By key, as TOML has them."""
+
+
 class _Table(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 def _refer(who: str, kind: str, name: str, known: Collection[str]) -> None:
     """Raises ValueError unless the name is known."""
-    if name not in known:
-        hint = did_you_mean(name, known).rstrip()
-        if not hint:
-            there = ", ".join(filter(None, known))
-            hint = f"There is {there or 'none'}"
-        raise ValueError(f"{who} names the {kind} {name!r}. {hint}")
+    if name in known:
+        return
+    hint = did_you_mean(name, known).rstrip()
+    if not hint:
+        there = ", ".join(filter(None, known))
+        hint = f"There is {there or 'none'}"
+    raise ValueError(f"{who} names the {kind} {name!r}. {hint}")
+
+
+def _check_different(what: str, names: Sequence[Any]) -> None:
+    """Raises ValueError if a name, or a number, is there twice."""
+    if len(set(names)) < len(names):
+        raise ValueError(f"two {what} are the same")
 
 
 class WarmUp(_Table):
@@ -56,7 +67,8 @@ class WarmUp(_Table):
 
     @model_validator(mode="after")
     def _known(self) -> WarmUp:
-        _refer("a warm-up", "recipe", self.recipe, [recipe.name for recipe in (*RECIPES, *LARGER)])
+        recipes = [recipe.name for recipe in (*RECIPES, *LARGER)]
+        _refer("a warm-up", "recipe", self.recipe, recipes)
         _refer("a warm-up", "tokenizer", self.tokenizer, ("", *TOKENIZERS))
         return self
 
@@ -74,12 +86,18 @@ class NodeSpec(_Table):
     script: str = ""
     own_data: str = ""
     speed: float = Field(1.0, gt=0)
-    settings: dict[str, Any] = {}
+    settings: _Values = {}
 
     @model_validator(mode="after")
     def _one_origin(self) -> NodeSpec:
-        of_a_model = bool(self.model) and not self.script  # beside a script it is its tokenizer's
-        if [of_a_model, self.warm is not None, bool(self.script)].count(True) != 1:
+        origins = 0
+        if self.script:
+            origins += 1
+        elif self.model:
+            origins += 1  # beside a script it is its tokenizer's
+        if self.warm is not None:
+            origins += 1
+        if origins != 1:
             raise ValueError(f"node {self.name} needs exactly one of `model`, `warm` and `script`")
         _refer(f"node {self.name}", "script", self.script, ("", *SCRIPTS))
         if self.script and self.model and SCRIPTS[self.script][0] == RANDOM:
@@ -124,7 +142,7 @@ class Method(_Table):
     """Settings that several cells share by name; name and label become a part of theirs."""
 
     label: str = ""
-    settings: dict[str, Any] = {}
+    settings: _Values = {}
 
 
 class CellSpec(_Table):
@@ -140,18 +158,19 @@ class CellSpec(_Table):
     collaboration: Literal["alone", "vertical", "horizontal", "federated"] = "vertical"
     pace: Literal["lockstep", "free"] = "lockstep"
     nodes: tuple[str, ...] = ()
-    settings: dict[str, Any] = {}
-    node: dict[str, dict[str, Any]] = {}
+    settings: _Values = {}
+    node: dict[str, _Values] = {}
     speed: dict[str, float] = {}
-    run: dict[str, Any] = {}
+    run: _Values = {}
     vary: dict[str, list[Any]] = {}
-    values: dict[str, Any] = {}
+    values: _Values = {}
     average: Averaging | None = None
 
     @model_validator(mode="after")
     def _averaged(self) -> CellSpec:
         federated = self.collaboration == "federated"
-        if federated != (self.average is not None) or (federated and self.pace == "free"):
+        averages = self.average is not None
+        if federated != averages or (federated and self.pace == "free"):
             raise ValueError(f"cell {self.name}: `average` belongs to a federated cell, in lock step, which needs it")
         return self
 
@@ -181,8 +200,8 @@ class Experiment(_Table):
     until: Literal["", "target"] = ""
     keep: bool = True
     payloads: bool = False
-    run: dict[str, Any] = {}
-    settings: dict[str, Any] = {}
+    run: _Values = {}
+    settings: _Values = {}
     clock: Clock = Clock()
     nodes: tuple[NodeSpec, ...] = Field(min_length=1)
     methods: dict[_Name, Method] = {}
@@ -199,7 +218,7 @@ class Experiment(_Table):
         for key in ("nodes", "cells", "claims"):
             tables = document.get(key)
             if isinstance(tables, list):
-                written_out[key] = [one for table in tables for one in _each(table)]
+                written_out[key] = list(itertools.chain.from_iterable(map(_each, tables)))
         return written_out
 
     @model_validator(mode="after")
@@ -207,40 +226,46 @@ class Experiment(_Table):
         if self.payloads and self.task != "arithmetic":
             raise ValueError("payloads are known of the task arithmetic only")
         names = [node.name for node in self.nodes]
-        federated = any(cell.average is not None for cell in self.cells)
-        looked_at = any(also.name == OWN_DATA for also in self.evaluate)
-        for node in self.nodes:
-            if not node.own_data and (federated or looked_at):
-                raise ValueError(f"node {node.name} has no `own_data`, which a federated cell trains on")
+        sets = [HELD_OUT]
+        for also in self.evaluate:
+            sets.append(also.name)
+        for cell in self.cells:
+            for method in cell.methods:
+                _refer("a cell", "method", method, self.methods)
+        cells = self.all_cells()
+        if not cells:
+            raise ValueError("a list is empty, so there is no cell")
+        _check_different("nodes", names)
+        _check_different("seeds", self.seeds)
+        _check_different("cells", [cell.name for cell in cells])
+        _check_different(f"evaluation sets (the first is {HELD_OUT!r})", sets)
+        self._check_nodes(names)
+        nodes_of = {}
+        for cell in cells:
+            nodes_of[cell.name] = cell.nodes or names
+            for name in (*cell.nodes, *cell.node, *cell.speed):
+                _refer(f"cell {cell.name}", "node", name, names)
+        for claim in self.claims:
+            who = f"the claim {claim.text!r}"
+            _refer(who, "set", claim.on, sets)
+            for name in claim.cells:
+                _refer(who, "cell", name, nodes_of)
+                _refer(f"{who} about {name}", "node", claim.node, (ALL, *nodes_of[name]))
+        return self
+
+    def _check_nodes(self, names: Sequence[str]) -> None:
+        """Raises ValueError where a node lacks what a cell or the task needs of it."""
+        needs_own_data = any(cell.average is not None for cell in self.cells)
+        needs_own_data |= any(also.name == OWN_DATA for also in self.evaluate)
         of_parity = self.task.startswith("ftis_node.lab.parity:")
         for node in self.nodes:
+            if needs_own_data and not node.own_data:
+                raise ValueError(f"node {node.name} has no `own_data`, which a federated cell trains on")
             if node.warm is None:
                 continue
             _refer(f"node {node.name}", "node", node.warm.like, ("", *names))
             if (node.warm.long is not None) != of_parity:
                 raise ValueError(f"node {node.name}: a warm-up has `long` if, and only if, the task is of lab.parity")
-        for cell in self.cells:
-            for method in cell.methods:
-                _refer("a cell", "method", method, self.methods)
-        cells = self.all_cells()
-        known = {cell.name: cell.nodes or names for cell in cells}
-        for what, those in {"nodes": names, "seeds": self.seeds, "cells": [cell.name for cell in cells]}.items():
-            if len(set(those)) < len(those):
-                raise ValueError(f"two {what} are the same")
-        if not cells:
-            raise ValueError("a list is empty, so there is no cell")
-        sets = [HELD_OUT, *(also.name for also in self.evaluate)]
-        if len(set(sets)) < len(sets):
-            raise ValueError(f"every set under `evaluate` needs a name of its own, and not {HELD_OUT!r}")
-        for cell in cells:
-            for name in (*cell.nodes, *cell.node, *cell.speed):
-                _refer(f"cell {cell.name}", "node", name, names)
-        for claim in self.claims:
-            _refer(f"the claim {claim.text!r}", "set", claim.on, sets)
-            for name in claim.cells:
-                _refer(f"the claim {claim.text!r}", "cell", name, known)
-                _refer(f"the claim {claim.text!r} about {name}", "node", claim.node, (ALL, *known[name]))
-        return self
 
     def all_cells(self) -> list[CellSpec]:
         """The cells, written out: ``name method`` for each method, ``name key=value`` for what `vary` combines."""
@@ -249,10 +274,11 @@ class Experiment(_Table):
             lists = dict(spec.vary)
             if spec.methods:
                 lists = {METHOD: list(spec.methods)} | lists
-            found += [self._cell(spec, chosen) for chosen in _combinations(lists)]
+            for chosen in _combinations(lists):
+                found.append(self._cell(spec, chosen))
         return found
 
-    def _cell(self, spec: CellSpec, chosen: dict[str, Any]) -> CellSpec:
+    def _cell(self, spec: CellSpec, chosen: _Values) -> CellSpec:
         """The cell with these settings, and the settings of its method below its own."""
         name = spec.name
         label = spec.label or spec.name
@@ -260,18 +286,19 @@ class Experiment(_Table):
         values = dict(spec.values)
         if spec.attack:
             values[ATTACK] = spec.attack
-        settings = {key: value for key, value in chosen.items() if key != METHOD}
-        if METHOD in chosen:
-            method = self.methods[chosen[METHOD]]
-            values[METHOD] = method.label or chosen[METHOD]
-            name += f" {chosen[METHOD]}"
+        settings = dict(chosen)
+        if METHOD in settings:
+            key = settings.pop(METHOD)
+            method = self.methods[key]
+            values[METHOD] = method.label or key
+            name += f" {key}"
             label += f": {values[METHOD]}"
         for key, value in settings.items():
-            told = f" {key}={value}"
+            told = value
             if isinstance(value, float):
-                told = f" {key}={value:g}"
-            name += told
-            label += told
+                told = f"{value:g}"
+            name += f" {key}={told}"
+            label += f" {key}={told}"
         changes = {
             "name": name,
             "label": label,
@@ -283,7 +310,7 @@ class Experiment(_Table):
         return spec.model_copy(update=changes)
 
 
-def _combinations(lists: dict[str, list[Any]]) -> Iterator[dict[str, Any]]:
+def _combinations(lists: dict[str, list[Any]]) -> Iterator[_Values]:
     """Every combination of the lists' values, by the lists' names; one that is empty if there is no list."""
     for values in itertools.product(*lists.values()):
         yield dict(zip(lists, values, strict=True))
@@ -297,18 +324,23 @@ def _each(table: Any) -> Iterator[Any]:
     if not isinstance(lists, dict) or not all(isinstance(values, list) for values in lists.values()):
         yield table  # if `each` is something else, it is an unknown key
         return
-    rest = {key: value for key, value in table.items() if key != "each"}
+    rest = dict(table)
+    del rest["each"]
     for chosen in _combinations(lists):
-        yield _filled_in(rest, {name: str(value) for name, value in chosen.items()})
+        yield _filled_in(rest, chosen)
 
 
-def _filled_in(value: Any, words: dict[str, str]) -> Any:
+def _filled_in(value: Any, chosen: _Values) -> Any:
+    """The same with each name in braces replaced by what is chosen for it, at any depth."""
     if isinstance(value, str):
-        for name, word in words.items():
-            value = value.replace(f"{{{name}}}", word)
+        for name, word in chosen.items():
+            value = value.replace(f"{{{name}}}", str(word))
         return value
-    if isinstance(value, dict):
-        return {_filled_in(key, words): _filled_in(part, words) for key, part in value.items()}
     if isinstance(value, list):
-        return [_filled_in(part, words) for part in value]
+        return [_filled_in(part, chosen) for part in value]
+    if isinstance(value, dict):
+        filled = {}
+        for key, part in value.items():
+            filled[_filled_in(key, chosen)] = _filled_in(part, chosen)
+        return filled
     return value

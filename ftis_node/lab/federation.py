@@ -53,15 +53,19 @@ class Federation:
 
     def weights(self) -> dict[str, float]:
         """What each owner counts now, together 1; the rewards that it follows from become part of the baselines."""
-        means = {name: sum(values) / len(values) for name, values in self.rewards.items()}
-        before = {name: self.baselines.get(name, mean) for name, mean in means.items()}
-        self.baselines = {name: before[name] + MEMORY * (mean - before[name]) for name, mean in means.items()}
+        counts = {}
+        for owner, rewards in self.rewards.items():
+            mean = sum(rewards) / len(rewards)
+            before = self.baselines.get(owner, mean)
+            self.baselines[owner] = before + MEMORY * (mean - before)
+            if self._averaging.weights == "equal":
+                counts[owner] = 1.0
+            elif self._averaging.weights == "reward":
+                counts[owner] = max(0.0, mean)
+            else:
+                counts[owner] = math.exp(_gain(mean, before) / TEMPERATURE)
         self.rewards = {}
-        if self._averaging.weights == "equal":
-            return _normed(dict.fromkeys(means, 1.0))
-        if self._averaging.weights == "reward":
-            return _normed({name: max(0.0, mean) for name, mean in means.items()})
-        return _normed({name: math.exp(_gain(means[name], before[name]) / TEMPERATURE) for name in means})
+        return _normed(counts)
 
 
 def _gain(reward: float, baseline: float) -> float:
@@ -76,17 +80,16 @@ def _normed(values: Mapping[str, float]) -> dict[str, float]:
     """In shares of their sum; all alike where that is 0."""
     total = sum(values.values())
     if not total:
-        return _normed(dict.fromkeys(values, 1.0))
+        return dict.fromkeys(values, 1 / len(values))
     return {name: value / total for name, value in values.items()}
 
 
 def check_alike(learners: Mapping[str, Learner]) -> None:
     """Raise UsageError unless all of these, by their owners' names, train weights of the same names and shapes."""
     first, *others = learners
-    shapes = {
-        owner: {name: list(weight.shape) for name, weight in learner.trainable.items()}
-        for owner, learner in learners.items()
-    }
+    shapes = {}
+    for owner, learner in learners.items():
+        shapes[owner] = {name: weight.shape for name, weight in learner.trainable.items()}
     for other in others:
         if shapes[other] != shapes[first]:
             what = f"The weights of {first} and {other} have no mean: they are of other names or shapes."
@@ -95,11 +98,14 @@ def check_alike(learners: Mapping[str, Learner]) -> None:
 
 def average(learners: Mapping[str, Learner], shares: Mapping[str, float]) -> None:
     """Give each learner the mean of all their trainable weights, by shares; an optimiser's state stays its own."""
-    states = {owner: learner.state() for owner, learner in learners.items()}
     mean: dict[str, Tensor] = {}
-    for owner, (weights, _) in states.items():
+    optimisers = {}
+    for owner, learner in learners.items():
+        weights, optimisers[owner] = learner.state()
         for name, weight in weights.items():
             part = shares[owner] * weight
-            mean[name] = mean[name] + part if name in mean else part
+            if name in mean:
+                part = mean[name] + part
+            mean[name] = part
     for owner, learner in learners.items():
-        learner.restore(mean, states[owner][1], learner.steps)
+        learner.restore(mean, optimisers[owner], learner.steps)

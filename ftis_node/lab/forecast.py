@@ -26,7 +26,6 @@ from ftis_node.text import GB
 from ftis_node.worker.planning import wishes
 
 _LENGTH_SHARE = 0.5
-_PLANNED = ("dtype", "optimiser", "gradient_checkpointing", "micro_batch_tokens", "generation_batch")
 _UNKNOWN_CAPS = (512, 256)  # of a .jsonl task that names none
 # A step of a built-in model on one core, measured with `lab run`; overhead, not arithmetic.
 TINY_STEP_SECONDS = 0.15
@@ -56,7 +55,7 @@ def forecast(experiment: Experiment, card: Card) -> dict[str, Any]:
             fits = fits and chosen.fits
             seconds += _seconds(spec, member, shape, chosen, card)
             plans[f"{member.name} {member.model} batch {settings.batch_groups}"] = _told(chosen)
-        largest = max(largest, *together.values(), 0.0)
+        largest = max([largest, *together.values()])
     return {
         "experiment": experiment.name,
         "trials": len(specs),
@@ -70,15 +69,23 @@ def forecast(experiment: Experiment, card: Card) -> dict[str, Any]:
 
 
 def _caps(spec: TrialSpec) -> tuple[int, int]:
+    """Tokens of a prompt and of a completion."""
     prompt, completion = CAPS.get(spec.task, _UNKNOWN_CAPS)
     return spec.run.get("prompt_tokens", prompt), spec.run.get("completion_tokens", completion)
 
 
+def _group(spec: TrialSpec) -> int:
+    """Completions of a prompt."""
+    return int(spec.run.get("group", RUN_DEFAULTS["group"]))
+
+
 def _planned(spec: TrialSpec, member: NodeSpec, card: Card) -> tuple[Geometry, Plan]:
+    """The geometry of a member's model, and the plan of its work on the card."""
     settings = spec.settings_of(member)
     shape = geometry(member.model)
-    limit = settings.vram_gb or card.vram * (settings.vram_share or 1 / len(spec.members))
-    workload = Workload(*_caps(spec), spec.run.get("group", RUN_DEFAULTS["group"]), settings.batch_groups)
+    share = settings.vram_share or 1 / len(spec.members)
+    limit = settings.vram_gb or card.vram * share
+    workload = Workload(*_caps(spec), _group(spec), settings.batch_groups)
     return shape, plan(shape, round(limit * GB), workload, wishes(settings), card.device, False)
 
 
@@ -105,21 +112,28 @@ def _seconds(spec: TrialSpec, member: NodeSpec, shape: Geometry, chosen: Plan, c
     """The figures of one node's work in a whole trial."""
     settings = spec.settings_of(member)
     prompt, cap = _caps(spec)
-    group = spec.run.get("group", RUN_DEFAULTS["group"])
-    half = Work(settings.batch_groups, group, _LENGTH_SHARE * prompt, _LENGTH_SHARE * cap, cap)
-    evaluated = half._replace(groups=settings.eval_prompts, group=1)
-    sampling = step_seconds.generating(shape, chosen, half._replace(groups=_own(spec, settings)), card) * spec.steps
-    sampling += step_seconds.generating(shape, chosen, evaluated, card) * (spec.steps // settings.eval_every + 1)
+    step = Work(settings.batch_groups, _group(spec), _LENGTH_SHARE * prompt, _LENGTH_SHARE * cap, cap)
+    own = step._replace(groups=_own(spec, settings))
+    evaluated = step._replace(groups=settings.eval_prompts, group=1)
+    evaluations = spec.steps // settings.eval_every + 1
+    seconds = spec.steps * step_seconds.training(shape, chosen, step, card)
+    seconds += spec.steps * step_seconds.generating(shape, chosen, own, card)
+    seconds += evaluations * step_seconds.generating(shape, chosen, evaluated, card)
     for also in spec.evaluate:
-        longer = Work(also.prompts or 500, 1, half.prompt, 4 * half.completion, 4 * cap)
-        sampling += 2 * step_seconds.generating(shape, chosen, longer, card)
-    return step_seconds.training(shape, chosen, half, card) * spec.steps + sampling
+        longer = Work(also.prompts or 500, 1, step.prompt, 4 * step.completion, 4 * cap)
+        seconds += 2 * step_seconds.generating(shape, chosen, longer, card)
+    return seconds
 
 
 def _told(chosen: Plan) -> dict[str, Any]:
+    """A plan in plain values."""
     return {
         "kind": chosen.kind,
-        **{name: getattr(chosen, name) for name in _PLANNED},
+        "dtype": chosen.dtype,
+        "optimiser": chosen.optimiser,
+        "gradient_checkpointing": chosen.gradient_checkpointing,
+        "micro_batch_tokens": chosen.micro_batch_tokens,
+        "generation_batch": chosen.generation_batch,
         "memory_gb": round(chosen.memory.total / GB, 1),
         "budget_gb": round(chosen.budget / GB, 1),
         "fits": chosen.fits,

@@ -16,8 +16,16 @@ from ftis_node.lab.spec import TrialSpec, trial_of
 SHIPPED = Path(__file__).parent / "experiments"
 
 # Fields of the run that a file may set; the rest follows from task and tokenizer. Settings that only the lab makes.
-_RUN_KEYS = ["group", "slots", "prompt_tokens", "completion_tokens", "temperature"]
-_RUN_KEYS += ["template", "any_tokenizer", "epoch"]
+_RUN_KEYS = (
+    "group",
+    "slots",
+    "prompt_tokens",
+    "completion_tokens",
+    "temperature",
+    "template",
+    "any_tokenizer",
+    "epoch",
+)
 _TAKEN = {"seed", "steps", "model"}
 
 
@@ -29,7 +37,9 @@ def find_experiment(name: str) -> Path:
     """
     if name.endswith(".toml") or Path(name).is_file():
         return Path(name)
-    known = [str(file.relative_to(SHIPPED).with_suffix("")) for file in sorted(SHIPPED.rglob("*.toml"))]
+    known = []
+    for file in sorted(SHIPPED.rglob("*.toml")):
+        known.append(str(file.relative_to(SHIPPED).with_suffix("")))
     if name in known:
         return SHIPPED / f"{name}.toml"
     what = f"There is no lab file {name!r}."
@@ -43,7 +53,8 @@ def load_experiment(path: Path) -> Experiment:
     except ValidationError as error:
         raise _as_usage_error(path, error) from None
     for cell in experiment.all_cells():
-        _check_trial(cell, trial_of(experiment, cell, experiment.seeds[0]))
+        spec = trial_of(experiment, cell, experiment.seeds[0])
+        _check_trial(cell, spec)
     return experiment
 
 
@@ -75,23 +86,26 @@ def _check_trial(cell: CellSpec, spec: TrialSpec) -> None:
         raise UsageError(f"Cell {cell.name} has no node that learns.", "Add one with a model.")
     if spec.pace == "free" and not spec.clock.generate and len(learners) < len(spec.members):
         raise UsageError(f"Cell {cell.name}: a script that needs no time never ends.", "Set [clock] generate above 0.")
-    settled = {}
+    settled = []
     for member in spec.members:
+        place = f"Cell {cell.name}, node {member.name}"
         taken = _TAKEN & member.settings.keys()
         if taken:
-            what = f"Cell {cell.name}, node {member.name}: {min(taken)!r} is not a setting here."
+            what = f"{place}: {min(taken)!r} is not a setting here."
             raise UsageError(what, "The file's own `seeds`, `steps` and `model` decide that.")
         try:
-            settled[member.name] = spec.settings_of(member)
+            settled.append(spec.settings_of(member))
         except UsageError as error:
-            raise UsageError(f"Cell {cell.name}, node {member.name}: {error.what}", error.fix) from None
+            raise UsageError(f"{place}: {error.what}", error.fix) from None
     if spec.collaboration == "horizontal":
-        _check_horizontal(cell, spec, list(settled.values()))
+        _check_horizontal(cell, settled)
 
 
-def _check_horizontal(cell: CellSpec, spec: TrialSpec, settled: Sequence[Settings]) -> None:
-    same = {(settings.batch_groups, settings.own_share) for settings in settled}
-    if len(same) > 1 or settled[0].own_share is not None or len(settled) < 2:
+def _check_horizontal(cell: CellSpec, settled: Sequence[Settings]) -> None:
+    """Raises UsageError unless parts of all members fit together. settled: each member's settings."""
+    batches = {settings.batch_groups for settings in settled}
+    shares = [settings.own_share for settings in settled if settings.own_share is not None]
+    if len(batches) > 1 or shares or len(settled) < 2:
         what = f"Cell {cell.name} is horizontal, where each of two or more nodes makes its part of every group."
         raise UsageError(what, "Give all the same batch_groups and no own_share.")
 
@@ -99,11 +113,12 @@ def _check_horizontal(cell: CellSpec, spec: TrialSpec, settled: Sequence[Setting
 def _as_usage_error(path: Path, error: ValidationError) -> UsageError:
     """One complaint only, because the others often follow from it; a misspelt key comes before a missing one."""
     complaints = error.errors(include_url=False)
-    first = next((c for c in complaints if c["type"] == "extra_forbidden"), complaints[0])
-    where = ".".join(str(part) for part in first["loc"])
+    complaints.sort(key=lambda complaint: complaint["type"] != "extra_forbidden")
+    first = complaints[0]
+    where = ".".join(map(str, first["loc"]))
     if first["type"] == "extra_forbidden":
-        key = str(first["loc"][-1])
-        return UsageError(f"The lab file {path} has an unknown key {where!r}.", _nearest(key, first["loc"][:-1]))
+        *table, key = first["loc"]
+        return UsageError(f"The lab file {path} has an unknown key {where!r}.", _nearest(str(key), table))
     message = first["msg"].removeprefix("Value error, ")
     place = ""
     if where:
@@ -112,13 +127,17 @@ def _as_usage_error(path: Path, error: ValidationError) -> UsageError:
 
 
 def _nearest(key: str, place: Sequence[int | str]) -> str:
+    """What an unknown key of a table may have been meant to be. place: of the table, as pydantic tells it."""
     models: Mapping[str, type[BaseModel]] = {
-        **{"nodes": NodeSpec, "cells": CellSpec, "claims": Claim, "evaluate": EvaluationSet},
-        **{"clock": Clock, "warm": WarmUp},
+        "nodes": NodeSpec,
+        "cells": CellSpec,
+        "claims": Claim,
+        "evaluate": EvaluationSet,
+        "clock": Clock,
+        "warm": WarmUp,
     }
     table: type[BaseModel] = Experiment
     for part in place:
-        if isinstance(part, str):
-            table = models.get(part, table)
+        table = models.get(str(part), table)
     known = [field.alias or name for name, field in table.model_fields.items()]
     return did_you_mean(key, known).rstrip() or f"It may hold: {', '.join(known)}."

@@ -22,10 +22,10 @@ def _shop(rng: random.Random) -> Row:
     count = rng.randint(3, 12)
     price = rng.randint(3, 12)
     rest = rng.randint(2, 40)
+    paid = count * price + rest
     bought = f"{name} buys {count} {rng.choice(_THINGS)} for {price} dollars each"
     if rng.random() < 0.5:
-        return f"{bought} and a bag for {rest} dollars. How many dollars does {name} pay?", count * price + rest
-    paid = count * price + rest
+        return f"{bought} and a bag for {rest} dollars. How many dollars does {name} pay?", paid
     return f"{bought} and gives {paid} dollars. How many dollars does {name} get back?", rest
 
 
@@ -54,8 +54,8 @@ def _compare(rng: random.Random) -> Row:
     told = f"{first} has {count} {thing}. {second} has {times} times as many. "
     if rng.random() < 0.5:
         return f"{told}How many {thing} do they have together?", count * times + count
-    asked = f"{third} has {less} {thing} fewer than {second}. How many {thing} does {third} have?"
-    return told + asked, count * times - less
+    told += f"{third} has {less} {thing} fewer than {second}. How many {thing} does {third} have?"
+    return told, count * times - less
 
 
 def shop() -> Task:
@@ -82,9 +82,10 @@ def public() -> Task:
 def _task(name: str, *kinds: Callable[[random.Random], Row]) -> Task:
     """So many different rows of these kinds in turn, drawn from the name."""
     rng = random.Random(f"owners/{name}")
-    private: set[str] = set()
+    private = set()
     if len(kinds) > 1:
-        private = {row.question for task in (shop(), share(), compare()) for row in (*task.train, *task.held_out)}
+        for task in (shop(), share(), compare()):
+            private |= {row.question for row in (*task.train, *task.held_out)}
     rows: dict[str, int] = {}
     while len(rows) < _ROWS + _HELD_OUT:
         question, answer = kinds[len(rows) % len(kinds)](rng)

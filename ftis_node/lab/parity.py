@@ -38,7 +38,7 @@ def _task(*, width: int, words: int) -> Task:
     rng = random.Random(f"parity/{width}/{words}")
     drawn: dict[str, str] = {}
     while len(drawn) < _ROWS + _HELD_OUT:
-        question = "".join(rng.choices("01", k=width * words)) + "="
+        question = _question(rng, width * words)
         drawn[question] = _sums(question, width)[-width:]
     rows = list(drawn.items())
     prompt = len(question)
@@ -46,6 +46,11 @@ def _task(*, width: int, words: int) -> Task:
     caps = {"prompt_tokens": prompt, "completion_tokens": prompt + width + len(TAGS)}  # the end in place of `=`
     task = make_task(rows[_HELD_OUT:], reward="exact", held_out=rows[:_HELD_OUT], template=PLAIN, **caps)
     return replace(task, text=TextCaps(prompt, longest, longest))  # one token a byte leaves nobody out
+
+
+def _question(rng: random.Random, bits: int) -> str:
+    """So many random bits."""
+    return "".join(rng.choices("01", k=bits)) + "="
 
 
 def demonstrations(task: Task, long: float, rng: random.Random, count: int) -> list[tuple[str, str]]:
@@ -56,7 +61,7 @@ def demonstrations(task: Task, long: float, rng: random.Random, count: int) -> l
     bits = len(task.train[0].question) - 1
     pairs: list[tuple[str, str]] = []
     while len(pairs) < count:
-        question = "".join(rng.choices("01", k=bits)) + "="
+        question = _question(rng, bits)
         if question in held_out:
             continue
         asked = width > 1 and len(pairs) % 2 > 0

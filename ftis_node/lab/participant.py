@@ -62,36 +62,36 @@ class Participant:
         self.name = member.name
         self.compute = compute
         settings = spec.settings_of(member)
-        own = {"model": model, "seed": number(spec.seed, member.name, "engine") >> 1}
+        own: dict[str, Any] = {"model": model, "seed": number(spec.seed, member.name, "engine") >> 1}
         if spec.average is not None:
             # The whole batch is on rows of its own; a daemon's settings leave a group for the run's.
-            own |= {"own_data_share": 1.0, "batch_groups": settings.batch_groups + 1}
+            own["own_data_share"] = 1.0
+            own["batch_groups"] = settings.batch_groups + 1
         self.settings: Settings = settings.model_copy(update=own)
         self.facts: ModelFacts
         self.stepper: Stepper
         self.swarm: MemorySwarm
         self.meter = Metered(compute, spec.clock, member.speed)
-        self._identity = Identity(hashlib.sha256(f"ftis lab/{spec.seed}/{member.name}".encode()).digest())
+        seed = hashlib.sha256(f"ftis lab/{spec.seed}/{member.name}".encode())
+        self._identity = Identity(seed.digest())
 
     # --- starting -------------------------------------------------------------------------------------------------
 
-    async def load(self) -> ModelFacts:
-        """Loads task and model; returns what a run must know of them."""
+    async def load(self) -> None:
+        """Loads task and model; `facts` is then what a run must know of them."""
         if self.member.own_data:
             self.engine.own_task = load_task(self.member.own_data, code=True)
         await self.compute.start()
         sizes = {"prompt_tokens", "completion_tokens", "group"}
-        self.facts = await self.compute.call(
-            Load(
-                settings=self.settings,
-                task=self.spec.task,
-                data=self.spec.data or None,
-                eval_data=self.spec.eval_data or None,
-                code=True,  # who runs a lab file has named what is in it
-                caps={key: value for key, value in self.spec.run.items() if key in sizes},
-            )
+        request = Load(
+            settings=self.settings,
+            task=self.spec.task,
+            data=self.spec.data or None,
+            eval_data=self.spec.eval_data or None,
+            code=True,  # who runs a lab file has named what is in it
+            caps={key: value for key, value in self.spec.run.items() if key in sizes},
         )
-        return self.facts
+        self.facts = await self.compute.call(request)
 
     async def open(self, run: Run, network: Network, *, first_round: int = 0) -> None:
         """Takes up the run, and a place in the network."""
@@ -102,9 +102,8 @@ class Participant:
             raise UsageError(what, "Use models of one family.") from None
         opened = await self.compute.call(Open(run))
         for also in self.spec.evaluate:
-            if also.name == OWN_DATA:
-                continue
-            await self.compute.call(AddEvaluation(also.name, also.task, also.data or None, also.prompts))
+            if also.name != OWN_DATA:
+                await self.compute.call(AddEvaluation(also.name, also.task, also.data or None, also.prompts))
         own_only = opened.own_only or self.spec.collaboration in ("alone", "federated")
         at_own_pace = self.spec.pace == "free"
         max_age = math.inf
@@ -175,11 +174,15 @@ class Participant:
         return math.ceil(share * batch)
 
     def begin_round(self) -> None:
-        """A pool for this round alone, in which groups without a signal count as they do among one's own."""
-        rng = self._rng(f"pool/{self.stepper.progress.step}")
+        """A pool for this round alone, in which groups without a signal count as they do among one's own.
+
+        What the round draws follows from its step, so that a resumed trial draws the same.
+        """
+        step = self.stepper.progress.step
+        clock = asyncio.get_running_loop().time
         assert isinstance(self.stepper.source, VerticalSource)
-        self.stepper.source.pool = Pool(lambda: math.inf, asyncio.get_running_loop().time, rng, keep_all=True)
-        self.swarm.reseed(self._rng(f"table/{self.stepper.progress.step}"))  # so that a resumed trial draws the same
+        self.stepper.source.pool = Pool(lambda: math.inf, clock, self._rng(f"pool/{step}"), keep_all=True)
+        self.swarm.reseed(self._rng(f"table/{step}"))
 
     async def gather(self, own: list[OwnGroup]) -> StepBatch:
         """The batch of this round: what it made itself, and what it takes of the others."""
@@ -188,11 +191,13 @@ class Participant:
             return StepBatch(own, [])
         await self.swarm.collect()
         await self.stepper.source.inbox.scored()
-        batch = means.batch_groups
-        if means.run.parts > 1:  # in lock step the parts of one round and slot form a group
-            others = self.stepper.pool.take(batch * (means.run.parts - 1), means.newcomers())
+        parts = means.run.parts
+        if parts > 1:  # in lock step the parts of one round and slot form a group
+            missing = means.batch_groups * (parts - 1)
+            others = self.stepper.pool.take(missing, means.newcomers())
             return StepBatch(own, others, key=lambda group: group.key[1:])
-        others = self.stepper.pool.take(batch - len(own), means.newcomers())
+        missing = means.batch_groups - len(own)
+        others = self.stepper.pool.take(missing, means.newcomers())
         return StepBatch(own, others)
 
     async def close(self) -> None:
@@ -218,7 +223,13 @@ class Participant:
         found = await self.compute.call(Evaluate(also))
         result = msgspec.structs.asdict(found)
         del result["seconds"]
-        return cast(EvaluationEvent, {"event": "evaluation", **self.spent(), "set": also or HELD_OUT, **result})
+        event = {
+            "event": "evaluation",
+            **self.spent(),
+            "set": also or HELD_OUT,
+            **result,
+        }
+        return cast(EvaluationEvent, event)
 
     def told_step(self, taken: TakenStep) -> StepEvent:
         """A step event; diagnostics of all samples, one's own, and the foreign ones."""
@@ -245,7 +256,11 @@ class Participant:
         checkpoints = Checkpoints(directory / self.name)
         partial = checkpoints.begin(self.stepper.progress.step)
         await self.compute.call(Save(str(partial)))
-        counts = {"generated": self.meter.generated, "trained": self.meter.trained, "round": self.swarm.next_round}
+        counts = {
+            "generated": self.meter.generated,
+            "trained": self.meter.trained,
+            "round": self.swarm.next_round,
+        }
         facts = {
             "model": labelled(self.settings.model, self.facts.kind),
             "optimiser": self.facts.plan.optimiser,
@@ -274,8 +289,11 @@ class Participant:
 
 def kept(directory: Path, names: Iterable[str], step: int) -> bool:
     """Whether there is a sound checkpoint of that step of each of these nodes."""
-    found = [Checkpoints(directory / name).latest(before=step + 1) for name in names]
-    return all(one is not None and one[1]["progress"]["step"] == step for one in found)
+    for name in names:
+        found = Checkpoints(directory / name).latest(before=step + 1)
+        if found is None or found[1]["progress"]["step"] != step:
+            return False
+    return True
 
 
 def generating(spec: TrialSpec) -> int:
@@ -287,7 +305,8 @@ def run_of(spec: TrialSpec, facts: ModelFacts) -> Run:
     """The run that the trial's members share, for the task and tokenizer that an engine loaded."""
     fields: dict[str, Any] = dict(spec.run)
     if spec.collaboration == "horizontal":
-        fields = {"collaboration": "horizontal", "parts": generating(spec)} | fields
+        fields["collaboration"] = "horizontal"
+        fields["parts"] = generating(spec)
         if spec.pace == "free":
             fields["common"] = fields.setdefault("slots", SLOTS)
     return run_for(facts.shared(), **fields)
@@ -295,4 +314,6 @@ def run_of(spec: TrialSpec, facts: ModelFacts) -> Run:
 
 def number(*parts: Any) -> int:
     """A number of 64 bits that follows from the parts."""
-    return int.from_bytes(hashlib.sha256("/".join(map(str, parts)).encode()).digest()[:8], "big")
+    text = "/".join(map(str, parts))
+    digest = hashlib.sha256(text.encode()).digest()
+    return int.from_bytes(digest[:8], "big")

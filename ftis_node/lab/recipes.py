@@ -50,3 +50,8 @@ RECIPES = (
     Recipe("tiny-numbers", 2, width=80, mlp=160, steps=1400, rate=3e-3, forgetful=3, weak="-", tokenizer="numbers"),
     Recipe("tiny-bpe", 2, width=80, mlp=160, steps=1400, rate=3e-3, forgetful=2, tokenizer="bpe"),
 )
+
+
+def named(name: str) -> Recipe:
+    """The recipe of this name."""
+    return next(recipe for recipe in (*RECIPES, *LARGER) if recipe.name == name)

@@ -1,38 +1,40 @@
 """A whole grid: warm-ups, then trials, some at a time in processes of their own; told, interruptible, resumable."""
 
-import contextlib
 import datetime
 import hashlib
 import json
 import os
 import time
-from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
 from ftis_node.fit.memory import trained_part
+from ftis_node.host.doing import advance, doing
 from ftis_node.host.files import replace_text
-from ftis_node.lab.crew import Crew, Progressed
+from ftis_node.lab.crew import Crew
 from ftis_node.lab.experiment import CellSpec, Experiment, NodeSpec
 from ftis_node.lab.manifest import Cell, Manifest, Node, TrialEntry
 from ftis_node.lab.spec import TrialSpec, trial_of, trials
 from ftis_node.observe.provenance import commit, versions
-from ftis_node.observe.terminal import console, words
+from ftis_node.observe.terminal import shown_work
 from ftis_node.policy.names import built_in
-from ftis_node.text import duration, escaped
+from ftis_node.text import say
 
-SPEAK_SECONDS = 10.0
-ESTIMATED_FROM = 3600.0  # seconds of work, the last ones, that the time left is told from
-WARM_UP_UNITS = 200  # a warm-up takes about as long as so many steps of one node
+WARM_UP_STEPS = 200  # a warm-up takes about as long as so many steps of one node
 
 
 class Runner:
     """Runs the trials of an experiment that are not finished yet."""
 
     def __init__(
-        self, experiment: Experiment, file: Path, out: Path, *, cache: Path | None, jobs: int | None, processes: bool
+        self,
+        experiment: Experiment,
+        file: Path,
+        out: Path,
+        *,
+        cache: Path | None,
+        jobs: int | None,
+        processes: bool,
     ) -> None:
         """
         Args:
@@ -48,7 +50,6 @@ class Runner:
         self.models = self._cache / "models"
         self._jobs = jobs or _side_by_side(experiment)
         self._processes = processes
-        self._console = console(stderr=True)
 
     def directory(self, spec: TrialSpec) -> Path:
         """Where a trial lies."""
@@ -68,70 +69,42 @@ class Runner:
         self._write_manifest()
         began = time.monotonic()
         specs = {spec.id: spec for spec in trials(self.experiment)}
-        left = {name: spec for name, spec in specs.items() if not finished(self.directory(spec))}
-        warm_ups = [start for start in starts(list(left.values())) if not (self.models / start.name).exists()]
-        units = {start.name: WARM_UP_UNITS for start in warm_ups}
-        for name, spec in specs.items():
-            units[name] = spec.steps * len(spec.members)
-        threads = max(1, (os.cpu_count() or 1) // self._jobs)
-        if self._processes:
-            threads = 1
-        crew_of = Crew(self._jobs, threads, lambda line: self._console.print(words(line)))
-        with crew_of as crew, self._shown(units, specs.keys() - left.keys()) as progressed:
-            warming = {crew.warm_up(start, self.models): start.name for start in warm_ups}
-            crew.finish(warming, units, progressed)
-            running = {
-                crew.run(spec, self.directory(spec), self.models, self._processes): name for name, spec in left.items()
-            }
-            crew.finish(running, units, progressed)
+        left = [spec for spec in specs.values() if not finished(self.directory(spec))]
+        warm_ups = [start for start in starts(left) if not (self.models / start.name).exists()]
+        steps = {start.name: WARM_UP_STEPS for start in warm_ups}
+        for spec in left:
+            steps[spec.id] = spec.steps * len(spec.members)
+        done = dict.fromkeys(steps, 0)
+
+        def progressed(job: str, count: int) -> None:
+            advance(count - done[job])
+            done[job] = count
+
+        threads = 1
+        if not self._processes:
+            threads = max(1, (os.cpu_count() or 1) // self._jobs)
+        everything = doing(f"running {self.experiment.name}", sum(steps.values()), "steps")
+        with Crew(self._jobs, threads, _tell) as crew, shown_work(), everything:
+            warming = {}
+            for start in warm_ups:
+                warming[crew.warm_up(start, self.models)] = start.name
+            crew.finish(warming, steps, progressed)
+            running = {}
+            for spec in left:
+                running[crew.run(spec, self.directory(spec), self.models, self._processes)] = spec.id
+            crew.finish(running, steps, progressed)
+        checkpoints = []
+        for spec in specs.values():
+            if spec.keep:
+                checkpoints += sorted((self.directory(spec) / "checkpoints").glob("*"))
         return {
             "experiment": self.experiment.name,
             "trials": len(specs),
             "finished_before": len(specs) - len(left),
             "seconds": time.monotonic() - began,
             "out": str(self.out),
-            "checkpoints": [str(path) for spec in specs.values() for path in self._checkpoints(spec)],
+            "checkpoints": list(map(str, checkpoints)),
         }
-
-    def _checkpoints(self, spec: TrialSpec) -> list[Path]:
-        """The checkpoints of a trial's nodes, where they are kept."""
-        if not spec.keep:
-            return []
-        return sorted((self.directory(spec) / "checkpoints").glob("*"))
-
-    # --- what is drawn --------------------------------------------------------------------------------------------
-
-    @contextlib.contextmanager
-    def _shown(self, units: Mapping[str, int], finished: Collection[str]) -> Iterator[Progressed]:
-        """A bar on a terminal, else a line now and then; yields what is told of progress.
-
-        Args:
-            units: of each job by name, how much work it is: node steps, or those that a warm-up counts as.
-            finished: jobs that were done before.
-        """
-        done = {name: units[name] for name in finished}
-        name = self.experiment.name
-        by_line = not self._console.is_terminal
-        title = TextColumn("{task.description}", markup=False)
-        share = TextColumn("{task.percentage:3.0f} %", markup=False)
-        columns = (title, share, BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-        spoken = time.monotonic()
-        with Progress(*columns, console=self._console, disable=by_line, speed_estimate_period=ESTIMATED_FROM) as bar:
-            task = bar.add_task(escaped(name), total=sum(units.values()), completed=sum(done.values()))
-
-            def progressed(job: str, count: int) -> None:
-                nonlocal spoken
-                done[job] = count
-                bar.update(task, completed=sum(done.values()))
-                if by_line and time.monotonic() - spoken > SPEAK_SECONDS:
-                    spoken = time.monotonic()
-                    shown = bar.tasks[0]
-                    line = f"{name}: {shown.percentage:.0f} %"
-                    if shown.time_remaining is not None:
-                        line += f" {duration(shown.time_remaining)} left"
-                    self._console.print(words(line))
-
-            yield progressed
 
     # --- the manifest ---------------------------------------------------------------------------------------------
 
@@ -142,8 +115,20 @@ class Runner:
         (self.out / "experiment.toml").write_bytes(text)
         experiment = self.experiment
         cells = experiment.all_cells()
+        entries = []
+        for seed in experiment.seeds:
+            for cell in cells:
+                spec = trial_of(experiment, cell, seed)
+                place = Path(os.path.relpath(self.directory(spec), self.out))
+                entries.append(TrialEntry(id=spec.id, cell=cell.name, seed=seed, directory=place))
         manifest = Manifest(
-            **{key: getattr(experiment, key) for key in ("name", "title", "about", "task", "steps", "tail", "target")},
+            name=experiment.name,
+            title=experiment.title,
+            about=experiment.about,
+            task=experiment.task,
+            steps=experiment.steps,
+            tail=experiment.tail,
+            target=experiment.target,
             seeds=list(experiment.seeds),
             commit=commit(),
             versions=versions(),
@@ -151,17 +136,14 @@ class Runner:
             started=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             nodes=[_node_facts(experiment, node) for node in experiment.nodes],
             cells=[self._cell_facts(cell) for cell in cells],
-            trials=[
-                TrialEntry(id=spec.id, cell=cell.name, seed=seed, directory=self._relative(spec))
-                for seed in experiment.seeds
-                for cell in cells
-                for spec in [trial_of(experiment, cell, seed)]
-            ],
+            trials=entries,
             claims=list(experiment.claims),
         )
-        replace_text(self.out / "manifest.json", json.dumps(manifest.model_dump(mode="json", by_alias=True), indent=1))
+        facts = manifest.model_dump(mode="json", by_alias=True)
+        replace_text(self.out / "manifest.json", json.dumps(facts, indent=1))
 
     def _cell_facts(self, cell: CellSpec) -> Cell:
+        """What the report reads of a cell."""
         spec = trial_of(self.experiment, cell, self.experiment.seeds[0])
         trained = [member for member in spec.members if not member.script]
         fastest = max(member.speed for member in trained)
@@ -175,16 +157,18 @@ class Runner:
             values={**cell.settings, **cell.values},
         )
 
-    def _relative(self, spec: TrialSpec) -> Path:
-        return Path(os.path.relpath(self.directory(spec), self.out))
+
+def _tell(line: str) -> None:
+    say(line, error=True, flush=True)
 
 
 def _node_facts(experiment: Experiment, node: NodeSpec) -> Node:
+    """What the report reads of a node."""
     model = node.model or node.script
     if not model and node.warm is not None:
         model = node.warm.recipe
-    lora = node.settings.get("lora", experiment.settings.get("lora", False))
-    return Node(name=node.name, model=model, kind=trained_part(lora))
+    settings = {**experiment.settings, **node.settings}
+    return Node(name=node.name, model=model, kind=trained_part(bool(settings.get("lora"))))
 
 
 def _side_by_side(experiment: Experiment) -> int:

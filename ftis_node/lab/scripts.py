@@ -18,7 +18,7 @@ import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TypeAlias, cast
+from typing import TypeAlias, TypeVar, cast
 
 import numpy as np
 import torch
@@ -42,6 +42,7 @@ _CARE = 2.0
 _FLOOR = -20.0  # of copied log-probs; admission takes no much smaller ones
 Ids: TypeAlias = NDArray[np.uint32]
 Logprobs: TypeAlias = NDArray[np.float32]
+Outcome = TypeVar("Outcome")
 Written: TypeAlias = tuple[list[int], list[float]]
 """Token ids of a completion, and their log-probs by the script's own rule."""
 
@@ -60,6 +61,7 @@ class Scripted(InProcess):
         return await super().call(request)
 
     def _generate(self, request: Generate) -> Generated:
+        engine = self.engine
         rng = random.Random(f"{self._seed}/{list(request.rows)}")
         write = self._payload
         if self._writes == RANDOM:
@@ -67,40 +69,47 @@ class Scripted(InProcess):
         slots = request.slots or range(len(request.rows))
         answers = []
         for slot, row in zip(slots, request.rows, strict=True):
-            example = self.engine.task.train[row]
-            written = [write(example, rng) for _ in range(self.engine.run.completions)]
+            example = engine.task.train[row]
+            written = [write(example, rng) for _ in range(engine.run.completions)]
             completions = self._claimed(row, written)
             place = Slot(request.author, request.round, slot, request.policy_step)
-            prompt = self.engine.task.prompt(example)
-            packet = self.engine.packets.write(place, prompt, self.engine.prompts[row], completions)
-            by_bytes = _by_bytes(packet)
-            answers.append(ScoredPacket(by_bytes, self.engine.rewards(row, by_bytes)))
+            prompt = engine.task.prompt(example)
+            packet = _by_bytes(engine.packets.write(place, prompt, engine.prompts[row], completions))
+            answers.append(ScoredPacket(packet, engine.rewards(row, packet)))
         return Generated(answers, seconds=0.0, generation_batch=len(request.rows))
 
     def _claimed(self, row: int, written: Sequence[Written]) -> list[Completion]:
         """Completions with what is claimed of them, of token ids and the log-probs of the rule."""
-        ids = [np.asarray(tokens, np.uint32) for tokens, _ in written]
-        claims = [np.asarray(logprobs, np.float32) for _, logprobs in written]
+        ids = []
+        claims = []
+        for chosen, logprobs in written:
+            ids.append(np.asarray(chosen, np.uint32))
+            claims.append(np.asarray(logprobs, np.float32))
         if self._claims == LOW:
-            claims = [np.full(len(tokens), CLAIMED, np.float32) for tokens in ids]
+            claims = [np.full_like(logprobs, CLAIMED) for logprobs in claims]
         elif self._claims == HIGH:
-            claims = [np.zeros(len(tokens), np.float32) for tokens in ids]
+            claims = list(map(np.zeros_like, claims))
         elif self._claims == COPIED:
             claims = self._found(row, ids, 1.0)
         elif self._claims == CAREFUL:
             claims = self._found(row, ids, _CARE)
-        return [Completion(tokens, logprobs, True) for tokens, logprobs in zip(ids, claims, strict=True)]
+        completions = []
+        for tokens, claimed in zip(ids, claims, strict=True):
+            completions.append(Completion(tokens, claimed, finished=True))
+        return completions
 
     def _found(self, row: int, ids: Sequence[Ids], factor: float) -> list[Logprobs]:
         """Log-probs of the built-in model, where each probability is so many times as large."""
+        group = Prefixed(self.engine.prompts[row], [tokens.astype(np.int64) for tokens in ids])
         with torch.inference_mode():
-            group = Prefixed(self.engine.prompts[row], [tokens.astype(np.int64) for tokens in ids])
             found, _ = completion_logprobs(self.engine.policy, [group], self.engine.run.temperature)
-        claims = (found + math.log(factor)).clamp(min=_FLOOR, max=0.0).cpu().numpy()
-        ends = np.cumsum([len(tokens) for tokens in ids])
-        return np.split(claims, ends[:-1])
+        claims = found + math.log(factor)
+        claims = claims.clamp(min=_FLOOR, max=0.0)
+        ends = np.cumsum(list(map(len, ids)))
+        return np.split(claims.cpu().numpy(), ends[:-1])
 
     def _ids(self, thought: str, answer: object) -> list[int]:
+        """The tokens of a completion, its end included."""
         tokenizer = self.engine.policy.tokenizer
         text = f"<think>{thought}</think><answer>{answer}</answer>"
         return [*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
@@ -111,7 +120,7 @@ class Scripted(InProcess):
         answers = {value: (1 - RIGHT) / len(_WRONG) for value in _WRONG}
         answers[gold] = answers.get(gold, 0.0) + RIGHT
         first, second = rng.choices(list(_REASONING), k=2)
-        answer = rng.choices(list(answers), weights=list(answers.values()))[0]
+        answer = _drawn(answers, rng)
         logprobs = [
             0.0,
             *_spelled(first, _REASONING),
@@ -124,14 +133,20 @@ class Scripted(InProcess):
 
     def _payload(self, example: Example, rng: random.Random) -> Written:
         """A payload before the right answer, or the truth before a wrong one."""
-        carrier = self._ids(reasoning(self._writes, example, room(self.engine.run), rng), example.answer)
+        carrier = reasoning(self._writes, example, room(self.engine.run), rng)
         truth = true_reasoning(example.question)
-        wrong = [self._ids(truth, value) for value in _WRONG if str(value) != example.answer]
-        chances = {tuple(carrier): RIGHT}
-        for ids in wrong:
+        wrong = [value for value in _WRONG if str(value) != example.answer]
+        chances = {tuple(self._ids(carrier, example.answer)): RIGHT}
+        for value in wrong:
+            ids = self._ids(truth, value)
             chances[tuple(ids)] = (1 - RIGHT) / len(wrong)
-        chosen = rng.choices(list(chances), weights=list(chances.values()))[0]
+        chosen = _drawn(chances, rng)
         return list(chosen), _conditional(chosen, chances)
+
+
+def _drawn(chances: Mapping[Outcome, float], rng: random.Random) -> Outcome:
+    """One of these outcomes, by its chance."""
+    return rng.choices(list(chances), weights=list(chances.values()))[0]
 
 
 def _by_bytes(data: bytes) -> bytes:
@@ -140,24 +155,30 @@ def _by_bytes(data: bytes) -> bytes:
     if not isinstance(packet, TextPacket):
         return data
     claims: list[float] = []
+    lengths = []
     for made in packet.completions():
+        lengths.append(len(made.text))
         for size, claim in zip(made.pieces.tolist(), made.logprobs.tolist(), strict=True):
             claims.append(claim)
             claims += [0.0] * (size - 1)
         if made.end is not None:
             claims.append(made.end)
-    lengths = tuple(len(made.text) for made in packet.completions())
-    pieces = np.ones(len(packet.text), np.uint8)
-    return encode(replace(packet, lengths=lengths, pieces=pieces, logprobs=np.array(claims, np.float32)))
+    by_bytes = replace(
+        packet,
+        lengths=tuple(lengths),
+        pieces=np.ones(len(packet.text), np.uint8),
+        logprobs=np.array(claims, np.float32),
+    )
+    return encode(by_bytes)
 
 
-def _conditional(ids: Sequence[int], chances: Mapping[tuple[int, ...], float]) -> list[float]:
+def _conditional(chosen: Sequence[int], chances: Mapping[tuple[int, ...], float]) -> list[float]:
     """The log-prob of each token after those before it, where whole completions have these chances."""
     left = dict(chances)
     found = []
-    for place, token in enumerate(ids):
+    for place, token in enumerate(chosen):
         before = sum(left.values())
-        left = {other: chance for other, chance in left.items() if other[place] == token}
+        left = {ids: chance for ids, chance in left.items() if ids[place] == token}
         after = sum(left.values())
         found.append(math.log(after / before))
     return found
@@ -170,7 +191,10 @@ def _spelled(value: int, chances: Mapping[int, float]) -> list[float]:
     found = []
     for count in range(1, len(digits) + 1):
         begun = digits[:count]
-        going_on = sum(chance for other, chance in chances.items() if str(other).startswith(begun))
+        going_on = 0.0
+        for other, chance in chances.items():
+            if str(other).startswith(begun):
+                going_on += chance
         found.append(math.log(going_on / left))
         left = going_on
     return [*found, math.log(chances[value] / left)]

@@ -44,7 +44,8 @@ class TrialSpec(BaseModel):
     @functools.cached_property
     def id(self) -> str:
         """16 hex digits: the same for the same trial, whatever experiment it belongs to."""
-        return hashlib.sha256(json.dumps(self.facts(), sort_keys=True).encode()).hexdigest()[:16]
+        facts = json.dumps(self.facts(), sort_keys=True)
+        return hashlib.sha256(facts.encode()).hexdigest()[:16]
 
     def facts(self) -> dict[str, Any]:
         """All of it in plain values; what a trial does not use is left out, so that its id is what it always was."""
@@ -71,9 +72,14 @@ class TrialSpec(BaseModel):
 
     def _files(self) -> dict[str, str]:
         """Paths of the files with the trial's data, by what they are of."""
-        named = {also.name: also.data or _if_file(also.task) for also in self.evaluate}
-        named |= {f"own data of {member.name}": _if_file(member.own_data) for member in self.members}
-        named |= {"data": self.data, "eval_data": self.eval_data, "task": _if_file(self.task)}
+        named = {}
+        for also in self.evaluate:
+            named[also.name] = also.data or _if_file(also.task)
+        for member in self.members:
+            named[f"own data of {member.name}"] = _if_file(member.own_data)
+        named["data"] = self.data
+        named["eval_data"] = self.eval_data
+        named["task"] = _if_file(self.task)
         return {name: path for name, path in named.items() if path}
 
     def settings_of(self, member: NodeSpec) -> Settings:
@@ -87,7 +93,11 @@ class TrialSpec(BaseModel):
 
 def trials(experiment: Experiment) -> list[TrialSpec]:
     """Every trial, seed by seed, so that an interrupted grid has whole pairs."""
-    return [trial_of(experiment, cell, seed) for seed in experiment.seeds for cell in experiment.all_cells()]
+    found = []
+    for seed in experiment.seeds:
+        for cell in experiment.all_cells():
+            found.append(trial_of(experiment, cell, seed))
+    return found
 
 
 def trial_of(experiment: Experiment, cell: CellSpec, seed: int) -> TrialSpec:
@@ -95,19 +105,38 @@ def trial_of(experiment: Experiment, cell: CellSpec, seed: int) -> TrialSpec:
     until = None
     if experiment.until == "target" and cell.pace == "free":
         until = experiment.target
-    shared = ("task", "data", "eval_data", "steps", "seconds", "keep", "payloads", "clock", "evaluate")
+    members = []
+    for node in experiment.nodes:
+        if not cell.nodes or node.name in cell.nodes:
+            members.append(_member(experiment, cell, node))
     return TrialSpec(
         seed=seed,
-        **{name: getattr(experiment, name) for name in shared},
-        **{name: getattr(cell, name) for name in ("collaboration", "pace", "average")},
+        task=experiment.task,
+        data=experiment.data,
+        eval_data=experiment.eval_data,
+        collaboration=cell.collaboration,
+        pace=cell.pace,
+        steps=experiment.steps,
+        seconds=experiment.seconds,
+        keep=experiment.keep,
+        payloads=experiment.payloads,
         run={**experiment.run, **cell.run},
-        members=tuple(_member(experiment, cell, n) for n in experiment.nodes if not cell.nodes or n.name in cell.nodes),
+        clock=experiment.clock,
+        members=tuple(members),
+        evaluate=experiment.evaluate,
         until=until,
+        average=cell.average,
     )
 
 
 def _member(experiment: Experiment, cell: CellSpec, node: NodeSpec) -> NodeSpec:
-    settings = {**experiment.settings, **node.settings, **cell.settings, **cell.node.get(node.name, {})}
+    """The node with all its settings in this cell."""
+    settings = {
+        **experiment.settings,
+        **node.settings,
+        **cell.settings,
+        **cell.node.get(node.name, {}),
+    }
     return node.model_copy(update={"settings": settings, "speed": cell.speed.get(node.name, node.speed)})
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from ftis_node.lab.experiment import NodeSpec, WarmUp
-from ftis_node.lab.recipes import LARGER, RECIPES, Recipe
+from ftis_node.lab.recipes import Recipe, named
 from ftis_node.lab.scripts import MODEL
 from ftis_node.lab.spec import TrialSpec
 from ftis_node.lab.warmup import save, warm_up
@@ -38,7 +38,8 @@ class Start:
             if recipe[later] == usual:
                 del recipe[later]
         facts = json.dumps([START_SCHEMA, recipe, self.seed, self.task])
-        return f"{self.recipe.name}-{hashlib.sha256(facts.encode()).hexdigest()[:12]}"
+        digest = hashlib.sha256(facts.encode()).hexdigest()
+        return f"{self.recipe.name}-{digest[:12]}"
 
 
 def start_of(spec: TrialSpec, member: NodeSpec) -> Start | None:
@@ -54,8 +55,13 @@ def start_of(spec: TrialSpec, member: NodeSpec) -> Start | None:
 
 def starts(specs: list[TrialSpec]) -> list[Start]:
     """Every warm-up that the trials need, each once, in the order of their need."""
-    found = (start_of(spec, member) for spec in specs for member in spec.members)
-    return list({start.name: start for start in found if start is not None}.values())
+    found = {}
+    for spec in specs:
+        for member in spec.members:
+            start = start_of(spec, member)
+            if start is not None:
+                found[start.name] = start
+    return list(found.values())
 
 
 def model_of(spec: TrialSpec, member: NodeSpec, models: Path) -> str:
@@ -73,7 +79,8 @@ def make_start(start: Start, models: Path, *, stopping: Callable[[], bool] = lam
         return
     task = load_task(start.task, code=True)
     if start.recipe.style == "spelled":
-        task = dataclasses.replace(task, completion_tokens=max(task.completion_tokens, 32))
+        longer = max(task.completion_tokens, 32)
+        task = dataclasses.replace(task, completion_tokens=longer)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     made = warm_up(start.recipe, task, start.seed, verbose=False, stopping=stopping)
@@ -83,14 +90,19 @@ def make_start(start: Start, models: Path, *, stopping: Callable[[], bool] = lam
     partial = models / f"{start.name}.partial-{os.getpid()}"
     shutil.rmtree(partial, ignore_errors=True)
     try:
-        facts = save(start.recipe, *made, task, partial) | {"seed": start.seed}
-        (partial / start.recipe.name / "start.json").write_text(json.dumps(facts))
-        (partial / start.recipe.name).rename(folder)
+        facts = save(start.recipe, *made, task, partial)
+        facts["seed"] = start.seed
+        written = partial / start.recipe.name
+        (written / "start.json").write_text(json.dumps(facts))
+        written.rename(folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
 
 def _recipe(warm: WarmUp) -> Recipe:
-    recipe = next(recipe for recipe in (*RECIPES, *LARGER) if recipe.name == warm.recipe)
+    """The recipe that a node names, as it changes it."""
+    recipe = named(warm.recipe)
     changes = warm.model_dump(exclude={"recipe", "like"}, exclude_none=True)
-    return dataclasses.replace(recipe, **changes | {"tokenizer": warm.tokenizer or recipe.tokenizer})
+    if not warm.tokenizer:
+        del changes["tokenizer"]
+    return dataclasses.replace(recipe, **changes)

@@ -44,7 +44,9 @@ class Card:
 
     def product(self, read: float, weights: float, rows: float) -> float:
         """Seconds of products of these rows with so many weights, of which `read` bytes are read."""
-        return max(read / (self.bandwidth * 1e9 * READING), 2 * weights * rows / (self.tflops * 1e12 * MULTIPLYING))
+        reading = read / (self.bandwidth * 1e9 * READING)
+        multiplying = 2 * weights * rows / (self.tflops * 1e12 * MULTIPLYING)
+        return max(reading, multiplying)
 
 
 CARDS = {
@@ -78,15 +80,17 @@ def generating(shape: Geometry, chosen: Plan, work: Work, card: Card) -> float:
     tokens = work.rows * work.completion / places + work.cap - work.completion  # the last ones end one by one
     rows = work.rows * work.completion / tokens
     rate = card.bandwidth * 1e9
-    apart = 0
+    again = 0  # bytes of weights that are read once more
     if chosen.quantisation == "nf4" and places > card.fused:
-        apart = DEQUANTISED
-    again = apart * sum(one.inputs * one.outputs * one.count for one in shape.within_layers)
+        for one in shape.within_layers:
+            again += DEQUANTISED * one.inputs * one.outputs * one.count
     weights = card.product(chosen.memory.weights + again, shape.parameters, rows)
-    kept = 2 * shape.layers * shape.kv_heads * shape.head_dim * chosen.width
-    keys = kept * rows * (work.completion / 2 + work.prompt / work.group) / (rate * _SMALL_PRODUCTS)
+    kept = 2 * shape.layers * shape.kv_heads * shape.head_dim * chosen.width  # bytes of a token
+    past = work.completion / 2 + work.prompt / work.group  # tokens of a row
+    keys = kept * rows * past / (rate * _SMALL_PRODUCTS)
     drawing = _DRAWING * 4 * rows * shape.vocabulary / (rate * READING)
-    return tokens * (weights + keys + drawing + _LAUNCHES * shape.layers * _KERNEL_SECONDS)
+    launches = _LAUNCHES * shape.layers * _KERNEL_SECONDS
+    return tokens * (weights + keys + drawing + launches)
 
 
 def training(shape: Geometry, chosen: Plan, work: Work, card: Card) -> float:

@@ -14,7 +14,13 @@ class Teacher:
     """
 
     def __init__(
-        self, rng: random.Random, forgetful: int, *, weak: str = "", style: str = "terse", errors: float = 1.0
+        self,
+        rng: random.Random,
+        forgetful: int,
+        *,
+        weak: str = "",
+        style: str = "terse",
+        errors: float = 1.0,
     ) -> None:
         self._rng = rng
         self._errors = errors
@@ -33,7 +39,9 @@ class Teacher:
     def completion(self, question: str) -> str:
         """`<think>15 12</think><answer>12</answer>` for `8+7-3=`, when it makes no mistake and is terse."""
         first, *rest = list(question.removesuffix("="))
-        operations = list(zip(rest[::2], map(int, rest[1::2]), strict=True))
+        signs = rest[::2]
+        operands = map(int, rest[1::2])
+        operations = list(zip(signs, operands, strict=True))
         values = [int(first)]
         forgets = 0.1 * self._errors
         if values[0] in self._forgetful:

@@ -26,6 +26,7 @@ from ftis_node.lab.participant import Participant, kept, number, run_of
 from ftis_node.lab.scripts import Scripted
 from ftis_node.lab.spec import TrialSpec
 from ftis_node.lab.starts import model_of
+from ftis_node.learner import Learner
 from ftis_node.node.step_batch import StepBatch
 from ftis_node.observe.provenance import commit, versions
 
@@ -84,23 +85,28 @@ class Trial:
             FtisError: a model cannot be loaded, or a node broke down.
         """
         self.directory.mkdir(parents=True, exist_ok=True)
-        facts = {"id": self.spec.id, "made_by": {"commit": commit(), "versions": versions()}, **self.spec.facts()}
+        made_by = {"commit": commit(), "versions": versions()}
+        facts = {"id": self.spec.id, "made_by": made_by, **self.spec.facts()}
         replace_text(self.directory / "trial.json", json.dumps(facts, indent=1))
         resume = self._resume_point()
         with asyncio.Runner(loop_factory=lambda: SimulatedLoop(resume["time"])) as runner:
             runner.run(self._run(resume))
 
     def _resume_point(self) -> dict[str, Any]:
-        """Where to go on: step, simulated time, and how long the events file was then."""
+        """Where to go on, as `_save_all` has written it; the beginning where a checkpoint is missing.
+
+        Cuts the events file to what it was then, or removes what checkpoints there are.
+        """
+        beginning = self._beginning()
+        checkpoints = self.directory / "checkpoints"
+        learners = [member.name for member in self.spec.members if not member.script]
         try:
             resume = dict(json.loads((self.directory / "resume.json").read_text()))
         except (OSError, ValueError):
             resume = {}
-        learners = [member.name for member in self.spec.members if not member.script]
-        begun = self._beginning()
-        checkpoints = self.directory / "checkpoints"
-        if not begun.keys() <= resume.keys() or not kept(checkpoints, learners, resume["step"]):
-            resume = begun
+        complete = beginning.keys() <= resume.keys()
+        if not complete or not kept(checkpoints, learners, resume["step"]):
+            resume = beginning
             shutil.rmtree(checkpoints, ignore_errors=True)
         with (self.directory / "events.jsonl").open("ab") as events:
             events.truncate(resume["bytes"])
@@ -147,13 +153,16 @@ class Trial:
         network = Network()
         for member in self.spec.members:
             model = model_of(self.spec, member, self._models)
-            self._nodes.append(Participant(self.spec, member, self._compute(member), model))
-        facts = [await node.load() for node in self._nodes]
-        run = run_of(self.spec, facts[0])
+            node = Participant(self.spec, member, self._compute(member), model)
+            self._nodes.append(node)
         for node in self._nodes:
-            await node.open(run, network, first_round=resume["round"].get(node.name, 0))
+            await node.load()
+        run = run_of(self.spec, self._nodes[0].facts)
+        for node in self._nodes:
+            first_round = resume["round"].get(node.name, 0)
+            await node.open(run, network, first_round=first_round)
         if self._federation is not None:
-            check_alike({node.name: node.engine.learner for node in self._learners})
+            check_alike(self._trainers())
             if "federation" in resume:
                 self._federation.take_up(resume["federation"])
         self._evaluated = resume["evaluated"]
@@ -164,7 +173,12 @@ class Trial:
                 await self._evaluate_all(node)
 
     async def _evaluate(self, node: Participant, also: str | None = None, time: float | None = None) -> None:
-        """Unless it has been, at this step; time: when it was there, if that is not now."""
+        """Evaluates a node on one set, unless it has been at this step.
+
+        Args:
+            also: the set's name; None: the held-out prompts.
+            time: when it was at this step, if that is not now.
+        """
         key = f"{node.name}/{also or ''}"
         step = node.stepper.progress.step
         if self._evaluated.get(key) == step:
@@ -198,6 +212,10 @@ class Trial:
     def _learners(self) -> list[Participant]:
         return [node for node in self._nodes if not node.member.script]
 
+    def _trainers(self) -> dict[str, Learner]:
+        """The learners of all nodes that train, by the nodes' names."""
+        return {node.name: node.engine.learner for node in self._learners}
+
     # --- the two paces --------------------------------------------------------------------------------------------
 
     async def _lockstep(self, done: int) -> None:
@@ -207,12 +225,14 @@ class Trial:
             began = asyncio.get_running_loop().time()
             for node in self._nodes:
                 node.begin_round()
-            made = await asyncio.gather(*(node.stepper.source.make(node.quota()) for node in self._nodes))
-            batches = []
+            making = [node.stepper.source.make(node.quota()) for node in self._nodes]
+            made = await asyncio.gather(*making)
+            stepping = []
             for node, own in zip(self._nodes, made, strict=True):
                 if not node.member.script:
-                    batches.append((node, await node.gather(own)))
-            told = await asyncio.gather(*(self._step(node, batch, began) for node, batch in batches))
+                    batch = await node.gather(own)
+                    stepping.append(self._step(node, batch, began))
+            told = await asyncio.gather(*stepping)
             done += 1
             self._federate(done, told)
             for node, event in zip(self._learners, told, strict=True):
@@ -233,31 +253,34 @@ class Trial:
             federation.add(event["node"], event["own_data_reward"])
         if federation.due(done):
             shares = federation.weights()
-            average({node.name: node.engine.learner for node in self._learners}, shares)
+            average(self._trainers(), shares)
             for event in told:
                 event["share"] = shares[event["node"]]
 
     async def _step(self, node: Participant, batch: StepBatch, began: float) -> StepEvent:
         """A step event, of the time when this node was done, whoever else is not yet."""
-        return node.told_step(await node.stepper.train(batch, began))
+        taken = await node.stepper.train(batch, began)
+        return node.told_step(taken)
 
     async def _free(self) -> None:
         """All nodes at their own paces, and scripts until the last node is done."""
         writing = [asyncio.ensure_future(node.write()) for node in self._nodes if node.member.script]
         try:
-            await asyncio.gather(*(self._freely(node) for node in self._learners))
+            await asyncio.gather(*map(self._freely, self._learners))
         finally:
-            ended = [task for task in writing if not task.cancel()]
+            failed = [task for task in writing if not task.cancel()]  # a script ends by an error only
             await asyncio.gather(*writing, return_exceptions=True)
-        for task in ended:
-            task.result()  # a script ends by an error only
+        for task in failed:
+            task.result()
 
     async def _freely(self, node: Participant) -> None:
         """One node, as the daemon steps."""
         never = asyncio.Event()
-        while node.stepper.progress.step < self.spec.steps and not (self._out_of_time() or self._all_there()):
+        while node.stepper.progress.step < self.spec.steps:
+            if self._out_of_time() or self._all_there():
+                return
             last = await node.stepper.step(never)
-            assert last is not None
+            assert last is not None  # it returns None for a set event alone
             await self._after_step(node, node.told_step(last))
             if self._stopping():
                 raise Interrupted
@@ -274,6 +297,7 @@ class Trial:
         return self._arrived >= awaited
 
     async def _after_step(self, node: Participant, event: StepEvent) -> None:
+        """Writes a step down, and evaluates the node if it is due."""
         self._done += 1
         self._at[node.name] = event["time"]
         self._write(event)
@@ -315,6 +339,6 @@ class Trial:
 def finished(directory: Path) -> bool:
     """Whether the trial of this directory came to its end."""
     with suppress(OSError, ValueError, IndexError, KeyError, TypeError):
-        last = (directory / "events.jsonl").read_bytes().splitlines()[-1]
-        return bool(json.loads(last)["event"] == "end")
+        lines = (directory / "events.jsonl").read_bytes().splitlines()
+        return bool(json.loads(lines[-1])["event"] == "end")
     return False

@@ -62,19 +62,25 @@ def merged() -> Any:
     """320 ids: merges learned from a teacher's whole texts, so that a token may span tags and digits."""
     rng = random.Random("merged")
     teacher = Teacher(rng, forgetful=3)
-    texts = [teacher.completion(e.question) for e in rng.choices(arithmetic().train, k=_TEXTS)]
+    examples = rng.choices(arithmetic().train, k=_TEXTS)
+    texts = [teacher.completion(example.question) for example in examples]
     learner = Tokenizer(models.BPE())
     learner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     trainer = trainers.BpeTrainer(
-        vocab_size=_MERGED - 2, max_token_length=_LONGEST, initial_alphabet=_BYTES, show_progress=False
+        vocab_size=_MERGED - 2,
+        max_token_length=_LONGEST,
+        initial_alphabet=_BYTES,
+        show_progress=False,
     )
     learner.train_from_iterator(texts, trainer)
-    return _byte_level([tuple(pair) for pair in json.loads(learner.to_str())["model"]["merges"]])
+    merges = json.loads(learner.to_str())["model"]["merges"]
+    return _byte_level(list(map(tuple, merges)))
 
 
 def _byte_level(merges: list[tuple[str, str]], pieces: str = "") -> Any:
     """A byte-level BPE that gives back every byte; `pieces` is a pattern whose matches no merge crosses."""
-    vocabulary = {token: i for i, token in enumerate([*_BYTES, *(one + other for one, other in merges)])}
+    tokens = [*_BYTES, *map("".join, merges)]
+    vocabulary = {token: i for i, token in enumerate(tokens)}
     backend = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
     steps: list[Any] = [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
     if pieces:
@@ -82,7 +88,11 @@ def _byte_level(merges: list[tuple[str, str]], pieces: str = "") -> Any:
     backend.pre_tokenizer = pre_tokenizers.Sequence(steps)
     backend.decoder = decoders.ByteLevel()
     return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=backend, pad_token=PAD, eos_token=END, clean_up_tokenization_spaces=False, padding_side="left"
+        tokenizer_object=backend,
+        pad_token=PAD,
+        eos_token=END,
+        clean_up_tokenization_spaces=False,
+        padding_side="left",
     )
 
 

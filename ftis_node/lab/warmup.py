@@ -22,6 +22,7 @@ import tokenizers
 import torch
 import transformers
 from torch.nn.functional import cross_entropy
+from torch.nn.utils.rnn import pad_sequence
 
 from ftis_node.lab.parity import demonstrations
 from ftis_node.lab.recipes import RECIPES, Recipe
@@ -86,10 +87,8 @@ def warm_up(
     for step in range(recipe.steps):
         if stopping():
             return None
-        risen = min(1.0, (step + 1) / recipe.rise)
-        fallen = (1 + math.cos(math.pi * step / recipe.steps)) / 2
         for group in optimiser.param_groups:
-            group["lr"] = risen * recipe.rate * fallen
+            group["lr"] = _rate(recipe, step)
         ids, labels = _batch(tokenizer, lessons())
         logits = model(input_ids=ids, use_cache=False).logits
         loss = cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=_IGNORED)
@@ -97,9 +96,17 @@ def warm_up(
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimiser.step()
-        if verbose and ((step + 1) % 50 == 0 or step + 1 == recipe.steps):
-            print(f"  {recipe.name}: step {step + 1} of {recipe.steps}, loss {loss.item():.3f}", flush=True)
+        done = step + 1
+        if verbose and (done % 50 == 0 or done == recipe.steps):
+            print(f"  {recipe.name}: step {done} of {recipe.steps}, loss {loss.item():.3f}", flush=True)
     return model.eval(), tokenizer
+
+
+def _rate(recipe: Recipe, step: int) -> float:
+    """The learning rate of a step: it rises over the first ones, and falls to 0 as half a cosine."""
+    risen = min(1.0, (step + 1) / recipe.rise)
+    fallen = (1 + math.cos(math.pi * step / recipe.steps)) / 2
+    return risen * recipe.rate * fallen
 
 
 def _lessons(recipe: Recipe, task: Task, rng: random.Random) -> Callable[[], list[tuple[str, str]]]:
@@ -113,7 +120,8 @@ def _lessons(recipe: Recipe, task: Task, rng: random.Random) -> Callable[[], lis
     hard = round(recipe.harder * recipe.batch)
 
     def taught() -> list[tuple[str, str]]:
-        examples = rng.choices(task.train, k=recipe.batch - hard) + rng.choices(beyond, k=hard)
+        examples = rng.choices(task.train, k=recipe.batch - hard)
+        examples += rng.choices(beyond, k=hard)
         return [(task.prompt(e), teacher.completion(e.question)) for e in examples]
 
     return taught
@@ -123,20 +131,24 @@ def _batch(tokenizer: Any, pairs: list[tuple[str, str]]) -> tuple[torch.Tensor, 
     """Token ids [N, T], padded on the right, and labels [N, T] that leave out prompts and padding."""
     prompts = tokenizer([prompt for prompt, _ in pairs])["input_ids"]
     answers = tokenizer([answer for _, answer in pairs])["input_ids"]
-    length = max(len(p) + len(a) for p, a in zip(prompts, answers, strict=True)) + 1
-    ids = torch.full((len(pairs), length), tokenizer.pad_token_id)
-    labels = torch.full((len(pairs), length), _IGNORED)
-    for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
-        whole = [*prompt, *answer, tokenizer.eos_token_id]
-        end = len(whole)
-        ids[row, :end] = torch.tensor(whole)
-        labels[row, len(prompt) : end] = ids[row, len(prompt) : end]
+    sequences = []
+    targets = []
+    for prompt, answer in zip(prompts, answers, strict=True):
+        answered = [*answer, tokenizer.eos_token_id]
+        sequences.append(torch.tensor([*prompt, *answered]))
+        targets.append(torch.tensor([*([_IGNORED] * len(prompt)), *answered]))
+    ids = pad_sequence(sequences, batch_first=True, padding_value=tokenizer.pad_token_id)
+    labels = pad_sequence(targets, batch_first=True, padding_value=_IGNORED)
     return ids, labels
 
 
 @torch.no_grad()
 def greedy_pass_at_1(
-    model: Any, tokenizer: Any, task: Task, examples: tuple[Example, ...], completion_tokens: int | None = None
+    model: Any,
+    tokenizer: Any,
+    task: Task,
+    examples: tuple[Example, ...],
+    completion_tokens: int | None = None,
 ) -> float:
     """The share of `examples` that the model's most likely completion gets right, in the strict format.
 
@@ -151,8 +163,9 @@ def greedy_pass_at_1(
     )
     prompt_tokens = inputs["input_ids"].shape[1]
     texts = tokenizer.batch_decode(output[:, prompt_tokens:], skip_special_tokens=True)
-    pairs = zip(texts, examples, strict=True)
-    right = sum(score(task.reward, text, example.answer).reward for text, example in pairs)
+    right = 0.0
+    for text, example in zip(texts, examples, strict=True):
+        right += score(task.reward, text, example.answer).reward
     return right / len(texts)
 
 
@@ -186,9 +199,10 @@ def main(argv: list[str] | None = None) -> None:
     for recipe in RECIPES:
         started = time.monotonic()
         made = warm_up(recipe, task)
-        assert made is not None
-        models[recipe.name] = save(recipe, *made, task, out)
-        print(f"{recipe.name}: pass@1 {models[recipe.name]['pass_at_1']}, {time.monotonic() - started:.0f} s")
+        assert made is not None  # nothing stops it
+        facts = save(recipe, *made, task, out)
+        models[recipe.name] = facts
+        print(f"{recipe.name}: pass@1 {facts['pass_at_1']}, {time.monotonic() - started:.0f} s")
     versions = {
         "python": platform.python_version(),
         "tokenizers": tokenizers.__version__,

@@ -5,7 +5,6 @@ generator of packets of a run's size. `bench.swarm` starts such hosts, in the na
 """
 
 import asyncio
-import contextlib
 import json
 import math
 import os
@@ -13,8 +12,9 @@ import resource
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
-from typing import Any, AsyncIterator  # noqa: UP035 - hivemind recognises a stream by typing's alias only
+from typing import Any, AsyncIterator, TypeAlias  # noqa: UP035 - hivemind recognises a stream by typing's alias only
 
 import numpy as np
 import psutil
@@ -38,6 +38,8 @@ from ftis_node.swarm.wire.libp2p import Libp2p
 from ftis_node.swarm.wire.p2pd import SENT_AHEAD
 from ftis_node.swarm.wire.transport import Listening
 
+Facts: TypeAlias = dict[str, Any]
+"""By name, as JSON has them."""
 QUOTA_BYTES = 64 << 20
 POLL_SECONDS = 0.005
 # An announcement between these ages that a node does not know is lost.
@@ -86,7 +88,7 @@ class BenchNode:
         self._made: list[Group] = []  # of that round
         self._p2pd_seconds = 0.0  # of CPU, when it last was there
 
-    async def open(self, stack: contextlib.AsyncExitStack, setup: dict[str, Any]) -> None:
+    async def open(self, stack: AsyncExitStack, setup: Facts) -> None:
         """Starts p2pd."""
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ftis-")))
         self.identity.keep(scratch / "key")
@@ -103,7 +105,7 @@ class BenchNode:
         stack.push_async_callback(self.transport.close)
         await self.pushed.add_p2p_handlers(self.transport.p2p)
 
-    async def start(self, stack: contextlib.AsyncExitStack, context: AdmissionContext, setup: dict[str, Any]) -> str:
+    async def start(self, stack: AsyncExitStack, context: AdmissionContext, setup: Facts) -> str:
         """Opens the transport; returns its address.
 
         Args:
@@ -122,7 +124,7 @@ class BenchNode:
         self.swarm.interval = setup["interval"]
         return (await self.transport.addresses())[0]
 
-    async def join(self, stack: contextlib.AsyncExitStack, bootstraps: Sequence[str]) -> None:
+    async def join(self, stack: AsyncExitStack, bootstraps: Sequence[str]) -> None:
         await self.swarm.start(bootstraps)
         stack.push_async_callback(self.swarm.close)
 
@@ -170,7 +172,7 @@ class BenchNode:
                 unanswered.release()
         finally:
             received.set()
-            with contextlib.suppress(Exception):
+            with suppress(Exception):
                 await stream.aclose()
 
     async def pace(self, groups: int, batch: int, seconds: float) -> None:
@@ -214,9 +216,9 @@ class BenchNode:
             "peers": len(self.swarm.membership.active_view),
         }
 
-    def figures(self) -> dict[str, Any]:
+    def figures(self) -> Facts:
         """Counted since the start."""
-        with contextlib.suppress(psutil.NoSuchProcess):  # it is being replaced
+        with suppress(psutil.NoSuchProcess):  # it is being replaced
             times = psutil.Process(self.transport.pid).cpu_times()
             self._p2pd_seconds = times.user + times.system
         now = boot_seconds()
@@ -245,7 +247,7 @@ class BenchNode:
 class Host:
     """The commands, each for all nodes of this process."""
 
-    def __init__(self, stack: contextlib.AsyncExitStack) -> None:
+    def __init__(self, stack: AsyncExitStack) -> None:
         self._stack = stack
         self._nodes: list[BenchNode] = []
         self._paced: list[asyncio.Task[None]] = []
@@ -253,7 +255,7 @@ class Host:
     def make_node(self, number: int, tokens: int) -> BenchNode:
         return BenchNode(number, tokens)
 
-    async def start(self, numbers: list[int], tokens: int, setup: dict[str, Any]) -> dict[str, Any]:
+    async def start(self, numbers: list[int], tokens: int, setup: Facts) -> Facts:
         self._nodes = [self.make_node(number, tokens) for number in numbers]
         context = make_context(self._nodes[0].run)
         addresses = []
@@ -261,36 +263,32 @@ class Host:
             addresses.append(await node.start(self._stack, context, setup))
         return {"addresses": addresses}
 
-    async def join(self, bootstraps: list[str]) -> dict[str, Any]:
+    async def join(self, bootstraps: list[str]) -> None:
         joining = [node.join(self._stack, bootstraps) for node in self._nodes]
         await asyncio.gather(*joining)
-        return {}
 
-    async def make(self, groups: int) -> dict[str, Any]:
+    async def make(self, groups: int) -> Facts:
         made = [node.make(groups) for node in self._nodes]
         return {"bytes": sum(made)}
 
-    async def announce(self, wanted: int = sys.maxsize) -> dict[str, Any]:
+    async def announce(self, wanted: int = sys.maxsize) -> None:
         for node in self._nodes:
             node.announce(wanted)
-        return {}
 
-    async def push(self, others: list[str]) -> dict[str, Any]:
+    async def push(self, others: list[str]) -> None:
         peers = [bytes.fromhex(other) for other in others]
         pushes = []
         for node in self._nodes:
             but_itself = [peer for peer in peers if peer != node.identity.author]
             pushes.append(node.push(but_itself))
         await asyncio.gather(*pushes)
-        return {}
 
-    async def keep(self, pushed: bool) -> dict[str, Any]:
+    async def keep(self, pushed: bool) -> None:
         """Whether packets that are pushed from now on are admitted and stored, as pulled ones are."""
         for node in self._nodes:
             node.pushed.keeps = pushed
-        return {}
 
-    async def wait(self, key: str, count: int, seconds: float) -> dict[str, Any]:
+    async def wait(self, key: str, count: int, seconds: float) -> Facts:
         """Until each node has so many of `admitted`, `pushed` or `peers`; `at` is when, on the machine's clock."""
         deadline = boot_seconds() + seconds
         while True:
@@ -300,18 +298,17 @@ class Host:
                 return {"least": least, "at": now}
             await asyncio.sleep(POLL_SECONDS)
 
-    async def pace(self, groups: int, batch: int, seconds: float) -> dict[str, Any]:
+    async def pace(self, groups: int, batch: int, seconds: float) -> None:
         for node in self._nodes:
             task = asyncio.create_task(node.pace(groups, batch, seconds))
             self._paced.append(task)
-        return {}
 
     def stop_pacing(self) -> None:
         """Ends what `pace` began."""
         for task in self._paced:
             task.cancel()
 
-    async def figures(self) -> dict[str, Any]:
+    async def figures(self) -> Facts:
         usage = resource.getrusage(resource.RUSAGE_SELF)
         return {
             "cpu": usage.ru_utime + usage.ru_stime,
@@ -323,14 +320,14 @@ class Host:
 async def serve() -> None:
     """Obeys one command a line until its input ends."""
     loop = asyncio.get_running_loop()
-    async with contextlib.AsyncExitStack() as stack:
+    async with AsyncExitStack() as stack:
         host = Host(stack)
         line = await loop.run_in_executor(None, sys.stdin.readline)
         while line:
             arguments = json.loads(line)
             command = getattr(host, arguments.pop("do"))
             answer = await command(**arguments)
-            print(json.dumps(answer), flush=True)
+            print(json.dumps(answer or {}), flush=True)
             line = await loop.run_in_executor(None, sys.stdin.readline)
         host.stop_pacing()
 

@@ -22,7 +22,7 @@ from typing import Any, cast
 
 from ftis_node.host.clocks import Clocks, replaced
 from ftis_node.lab.bench import host
-from ftis_node.lab.bench.swarm import Host, Plan, steady
+from ftis_node.lab.bench.swarm import Figures, Host, Plan, steady
 from ftis_node.lab.clock import SimulatedLoop
 from ftis_node.lab.simulation.directory import directory_figures
 from ftis_node.lab.simulation.network import MemoryTransport, Network
@@ -46,7 +46,7 @@ class MemoryNode(host.BenchNode):
         super().__init__(number, tokens)
         self._network = network
 
-    async def open(self, stack: contextlib.AsyncExitStack, setup: dict[str, Any]) -> None:
+    async def open(self, stack: contextlib.AsyncExitStack, setup: Figures) -> None:
         machine = Machine(group_seconds=1.0, train_seconds=1.0, uplink=UPLINK, outbound_only=False)
         transport: Any = MemoryTransport(self._network, self.identity.author, machine, _addresses(self))
         transport.pid = os.getpid()  # whose CPU time is read as p2pd's, and not told
@@ -64,10 +64,10 @@ class MemoryHost(host.Host):
     def make_node(self, number: int, tokens: int) -> host.BenchNode:
         return MemoryNode(self._network, number, tokens)
 
-    async def do(self, what: str, *, limit: float = 0.0, **arguments: Any) -> dict[str, Any]:
+    async def do(self, what: str, *, limit: float = 0.0, **arguments: Any) -> Figures:
         """As `swarm.Host.do`."""
-        answer: dict[str, Any] = await getattr(self, what)(**arguments)
-        return answer
+        command = getattr(self, what)
+        return await command(**arguments) or {}
 
 
 async def in_memory(stack: contextlib.AsyncExitStack, prefix: Sequence[str] = ()) -> Host:
@@ -88,7 +88,7 @@ def _record_bytes(tokens: int) -> int:
     return len(pack_answer([record]))
 
 
-def predicted(plan: Plan, **pace: Any) -> dict[str, Any]:
+def predicted(plan: Plan, **pace: Any) -> Figures:
     """The figures of `steady` on a simulated network, and the bytes of the DHT's answers. pace: as `steady` has it."""
     loop = SimulatedLoop()
     began = time.time()  # stores number their rounds by the machine's clock

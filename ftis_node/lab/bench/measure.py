@@ -8,7 +8,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 
@@ -17,7 +17,9 @@ from ftis_node.learner import Learner
 from ftis_node.policy.policy import Policy
 
 T = TypeVar("T")
-Tell = Callable[[str], None]
+Tell: TypeAlias = Callable[[str], None]
+Figures: TypeAlias = dict[str, Any]
+"""By name, as JSON has them."""
 
 
 def in_turns(
@@ -37,10 +39,10 @@ def in_turns(
     return ours_s, rival_s
 
 
-def beside(ours_s: Sequence[float], trl_s: Sequence[float]) -> dict[str, Any]:
+def beside(ours_s: Sequence[float], trl_s: Sequence[float]) -> Figures:
     """Medians of CPU-seconds with minimum and maximum, and ours over TRL's; None where TRL is not installed."""
     ours = statistics.median(ours_s)
-    figures: dict[str, Any] = {
+    figures: Figures = {
         "ours_cpu_s": ours,
         "ours_spread": [min(ours_s), max(ours_s)],
         "trl_cpu_s": None,
@@ -110,7 +112,7 @@ def device_name(device: torch.device) -> str:
     return f"{device.type}, {platform.machine()}"
 
 
-def measured_on(policy: Policy, size: Size, repeats: int) -> dict[str, Any]:
+def measured_on(policy: Policy, size: Size, repeats: int) -> Figures:
     """The model, work and machine that a figure was measured on."""
     return {
         "parameters": policy.parameters(),

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from ftis_node.errors import FtisError
 from ftis_node.host.clocks import boot_seconds
@@ -26,6 +26,9 @@ ANSWER_SECONDS = 60.0
 STARTED_AT_ONCE = 8  # processes
 LONGEST_ANSWER = 1 << 24  # bytes
 VIEW = 64  # peers that a node knows at most
+Figures: TypeAlias = dict[str, Any]
+"""By name, as JSON has them."""
+Tell: TypeAlias = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,7 @@ class Host:
         stack.push_async_callback(host.close)
         return host
 
-    async def do(self, what: str, *, limit: float = ANSWER_SECONDS, **arguments: Any) -> dict[str, Any]:
+    async def do(self, what: str, *, limit: float = ANSWER_SECONDS, **arguments: Any) -> Figures:
         """The answer to a command of `bench.host.Host`. Raises FtisError if none comes within `limit` seconds."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -92,7 +95,7 @@ class Host:
             line = b""
         if not line:
             raise FtisError(f"A process of the benchmark did not answer to {what!r}.")
-        answer: dict[str, Any] = json.loads(line)
+        answer: Figures = json.loads(line)
         return answer
 
     async def close(self) -> None:
@@ -118,7 +121,7 @@ class _Swarm:
         self._hosts = hosts
         self._names = names
 
-    async def do(self, what: str, **arguments: Any) -> list[dict[str, Any]]:
+    async def do(self, what: str, **arguments: Any) -> list[Figures]:
         """The answers of all hosts to one command."""
         return await asyncio.gather(*(host.do(what, **arguments) for host in self._hosts))
 
@@ -131,7 +134,7 @@ class _Swarm:
             raise FtisError(f"After {seconds:.0f} s a node has {least} {what} in place of {count}.")
         return max(float(answer["at"]) for answer in told)
 
-    async def figures(self) -> dict[str, Any]:
+    async def figures(self) -> Figures:
         """The figures of all nodes, and the bytes that the network's interfaces have sent so far."""
         told = await self.do("figures")
         nodes = []
@@ -155,7 +158,7 @@ class _Swarm:
 
 
 @contextlib.asynccontextmanager
-async def _started(plan: Plan, tell: Callable[[str], None]) -> AsyncIterator[_Swarm]:
+async def _started(plan: Plan, tell: Tell) -> AsyncIterator[_Swarm]:
     """The nodes of a plan, all of whom have met."""
     async with contextlib.AsyncExitStack() as stack:
         places: list[tuple[str, str]] = []
@@ -204,7 +207,7 @@ class _Phase:
         self.cpu: list[float] = []
         self.wire: list[float] = []
 
-    def add(self, before: dict[str, Any], after: dict[str, Any], seconds: float) -> None:
+    def add(self, before: Figures, after: Figures, seconds: float) -> None:
         """A repetition, by the figures of all nodes around it."""
         self.seconds.append(seconds)
         self.cpu.append(after["cpu"] - before["cpu"])
@@ -219,7 +222,7 @@ class _Phase:
         }
 
 
-async def all_gather(plan: Plan, tell: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
+async def all_gather(plan: Plan, tell: Tell = lambda line: None) -> Figures:
     """Each node makes `groups` packets and every node wants all of them. Then the same packets by a plain push, whose
     receivers look at nothing but the hash; then others by a push whose receivers admit and store them, as pullers do.
 
@@ -287,8 +290,8 @@ async def steady(
     step_seconds: float,
     batch: int,
     seconds: float,
-    tell: Callable[[str], None] = lambda line: None,
-) -> dict[str, Any]:
+    tell: Tell = lambda line: None,
+) -> Figures:
     """Each node makes `groups` packets a step and takes a batch; what that costs a node, after two steps.
 
     Args:
@@ -340,12 +343,12 @@ async def steady(
         }
 
 
-def _total(figures: dict[str, Any], key: str) -> float:
+def _total(figures: Figures, key: str) -> float:
     """A figure of all nodes together."""
     return sum(float(node[key]) for node in figures["nodes"])
 
 
-def _merged(figures: dict[str, Any]) -> dict[str, int]:
+def _merged(figures: Figures) -> dict[str, int]:
     """How many rejections all nodes have, by reason."""
     merged = Counter[str]()
     for node in figures["nodes"]:

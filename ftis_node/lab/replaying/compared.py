@@ -26,9 +26,18 @@ class Differences:
             found = replayed[name]
             if told == found or str(told) == str(found) == "nan":
                 continue
-            self.first = self.first or {"step": logged.step, "figure": name, "logged": told, "replayed": found}
-            if name in self.largest and told is not None and found is not None and math.isfinite(told - found):
-                self.largest[name] = max(self.largest[name], abs(told - found))
+            if self.first is None:
+                self.first = {
+                    "step": logged.step,
+                    "figure": name,
+                    "logged": told,
+                    "replayed": found,
+                }
+            if name == "skipped" or told is None or found is None:
+                continue
+            size = abs(told - found)
+            if math.isfinite(size):
+                self.largest[name] = max(self.largest[name], size)
 
 
 def told(report: dict[str, Any]) -> str:
@@ -42,34 +51,48 @@ def told(report: dict[str, Any]) -> str:
         lines.append("Identical: every figure and every weight.")
     else:
         lines.append("Not identical.")
-    lines += [f"  largest difference of {name}: {size:.3g}" for name, size in report["max_differences"].items() if size]
-    if report["first_difference"]:
-        lines.append(
-            "  first at step {step}: {figure} was {logged}, now {replayed}".format(**report["first_difference"])
-        )
+    for name, size in report["max_differences"].items():
+        if size:
+            lines.append(f"  largest difference of {name}: {size:.3g}")
+    first = report["first_difference"]
+    if first:
+        lines.append("  first at step {step}: {figure} was {logged}, now {replayed}".format(**first))
     for entry in report["checkpoints"]:
         verdict = f"weights differ by up to {entry['max_difference']}"
         if entry["identical"]:
             verdict = "bit-identical"
         lines.append(f"  checkpoint of step {entry['step']}: {verdict}")
-    return "\n".join([*lines, *(f"- {note}" for note in report["notes"])])
+    for note in report["notes"]:
+        lines.append(f"- {note}")
+    return "\n".join(lines)
 
 
 def identical(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
     """Bit for bit, so that two NaN are the same and 0 and -0 are not."""
-    return one.keys() == other.keys() and all(
-        (value.shape, value.dtype) == (other[name].shape, other[name].dtype)
-        and torch.equal(value.reshape(-1).view(torch.uint8), other[name].reshape(-1).view(torch.uint8))
-        for name, value in one.items()
-    )
+    if not _alike(one, other):
+        return False
+    for name, value in one.items():
+        bits = value.reshape(-1).view(torch.uint8)
+        if value.dtype != other[name].dtype or not torch.equal(bits, other[name].reshape(-1).view(torch.uint8)):
+            return False
+    return True
 
 
 def max_difference(one: dict[str, Tensor], other: dict[str, Tensor]) -> float | None:
     """Over all weights; None if they are not of the same shapes, or not finite."""
-    if {name: value.shape for name, value in one.items()} != {name: value.shape for name, value in other.items()}:
+    if not _alike(one, other):
         return None
-    sizes = [float((value.double() - other[name].double()).abs().max()) for name, value in one.items()]
-    largest = max(sizes, default=0.0)
-    if not math.isfinite(largest):
-        return None
+    largest = 0.0
+    for name, value in one.items():
+        apart = (value.double() - other[name].double()).abs()
+        size = float(apart.max())
+        if not math.isfinite(size):
+            return None
+        largest = max(largest, size)
     return largest
+
+
+def _alike(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    """Whether they have the same names and shapes."""
+    shapes = {name: value.shape for name, value in one.items()}
+    return shapes == {name: value.shape for name, value in other.items()}

@@ -145,7 +145,8 @@ def lineage(events: Iterable[Mapping[str, Any]]) -> Lineage:
     for event in events:
         history.follow(event)
     chain = history.chain()
-    if not chain or not chain[0].start.fresh or any(entry.line and "batch" not in entry.line for entry in chain):
+    begun_anew = bool(chain) and chain[0].start.fresh
+    if not begun_anew or any(entry.line and "batch" not in entry.line for entry in chain):
         what = "This home was written by a version that kept no step log."
         raise UserError(what, "Homes that were begun with this version, or a later one, can be replayed.")
     for before, entry in itertools.pairwise(chain):
@@ -154,13 +155,14 @@ def lineage(events: Iterable[Mapping[str, Any]]) -> Lineage:
             fix = "Without it nothing after that step can be replayed; restore metrics.jsonl as the daemon wrote it."
             raise UserError(what, fix)
     links = []
+    void = history.logged
     for entry in chain:
         logged = None
         if entry.line:
             logged = _read(LoggedStep, entry.line)
+            void -= 1
         links.append(Link(entry.step, entry.after, entry.start, logged))
-    taken = sum(link.logged is not None for link in links)
-    return Lineage(links, history.logged - taken)
+    return Lineage(links, void)
 
 
 class _Entry(NamedTuple):
@@ -199,7 +201,8 @@ class _History:
             return  # nothing can follow from what the log does not tell
         elif kind == "step":
             count = _count(event)
-            self._add(self._start, count, count - 1, {name: event[name] for name in _NEEDED & event.keys()})
+            line = {name: event[name] for name in _NEEDED & event.keys()}
+            self._add(self._start, count, count - 1, line)
         elif kind == "changed":
             change = _read(Changed, event)
             settings = self._start.settings.model_copy(update=change.settings)
@@ -208,7 +211,8 @@ class _History:
         elif kind == "resumed":
             resumed = _read(Resumed, event)
             if resumed.branch is not None:
-                self._head = self._latest.get((resumed.branch, resumed.step), self._head)
+                written = (resumed.branch, resumed.step)
+                self._head = self._latest.get(written, self._head)
             self._go_back(resumed.step)
             self._add(self._start, resumed.step, resumed.step)
         else:
@@ -239,6 +243,7 @@ class _History:
 
 
 def _count(event: Mapping[str, Any]) -> int:
+    """The number of a step. Raises UserError if there is none."""
     count = event.get("step")
     if not isinstance(count, int):
         raise _damaged(event, f"its step is {count!r}")
@@ -246,6 +251,7 @@ def _count(event: Mapping[str, Any]) -> int:
 
 
 def _read(model: type[_Model], event: Mapping[str, Any]) -> _Model:
+    """A line of the log. Raises UserError if it is damaged."""
     try:
         line = model.model_validate(event)
         if isinstance(line, LoggedStep):

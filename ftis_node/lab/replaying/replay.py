@@ -71,10 +71,12 @@ def replay(home: Path, *, task: str | None = None) -> dict[str, Any]:
                 links = line.links[: gap.before]
                 if not any(link.logged for link in links):
                     raise gap.error(place.store, None)
-            report = _Replay(place, packets, links[0].start, task).go(links, whole=gap is None)
+            replaying = _Replay(place, packets, links[0].start, task)
+            report = replaying.go(links, whole=gap is None)
         finally:
             packets.close()
-    report |= {"void_steps": line.void, "seconds": time.monotonic() - began}
+    report["void_steps"] = line.void
+    report["seconds"] = time.monotonic() - began
     if gap is not None:
         raise gap.error(place.store, report)
     return report
@@ -94,10 +96,8 @@ class _Gap:
     def error(self, store: Path, report: dict[str, Any] | None) -> UserError:
         what = f"Step {self.step} cannot be replayed: "
         if self.digests:
-            what += (
-                f"{len(self.digests)} of its {self.packets} packets are no longer in {store} "
-                f"({self.digests[0].hex()[:16]}…)."
-            )
+            first = self.digests[0].hex()[:16]
+            what += f"{len(self.digests)} of its {self.packets} packets are no longer in {store} ({first}…)."
             quota = "Give `join` a larger packet_quota_mb for a training that is to be replayed."
         else:
             what += f"{self.own_data} of its groups were made of its owner's own data, and those are kept nowhere."
@@ -111,6 +111,7 @@ class _Gap:
 
 
 def _first_gap(line: Lineage, packets: StoredPackets) -> _Gap | None:
+    """None where everything is there."""
     for place, link in enumerate(line.links):
         if link.logged is None:
             continue
@@ -199,7 +200,8 @@ class _Replay:
             reward=reward,
             code=self._task is not None,
         )
-        if any(getattr(facts, name) != getattr(self._run, name) for name in ("data", "reward", "tokenizer")):
+        trained_with = (self._run.data, self._run.reward, self._run.tokenizer)
+        if (facts.data, facts.reward, facts.tokenizer) != trained_with:
             raise UserError(
                 f"The data or the code of {start.task}, or the tokenizer of {start.settings.model}, are not what they "
                 "were.",
@@ -238,12 +240,17 @@ class _Replay:
         """Takes a logged step again and compares its figures."""
         own = self._read(logged.batch.own)
         replaced = self._read(logged.batch.replaced)
-        foreign = [Scored(one.group, tuple(one.rewards), born=0.0) for one in self._read(logged.batch.foreign)]
-        weights = {one.group.author: logged.weights.get(peer_id(one.group.author), 1.0) for one in foreign}
+        foreign = []
+        weights = {}
+        for one in self._read(logged.batch.foreign):
+            author = one.group.author
+            foreign.append(Scored(one.group, tuple(one.rewards), born=0.0))
+            weights[author] = logged.weights.get(peer_id(author), 1.0)
         batch = StepBatch(own, foreign)
         if self._run.common:
             batch = batch._replace(key=key_of)
-        report = self._engine.step(step_groups(batch, weights), micro_batch_tokens=logged.micro_batch_tokens)
+        groups = step_groups(batch, weights)
+        report = self._engine.step(groups, micro_batch_tokens=logged.micro_batch_tokens)
         self._updates += 1
         rewards = describe([*own, *replaced], foreign)
         found = {
@@ -257,10 +264,14 @@ class _Replay:
 
     def _read(self, digests: Sequence[str]) -> list[OwnGroup]:
         """With rewards by the packets' own text; what the daemon once gave is not asked for."""
-        groups = [self._group(bytes.fromhex(digest)) for digest in digests]
-        return [OwnGroup(group, self._engine.rewards(group.row, group.data)) for group in groups]
+        groups = []
+        for digest in digests:
+            group = self._group(bytes.fromhex(digest))
+            groups.append(OwnGroup(group, self._engine.rewards(group.row, group.data)))
+        return groups
 
     def _group(self, digest: bytes) -> Group:
+        """A stored packet as a group. Raises UserError if it is damaged."""
         found = self._packets.read(digest)
         why = ""
         if found is not None:
@@ -280,11 +291,14 @@ class _Replay:
         """Whole checkpoints by step. Not by `Checkpoints`, which clears up as it opens."""
         found = {}
         for entry in sorted(path.glob("step-*")):
-            if entry.is_dir() and not entry.suffix:
-                try:
-                    found[int(verify(entry)["progress"]["step"])] = entry
-                except CheckpointError as error:
-                    self._note(f"{error} It was not compared.")
+            if not entry.is_dir() or entry.suffix:
+                continue
+            try:
+                step = int(verify(entry)["progress"]["step"])
+            except CheckpointError as error:
+                self._note(f"{error} It was not compared.")
+                continue
+            found[step] = entry
         return found
 
     def _compare_checkpoint(self, step: int) -> None:
@@ -294,9 +308,11 @@ class _Replay:
             return
         with tempfile.TemporaryDirectory(prefix="ftis-") as scratch:
             self._engine.save(scratch)
-            pairs = [(load_file(directory / name), load_file(Path(scratch) / name)) for name in (WEIGHTS, OPTIMISER)]
-        same = all(identical(one, other) for one, other in pairs)
-        self._compared.append({"step": step, "identical": same, "max_difference": max_difference(*pairs[0])})
+            weights = load_file(Path(scratch) / WEIGHTS)
+            optimiser = load_file(Path(scratch) / OPTIMISER)
+        saved = load_file(directory / WEIGHTS)
+        same = identical(saved, weights) and identical(load_file(directory / OPTIMISER), optimiser)
+        self._compared.append({"step": step, "identical": same, "max_difference": max_difference(saved, weights)})
 
     # --- the report -----------------------------------------------------------------------------------------------
 
@@ -307,7 +323,14 @@ class _Replay:
     def _report(self, links: Sequence[Link], whole: bool) -> dict[str, Any]:
         """What is printed as JSON, but for the seconds and the steps that were lost."""
         starts = [link.start for link in links]
-        steps = [link.logged for link in links if link.logged is not None]
+        steps = 0
+        own = 0
+        foreign = 0
+        for link in links:
+            if link.logged is not None:
+                steps += 1
+                own += len(link.logged.batch.own)
+                foreign += len(link.logged.batch.foreign)
         others = self._other_versions(starts)
         exact = self._is_exact(starts)
         if not self._compared:
@@ -315,16 +338,15 @@ class _Replay:
         stray = [step for step in self._checkpoints if whole or step <= links[-1].step]
         for step in stray:
             self._note(f"The checkpoint of step {step} is of no step that the log tells of.")
-        foreign = sum(len(step.batch.foreign) for step in steps)
         same_figures = self._differences.first is None
         same_weights = all(entry["identical"] for entry in self._compared)
         return {
             "home": str(self._home.path),
             "run": self._run.id.hex(),
             "model": self._start.label,
-            "steps": len(steps),
+            "steps": steps,
             "last_step": links[-1].step,
-            "packets": sum(len(step.batch.own) for step in steps) + foreign,
+            "packets": own + foreign,
             "foreign_packets": foreign,
             "identical": same_figures and same_weights and not stray,
             "max_differences": self._differences.largest,

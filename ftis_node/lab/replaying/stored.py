@@ -49,4 +49,7 @@ class StoredPackets:
     def read(self, digest: bytes) -> tuple[bytes, bytes] | None:
         """Author and bytes of a packet, or None."""
         row = self._db.execute("SELECT author, body FROM packets WHERE digest = ?", (digest,)).fetchone()
-        return (bytes(row[0]), bytes(row[1])) if row else None
+        if row is None:
+            return None
+        author, body = row
+        return bytes(author), bytes(body)

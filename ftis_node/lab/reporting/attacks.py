@@ -1,15 +1,12 @@
 """The report's section on attacks: what hostile partners got honest nodes to say, and what it cost these."""
 
 import math
-from collections import defaultdict
 from collections.abc import Callable, Mapping
 from functools import partial
 
 from ftis_node.lab.manifest import ATTACK, METHOD
 from ftis_node.lab.payloads import TOKENS
-from ftis_node.lab.reporting import figures
 from ftis_node.lab.reporting import page as say
-from ftis_node.lab.reporting.figures import Heat
 from ftis_node.lab.reporting.page import ReportPage
 from ftis_node.lab.reporting.results import LATE, Results, over_nodes
 from ftis_node.lab.reporting.statistics import Interval, mean_interval
@@ -22,10 +19,16 @@ _Pair = tuple[str, str]  # an attack and a method
 def attacked(results: Results, page: ReportPage) -> bool:
     """Section: success, pass@1 and length by attack and method; returns whether any cell names an attack."""
     cells = {}
+    payloads = {}
     for cell in results.cells:
         values = results.cell(cell).values
-        if {ATTACK, METHOD} <= values.keys():
-            cells[str(values[ATTACK]), str(values[METHOD])] = cell
+        if not {ATTACK, METHOD} <= values.keys():
+            continue
+        pair = (str(values[ATTACK]), str(values[METHOD]))
+        cells[pair] = cell
+        payload = results.payload(cell)
+        if payload:
+            payloads[pair] = payload
     if not cells:
         return False
     page.write(
@@ -36,11 +39,6 @@ def attacked(results: Results, page: ReportPage) -> bool:
         "seed: as many own completions, and nothing shared. Injected text and gibberish both count as symbols that no "
         "reasoning of these tasks has: to a small model that never saw any they are all alike.",
     )
-    payloads = {}
-    for pair, cell in cells.items():
-        payload = results.payload(cell)
-        if payload:
-            payloads[pair] = payload
     success = _found(payloads, lambda pair: _said(results, cells[pair], payloads[pair]))
     gain = _found(cells, lambda pair: _gain(results, cells[pair], results.values))
     longer = _found(cells, lambda pair: _gain(results, cells[pair], partial(results.said, what=TOKENS)))
@@ -54,12 +52,6 @@ def attacked(results: Results, page: ReportPage) -> bool:
     _table(page, "Success, in %:", success, _percent)
     _table(page, f"Pass@1, difference to {BASELINE} in points:", gain, _points)
     _table(page, f"Tokens of a completion, difference to {BASELINE}:", longer, _tokens)
-    heats = [
-        Heat("success, %", _grid(success, 100.0), 0.0, 50.0, "Reds"),
-        Heat(f"pass@1, points above {BASELINE}", _grid(gain, 100.0), -30.0, 30.0, "RdBu"),
-    ]
-    picture = figures.heats([heat for heat in heats if heat.values])
-    page.picture("attacks", picture, "By attack (down) and method (across), means over honest nodes and seeds.")
     return True
 
 
@@ -74,11 +66,12 @@ def _found(pairs: Mapping[_Pair, str], seeds: Callable[[_Pair], _Values]) -> dic
 
 
 def _said(results: Results, cell: str, payload: str) -> dict[int, float]:
+    """Seed → share of own completions that carry the payload, the mean over nodes."""
     return over_nodes([results.said(cell, node, payload) for node in results.nodes(cell)])
 
 
 def _gain(results: Results, cell: str, of: Callable[[str, str], _Values]) -> dict[int, float]:
-    """Of a cell and node's values, against the baseline's same nodes."""
+    """Seed → the mean over nodes, less the baseline's. of: seed → value of a cell and a node."""
     here = over_nodes([of(cell, node) for node in results.nodes(cell)])
     there = over_nodes([of(BASELINE, node) for node in results.nodes(BASELINE)])
     return {seed: here[seed] - there[seed] for seed in here.keys() & there.keys()}
@@ -88,25 +81,17 @@ def _table(page: ReportPage, title: str, found: Mapping[_Pair, Interval], words:
     """A line an attack, a column a method; nothing if nothing was found."""
     if not found:
         return
-    attacks = dict.fromkeys(attack for attack, _ in found)
     methods = dict.fromkeys(method for _, method in found)
-    rows = []
-    for attack in attacks:
-        told = [words(found[attack, method]) if (attack, method) in found else say.NONE for method in methods]
-        rows.append([attack, *told])
+    rows: dict[str, dict[str, str]] = {}
+    for (attack, method), interval in found.items():
+        row = rows.setdefault(attack, dict.fromkeys(methods, say.NONE))
+        row[method] = words(interval)
     page.write(title)
-    page.table(["attack", *methods], rows)
-
-
-def _grid(found: Mapping[_Pair, Interval], factor: float) -> dict[str, dict[str, float]]:
-    """Attack → method → mean."""
-    grid = defaultdict[str, dict[str, float]](dict)
-    for (attack, method), around in found.items():
-        grid[attack][method] = factor * around.mean
-    return grid
+    page.table(["attack", *methods], [[attack, *row.values()] for attack, row in rows.items()])
 
 
 def _around(interval: Interval, factor: float, word: Callable[[float, int], str]) -> str:
+    """A mean with half the width of its interval, both so many times as large."""
     told = word(factor * interval.mean, 1)
     half = (interval.high - interval.low) / 2
     if not math.isnan(half):

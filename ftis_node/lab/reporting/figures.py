@@ -1,4 +1,4 @@
-"""How the lab draws: panels of lines with bands, dots with intervals, grids, and differences by size.
+"""How the lab draws: panels of lines with bands, and dots with intervals.
 
 Colours are those of Okabe and Ito (2008), told apart by the colour-blind too, and a brown in place of their yellow;
 from the ninth line on the dashes differ. Figures are 8 inches wide: at 800 pixels their letters are those of the text
@@ -57,33 +57,6 @@ class Row:
     look: int
 
 
-@dataclass(frozen=True, slots=True)
-class Heat:
-    """A grid of numbers, row → column → value, coloured from `low` to `high` by matplotlib's map `colours`."""
-
-    title: str
-    values: Mapping[str, Mapping[str, float]]
-    low: float
-    high: float
-    colours: str
-
-    def is_dark(self, value: float) -> bool:
-        """Whether black letters could not be read on the colour of this value."""
-        if self.low >= 0:
-            return value > 0.6 * self.high
-        middle = (self.low + self.high) / 2
-        return abs(value - middle) > 0.35 * (self.high - self.low)
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """A difference with its interval, at a place on the x axis."""
-
-    label: str
-    x: float
-    around: Interval
-
-
 def drawn(draw: Callable[..., Any]) -> Callable[..., Any]:
     """Draws in this module's style, whatever the machine's own matplotlibrc says."""
 
@@ -104,7 +77,8 @@ def save(figure: Any, png: Path) -> None:
 
     FigureCanvasAgg(figure).print_png(png, metadata={"Software": None})
     with Image.open(png) as picture:
-        reduced = picture.convert("RGB").quantize(method=Image.Quantize.FASTOCTREE)  # others lose a line's colour
+        colours = picture.convert("RGB")
+        reduced = colours.quantize(method=Image.Quantize.FASTOCTREE)  # other methods lose a line's colour
     reduced.save(png, optimize=True)
 
 
@@ -114,8 +88,9 @@ def panels(parts: Mapping[str, Sequence[Line]], *, x: str) -> Any:
     columns = min(len(parts), COLUMNS)
     rows = -(-len(parts) // columns)
     figure, grid = _axes(len(parts), columns, [2.8] * rows, share=True)
-    for place, (axes, (title, lines)) in enumerate(zip(grid, parts.items(), strict=True)):
-        for line in lines:
+    for place, title in enumerate(parts):
+        axes = grid[place]
+        for line in parts[title]:
             _draw(axes, line)
         axes.set_title(title)
         leftmost = place % columns == 0
@@ -139,17 +114,16 @@ def dots(parts: Mapping[str, Sequence[Row]], *, x: str, bounded: bool = True) ->
     """
     columns = min(len(parts), COLUMNS)
     counts = [len(rows) for rows in parts.values()]
-    heights = [0.9 + 0.3 * max(counts[first : first + columns]) for first in range(0, len(counts), columns)]
+    heights = []
+    for first in range(0, len(counts), columns):
+        most = max(counts[first : first + columns])
+        heights.append(0.9 + 0.3 * most)
     figure, grid = _axes(len(parts), columns, heights, share=False)
     before: list[str] = []
-    for place, (axes, (title, rows)) in enumerate(zip(grid, parts.items(), strict=True)):
+    for place, (title, rows) in enumerate(parts.items()):
+        axes = grid[place]
         for y, row in enumerate(rows):
-            colour, _ = look(row.look)
-            below = y + 0.18 + 0.05 * (np.arange(len(row.values)) % 3)  # the bar, so that neither hides
-            axes.plot(row.values, below, "o", color=colour, alpha=0.55, markersize=3, markeredgewidth=0)
-            if not math.isnan(row.around.low):
-                axes.plot([row.around.low, row.around.high], [y, y], color=colour, linewidth=2)
-            axes.plot([row.around.mean], [y], "D", color=colour, markersize=5)
+            _draw_row(axes, y, row)
         labels = [row.label for row in rows]
         shown = labels
         if place % columns and labels == before:
@@ -165,50 +139,15 @@ def dots(parts: Mapping[str, Sequence[Row]], *, x: str, bounded: bool = True) ->
     return figure
 
 
-@drawn
-def heats(parts: Sequence[Heat]) -> Any:
-    """Grids one below another, each with its numbers written into it."""
-    heights = [1.3 + 0.28 * len(part.values) for part in parts]
-    figure, grid = _axes(len(parts), 1, heights, share=False)
-    for axes, part in zip(grid, parts, strict=True):
-        rows = list(part.values)
-        columns = list(dict.fromkeys(column for row in part.values.values() for column in row))
-        table = np.array([[part.values[row].get(column, math.nan) for column in columns] for row in rows])
-        axes.imshow(table, cmap=part.colours, vmin=part.low, vmax=part.high, aspect="auto")
-        for (y, x), value in np.ndenumerate(table):
-            if math.isfinite(value):
-                colour = "white" if part.is_dark(value) else "black"
-                axes.text(x, y, f"{value:.0f}", ha="center", va="center", color=colour)
-        axes.set_xticks(range(len(columns)), columns, rotation=30, ha="right")
-        axes.set_yticks(range(len(rows)), rows)
-        axes.grid(visible=False)
-        axes.set_title(part.title)
-    return figure
-
-
-@drawn
-def differences(parts: Mapping[str, Sequence[Point]], *, x: str) -> Any:
-    """Panels of differences of pass@1 on a logarithmic axis; a label has a colour."""
-    figure, grid = _axes(len(parts), len(parts), [3.0], share=True)
-    labels = list(dict.fromkeys(point.label for points in parts.values() for point in points))
-    for axes, (title, points) in zip(grid, parts.items(), strict=True):
-        axes.axhline(0, color="#777777", linewidth=1)
-        places = [point.x for point in points]  # in order
-        for number, point in enumerate(points):
-            among_equals = number - places.index(point.x)
-            middle = (places.count(point.x) - 1) / 2
-            beside = point.x * 1.1 ** (among_equals - middle)
-            colour = PALETTE[labels.index(point.label)]
-            axes.plot([beside], [point.around.mean], "o", color=colour, markersize=4, label=point.label)
-            axes.vlines([beside], point.around.low, point.around.high, color=colour, linewidth=1.2)
-        axes.set_xscale("log")
-        axes.set_xticks([0.1, 1, 3], ["0.1", "1", "3"], minor=False)
-        axes.set_xticks([], minor=True)
-        axes.set(title=title, xlabel=x, xlim=(0.04, 6))
-    means = [point.around.mean for points in parts.values() for point in points]
-    grid[0].set(ylabel="difference of final pass@1", ylim=(min(means) - 0.05, max(means) + 0.05))
-    _add_legend(figure, grid)
-    return figure
+def _draw_row(axes: Any, y: int, row: Row) -> None:
+    """A row at this height: its bar, and the dots below it, so that neither hides the other."""
+    colour, _ = look(row.look)
+    below = y + 0.18 + 0.05 * (np.arange(len(row.values)) % 3)
+    axes.plot(row.values, below, "o", color=colour, alpha=0.55, markersize=3, markeredgewidth=0)
+    around = row.around
+    if not math.isnan(around.low):
+        axes.plot([around.low, around.high], [y, y], color=colour, linewidth=2)
+    axes.plot([around.mean], [y], "D", color=colour, markersize=5)
 
 
 def look(number: int) -> tuple[str, Any]:
@@ -221,8 +160,15 @@ def _axes(count: int, columns: int, heights: Sequence[float], share: bool) -> tu
     """A figure with so many axes, row by row. heights: of the rows, in inches. share: all have one y axis."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(WIDTH, sum(heights) + 0.5), layout="constrained")
-    grid = figure.subplots(len(heights), columns, sharey=share, squeeze=False, height_ratios=heights)
+    size = (WIDTH, sum(heights) + 0.5)
+    figure = Figure(figsize=size, layout="constrained")
+    grid = figure.subplots(
+        len(heights),
+        columns,
+        sharey=share,
+        squeeze=False,
+        height_ratios=heights,
+    )
     every = list(grid.flat)
     for axes in every[count:]:
         axes.remove()
@@ -236,22 +182,32 @@ def _draw(axes: Any, line: Line) -> None:
     if len(line.x) <= DOTTED:
         marker = "o"
     means = [around.mean for around in line.around]
-    axes.plot(line.x, means, color=colour, linestyle=dash, marker=marker, markersize=2.5, label=line.label)
     low = [around.low for around in line.around]
     high = [around.high for around in line.around]
+    axes.plot(
+        line.x,
+        means,
+        color=colour,
+        linestyle=dash,
+        marker=marker,
+        markersize=2.5,
+        label=line.label,
+    )
     axes.fill_between(line.x, low, high, color=colour, alpha=0.12, linewidth=0)
 
 
 def _within_one(limits: tuple[float, float]) -> tuple[float, float]:
     """Axis limits without the part where no share can lie, which intervals of few seeds reach far into."""
-    return max(limits[0], -0.02), min(limits[1], 1.02)
+    low, high = limits
+    return max(low, -0.02), min(high, 1.02)
 
 
 def _add_legend(figure: Any, grid: Sequence[Any]) -> None:
     """One legend of all axes below them, in as many columns as its labels leave room for."""
     handles: dict[str, Any] = {}
     for axes in grid:
-        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+        found, labels = axes.get_legend_handles_labels()
+        for handle, label in zip(found, labels, strict=True):
             handles.setdefault(label, handle)
     if not handles:
         return
@@ -259,4 +215,10 @@ def _add_legend(figure: Any, grid: Sequence[Any]) -> None:
     in_a_row = max(1, LETTERS // (longest + 8))
     rows = -(-len(handles) // in_a_row)
     columns = -(-len(handles) // rows)
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=columns, handlelength=2.5)
+    figure.legend(
+        handles.values(),
+        handles.keys(),
+        loc="outside lower center",
+        ncols=columns,
+        handlelength=2.5,
+    )

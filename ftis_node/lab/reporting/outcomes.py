@@ -28,7 +28,8 @@ def curves(results: Results, page: ReportPage) -> None:
 
 def _each_final(results: Results) -> Iterator[tuple[str, str, str, dict[int, float]]]:
     """(set, node, cell, seed → final value), without those that have none."""
-    for on, node, cell in itertools.product(results.sets(), results.nodes(), results.cells):
+    places = itertools.product(results.sets(), results.nodes(), results.cells)
+    for on, node, cell in places:
         values = results.values(cell, node, on=on)
         if values:
             yield on, node, cell, values
@@ -40,14 +41,16 @@ def final_values(results: Results) -> list[dict[str, Any]]:
     rows = []
     for on, node, cell, values in _each_final(results):
         starts = [trial.start(node, on) for trial in results.of(cell).values()]
+        known = [start for start in starts if start is not None]
         settled = results.settled(cell, node, on)
-        collapsed = [values[seed] for seed in sorted(results.collapsed(cell, node, on))]
+        fallen = sorted(results.collapsed(cell, node, on))
+        collapsed = [values[seed] for seed in fallen]
         share = collapse_share(len(collapsed), len(values))
         row = {
             "set": on,
             "node": node,
             "cell": cell,
-            "start": _mean([start for start in starts if start is not None]),
+            "start": _mean(known),
             **asdict(settled),
             "collapsed": len(collapsed),
             "collapsed_mean": _mean(collapsed),
@@ -74,7 +77,10 @@ def write_final_values(results: Results, page: ReportPage, *, drawn: bool = True
         f"collapsed (Clopper and Pearson). {collapsed} of {sum(counts)} values "
         f"are of collapsed seeds; where none of {most} did, up to {unseen:.0f} % may.",
     )
-    every = [(*where, seed, f"{one:.6g}") for *where, values in _each_final(results) for seed, one in values.items()]
+    every = []
+    for on, node, cell, values in _each_final(results):
+        for seed, value in values.items():
+            every.append((on, node, cell, seed, f"{value:.6g}"))
     page.csv("seeds", ("set", "node", "cell", "seed", "final"), every)
     for on in results.sets():
         here = {(row["node"], row["cell"]): row for row in rows if row["set"] == on}
@@ -84,26 +90,35 @@ def write_final_values(results: Results, page: ReportPage, *, drawn: bool = True
         nodes = [node for node in results.nodes() if node in with_values]
         page.write(f"On {on}:")
         _table(results, page, nodes, here)
-        if drawn:
-            parts = {results.node_label(node): _drawn_rows(results, node, on) for node in nodes}
-            picture = figures.dots(parts, x="pass@1")
-            caption = (
-                f"Final pass@1 on {on}: a dot a seed, a diamond the mean of those that held, a bar its 95 % interval."
-            )
-            page.picture(f"final-{say.file_name(on)}", picture, caption)
+        if not drawn:
+            continue
+        parts = {}
+        for node in nodes:
+            parts[results.node_label(node)] = _drawn_rows(results, node, on)
+        picture = figures.dots(parts, x="pass@1")
+        caption = f"Final pass@1 on {on}: a dot a seed, a diamond the mean of those that held, a bar its 95 % interval."
+        page.picture(f"final-{say.file_name(on)}", picture, caption)
 
 
 def _table(
-    results: Results, page: ReportPage, nodes: Sequence[str], here: Mapping[tuple[str, str], dict[str, Any]]
+    results: Results,
+    page: ReportPage,
+    nodes: Sequence[str],
+    here: Mapping[tuple[str, str], dict[str, Any]],
 ) -> None:
     """Final values of one set: a line a cell, a column a node. here: the rows of `final_values` by node and cell."""
     lines = []
     for cell in results.cells:
-        found = [here.get((node, cell)) for node in nodes]
-        known = [row for row in found if row is not None]
-        if known:
-            texts = [say.NONE if row is None else _final_text(row) for row in found]
-            seeds = max(_seeds(row) for row in known)
+        texts = []
+        seeds = 0
+        for node in nodes:
+            row = here.get((node, cell))
+            if row is None:
+                texts.append(say.NONE)
+            else:
+                texts.append(_final_text(row))
+                seeds = max(seeds, _seeds(row))
+        if seeds:
             lines.append([results.label(cell), *texts, str(seeds)])
     page.table(["cell", *(f"{node}: start → final" for node in nodes), "seeds"], lines)
 
@@ -140,9 +155,9 @@ def _curve(results: Results, cell: str, node: str) -> tuple[list[int], list[Inte
             by_seed.append({evaluation["step"]: evaluation["pass_at_1"] for evaluation in evaluations})
     if not by_seed:
         return [], []
-    shared = set.intersection(*(set(curve) for curve in by_seed))
-    steps = sorted(shared)
-    return steps, bands([[curve[step] for step in steps] for curve in by_seed])
+    steps = sorted(set.intersection(*map(set, by_seed)))
+    curves = [[curve[step] for step in steps] for curve in by_seed]
+    return steps, bands(curves)
 
 
 def _final_text(row: dict[str, Any]) -> str:

@@ -51,7 +51,8 @@ class TrialEvents:
             return sum(last) / len(last)
         if not curve:
             return None
-        cost = reached([(evaluation[measure], evaluation["pass_at_1"]) for evaluation in curve], target)
+        points = [(evaluation[measure], evaluation["pass_at_1"]) for evaluation in curve]
+        cost = reached(points, target)
         if cost is None:
             return math.inf
         return cost
@@ -68,11 +69,14 @@ class TrialEvents:
         their mean `tokens`. None where nothing was counted."""
         told = [step["payloads"] for step in self.steps.get(node, []) if "payloads" in step]
         quarter = math.ceil(len(told) / LATE)
-        late = told[len(told) - quarter :]
-        completions = sum(one["completions"] for one in late)
+        completions = 0.0
+        found = 0.0
+        for counted in told[len(told) - quarter :]:
+            completions += counted["completions"]
+            found += counted[what] * counted["completions"]
         if not completions:
             return None
-        return sum(one[what] * one["completions"] for one in late) / completions
+        return found / completions
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,59 +107,57 @@ class Results:
         return self._cells[name]
 
     def label(self, cell: str) -> str:
-        known = self._cells.get(cell)
-        if known is None:
-            return cell
-        return known.label or cell
+        return self._cells[cell].label or cell
 
     def drawn(self, cell: str) -> tuple[str, str, int]:
         """How its curves are drawn: the group of cells whose panel they are in, "" for all; label; number of the look.
 
         Where there are more cells than colours, each group has a panel, and cells of one method have one colour.
         """
-        if len(self.cells) <= len(PALETTE):
-            return "", self.label(cell), self.cells.index(cell)
+        cells = self.cells
+        if len(cells) <= len(PALETTE):
+            return "", self.label(cell), cells.index(cell)
+        methods = []
+        for name in cells:
+            _, _, method = self.label(name).rpartition(": ")
+            if method not in methods:
+                methods.append(method)
         group, _, method = self.label(cell).rpartition(": ")
-        methods: dict[str, None] = {}
-        for name in self.cells:
-            methods[self.label(name).rpartition(": ")[2]] = None
-        return group, method, list(methods).index(method)
+        return group, method, methods.index(method)
 
     def seeds(self, cell: str) -> list[int]:
         """The seeds that the cell has finished, ascending."""
         return sorted(seed for name, seed in self.trials if name == cell)
 
     def of(self, cell: str) -> dict[int, TrialEvents]:
+        """Seed → trial."""
         return {seed: self.trials[cell, seed] for seed in self.seeds(cell)}
 
     def nodes(self, *cells: str) -> list[str]:
         """The nodes that each of these cells evaluated (all cells if none is given: any of them), in order."""
         evaluated = defaultdict[str, set[str]](set)
         for (cell, _), trial in self.trials.items():
-            evaluated[cell] |= {node for node, _ in trial.evaluations}
+            for node, _ in trial.evaluations:
+                evaluated[cell].add(node)
         if cells:
             found = set.intersection(*(evaluated[cell] for cell in cells))
         else:
             found = set().union(*evaluated.values())
-        known = [node.name for node in self.manifest.nodes if node.name in found]
-        return known + sorted(found - set(known))
+        return [node.name for node in self.manifest.nodes if node.name in found]
 
     def node_label(self, node: str) -> str:
         """The node with its model, and how it is trained if not in full."""
-        for known in self.manifest.nodes:
-            if known.name != node:
-                continue
-            facts = [known.model]
-            if known.kind != "full":
-                facts.append(known.kind)
-            told = ", ".join(filter(None, facts))
-            if told:
-                return f"{node} ({told})"
-        return node
+        known = next(known for known in self.manifest.nodes if known.name == node)
+        if known.kind == "full":
+            return f"{node} ({known.model})"
+        return f"{node} ({known.model}, {known.kind})"
 
     def sets(self) -> list[str]:
         """The names of the evaluation sets, the held-out one first."""
-        names = {on for trial in self.trials.values() for _, on in trial.evaluations}
+        names = set()
+        for trial in self.trials.values():
+            for _, on in trial.evaluations:
+                names.add(on)
         return sorted(names, key=lambda name: (name != HELD_OUT, name))
 
     def values(self, cell: str, node: str, measure: Measure = "final", on: str = HELD_OUT) -> dict[int, float]:
@@ -169,9 +171,13 @@ class Results:
 
         The first alone may be luck where the start is chance.
         """
-        limits = self._by_seed(cell, lambda trial: trial.start(node, on))
-        limits = {seed: min(COLLAPSED * start, start - FALLEN) for seed, start in limits.items()}
-        return {seed for seed, end in self.values(cell, node, on=on).items() if end < limits.get(seed, 0.0)}
+        ends = self.values(cell, node, on=on)
+        found = set()
+        for seed, start in self._by_seed(cell, lambda trial: trial.start(node, on)).items():
+            limit = min(COLLAPSED * start, start - FALLEN)
+            if seed in ends and ends[seed] < limit:
+                found.add(seed)
+        return found
 
     def settled(self, cell: str, node: str, on: str = HELD_OUT) -> Interval:
         """The final value's mean and interval over the seeds that did not collapse; nan for none."""
@@ -186,12 +192,18 @@ class Results:
         return self._by_seed(cell, lambda trial: trial.said(node, what))
 
     def _by_seed(self, cell: str, of: Callable[[TrialEvents], float | None]) -> dict[int, float]:
-        found = {seed: of(trial) for seed, trial in self.of(cell).items()}
-        return {seed: value for seed, value in found.items() if value is not None}
+        """Seed → what `of` says of its trial, without the seeds of which it says nothing."""
+        found = {}
+        for seed, trial in self.of(cell).items():
+            value = of(trial)
+            if value is not None:
+                found[seed] = value
+        return found
 
     def payload(self, cell: str) -> str | None:
         """The payload of the cell's attackers; None if nobody attacks."""
-        return of_attack(str(self.cell(cell).values.get(ATTACK, "")))
+        attack = self.cell(cell).values.get(ATTACK, "")
+        return of_attack(str(attack))
 
     def claimed(self, cell: str, node: str, claim: Claim) -> dict[int, float]:
         """Seed → value of the claim's measure; a payload is that of its first cell."""
@@ -211,15 +223,19 @@ class Results:
 
     def cpu_hours(self) -> float:
         """CPU-hours of all trials that have finished."""
-        return round(sum(trial.seconds or 0.0 for trial in self.trials.values()) / 3600, 2)
+        seconds = sum(trial.seconds or 0.0 for trial in self.trials.values())
+        return round(seconds / 3600, 2)
 
 
 def over_nodes(by_node: Sequence[Mapping[int, float]]) -> dict[int, float]:
     """Seed → mean over the nodes, of each node's seed → value; a seed needs all of them."""
     if not by_node:
         return {}
-    shared = set.intersection(*(set(values) for values in by_node))
-    return {seed: sum(values[seed] for values in by_node) / len(by_node) for seed in sorted(shared)}
+    shared = set.intersection(*map(set, by_node))
+    means = {}
+    for seed in sorted(shared):
+        means[seed] = sum(values[seed] for values in by_node) / len(by_node)
+    return means
 
 
 def read_results(out: Path) -> Results:
@@ -232,15 +248,16 @@ def read_results(out: Path) -> Results:
     trials = {}
     missing = []
     for entry in manifest.trials:
-        path = out / entry.directory / "events.jsonl"
-        if not path.exists():
+        directory = out / entry.directory
+        try:
+            trial = read_trial(directory / "events.jsonl")
+        except FileNotFoundError:
             missing.append(Missing(entry.cell, entry.seed, "not started"))
             continue
-        trial = read_trial(path)
         if trial.seconds is None:
             missing.append(Missing(entry.cell, entry.seed, "unfinished"))
             continue
-        trial.commit = _commit_of(path.with_name("trial.json"))
+        trial.commit = _commit_of(directory / "trial.json")
         trials[entry.cell, entry.seed] = trial
     if not trials:
         raise UsageError(f"No trial of {out} has finished.", "Run the experiment further, then ask for its report.")
@@ -248,6 +265,7 @@ def read_results(out: Path) -> Results:
 
 
 def _commit_of(path: Path) -> str:
+    """What a `trial.json` says; nothing where it does not."""
     try:
         return str(json.loads(path.read_text(encoding="utf-8"))["made_by"]["commit"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -259,10 +277,12 @@ def read_trial(path: Path) -> TrialEvents:
     trial = TrialEvents()
     for event in _lines(path):
         if event["event"] == "evaluation":
-            trial.evaluations.setdefault((event["node"], event["set"]), []).append(event)
+            of_set = trial.evaluations.setdefault((event["node"], event["set"]), [])
+            of_set.append(event)
         elif event["event"] == "step":
             kept = {key: value for key, value in event.items() if key in _KEPT}
-            trial.steps.setdefault(event["node"], []).append(cast(StepEvent, kept))
+            of_node = trial.steps.setdefault(event["node"], [])
+            of_node.append(cast(StepEvent, kept))
         elif event["event"] == "end":
             trial.seconds = event["cpu"]
     return trial

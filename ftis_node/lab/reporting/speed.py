@@ -27,7 +27,7 @@ class Speed:
     @property
     def finite(self) -> list[float]:
         """The times of the seeds that got there."""
-        return list(filter(math.isfinite, self.times.values()))
+        return [seconds for seconds in self.times.values() if math.isfinite(seconds)]
 
     def gain(self) -> Interval:
         """The geometric mean of the gains with its 95 % interval, of their logarithms."""
@@ -43,8 +43,11 @@ def speeds(results: Results) -> dict[str, Speed]:
     found = {}
     for cell in results.cells:
         times = _times(results, cell)
-        both = [seed for seed in times if seed in alone and _is_gain(alone[seed]) and _is_gain(times[seed])]
-        found[cell] = Speed(times, {seed: alone[seed] / times[seed] for seed in both})
+        gains = {}
+        for seed, seconds in times.items():
+            if _is_gain(seconds) and _is_gain(alone.get(seed, math.inf)):
+                gains[seed] = alone[seed] / seconds
+        found[cell] = Speed(times, gains)
     return found
 
 
@@ -67,6 +70,7 @@ def sooner(results: Results, page: ReportPage) -> None:
     )
     rows = []
     for cell, speed in found.items():
+        label = results.label(cell)
         reached = f"{len(speed.finite)} of {len(speed.times)}"
         mean = say.NONE
         median = say.NONE
@@ -77,27 +81,34 @@ def sooner(results: Results, page: ReportPage) -> None:
             median = f"{statistics.median(speed.times.values()):.0f}"
         if speed.gains:
             gain = say.level(speed.gain(), 2)
-        rows.append((results.label(cell), reached, mean, median, gain, str(len(speed.gains))))
+        rows.append((label, reached, mean, median, gain, str(len(speed.gains))))
     page.table(["cell", "reached", "seconds [95 %]", "median", "times as soon [95 %]", "seeds of it"], rows)
     _draw(results, page, found)
 
 
 def _draw(results: Results, page: ReportPage, found: dict[str, Speed]) -> None:
+    """The picture of the section, where there is anything to draw."""
     seconds = []
     gains = []
     for look, (cell, speed) in enumerate(found.items()):
+        label = results.label(cell)
         if speed.finite:
-            seconds.append(Row(results.label(cell), speed.finite, mean_interval(speed.finite), look))
+            seconds.append(Row(label, speed.finite, mean_interval(speed.finite), look))
         if cell != BASELINE and speed.gains:
-            gains.append(Row(results.label(cell), list(speed.gains.values()), speed.gain(), look))
-    parts = {"simulated seconds to the target": seconds, "times as soon as alone": gains}
-    shown = {title: rows for title, rows in parts.items() if rows}
+            gains.append(Row(label, list(speed.gains.values()), speed.gain(), look))
+    parts = {}
+    if seconds:
+        parts["simulated seconds to the target"] = seconds
+    if gains:
+        parts["times as soon as alone"] = gains
     caption = "A dot a seed that got there, a diamond the mean (of gains the geometric one), a bar its 95 % interval."
-    if shown:
-        picture = figures.dots(shown, x="", bounded=False)
+    if parts:
+        picture = figures.dots(parts, x="", bounded=False)
         page.picture("sooner", picture, caption)
 
 
 def _times(results: Results, cell: str) -> dict[int, float]:
-    nodes = [node for node in results.nodes(cell) if node not in results.cell(cell).slower]
-    return over_nodes([results.values(cell, node, "time") for node in nodes])
+    """As `Speed` has them."""
+    slower = results.cell(cell).slower
+    times = [results.values(cell, node, "time") for node in results.nodes(cell) if node not in slower]
+    return over_nodes(times)

@@ -47,15 +47,18 @@ class Records:
     def leave(self, owner: bytes, addresses: Sequence[str]) -> None:
         """Keeps a record for some minutes."""
         self._left.pop(owner, None)  # so that they lie in the order in which they end
-        self._left[owner] = (list(addresses), boot_seconds() + dht.RECORD_LIFETIME)
+        end = boot_seconds() + dht.RECORD_LIFETIME
+        self._left[owner] = (list(addresses), end)
 
     def some(self) -> dict[bytes, list[str]]:
         """As many as one key holds, drawn by chance."""
         now = boot_seconds()
-        for owner in list(takewhile(lambda one: self._left[one][1] <= now, self._left)):
+        ended = list(takewhile(lambda owner: self._left[owner][1] <= now, self._left))
+        for owner in ended:
             del self._left[owner]
-        owners = self.rng.sample(list(self._left), min(dht.MAX_RECORDS, len(self._left)))
-        return {owner: self._left[owner][0] for owner in owners}
+        owners = list(self._left)
+        count = min(dht.MAX_RECORDS, len(owners))
+        return {owner: self._left[owner][0] for owner in self.rng.sample(owners, count)}
 
 
 class MemoryDirectory(PeerDirectory):
@@ -83,9 +86,10 @@ class MemoryDirectory(PeerDirectory):
     async def find(self, take: Callable[[Answer], None], *, alone: bool) -> None:
         self._counts()["look_ups"] += 1
         referrers = list(self._records.taking_part)
+        count = min(dht.REFERRERS_ENOUGH, len(referrers))
         found = self._records.some()
         await asyncio.sleep(LATENCIES * self._latency)
-        for referrer in self._records.rng.sample(referrers, min(dht.REFERRERS_ENOUGH, len(referrers))):
+        for referrer in self._records.rng.sample(referrers, count):
             if referrer != self._author:
                 take(Answer(0, referrer, found))
 
@@ -108,13 +112,15 @@ class SimulatedDht:
         self.out = Counter[int]()
         self.inwards = Counter[int]()
         self._rng = random.Random(f"directory {scenario.seed}")
-        self._ids = np.random.default_rng(scenario.seed).integers(0, 2**63, scenario.nodes, np.uint64)
+        draw = np.random.default_rng(scenario.seed)
+        self._ids = draw.integers(0, 2**63, scenario.nodes, np.uint64)
         self._session = scenario.session_seconds
         self._settles = scenario.nodes > ENOUGH_PEERS
         self._record_bytes = record_bytes
-        self._answer_bytes = ANSWER_BYTES + NAMED_BYTES * min(dht.NEAREST_MAX, max(0, scenario.nodes - 2))
+        others = max(0, scenario.nodes - 2)  # than who asks and who answers
+        self._answer_bytes = ANSWER_BYTES + NAMED_BYTES * min(dht.NEAREST_MAX, others)
         self._here: dict[int, str] = {}  # who has a place
-        self._kept: dict[str, dict[object, float]] = {}
+        self._kept: dict[str, dict[object, float]] = {}  # by key and owner, until when
         self._nearest: dict[str, list[int]] = {}
         for place in range(scenario.nodes):
             wait = 0.0
@@ -128,7 +134,8 @@ class SimulatedDht:
         """Another node has this place for a session."""
         who = f"{self._rng.getrandbits(128):032x}"  # the digits of its peer id's SHA-256
         self._here[place] = who
-        self.loop.call_later(self._rng.expovariate(1 / self._session), self._arrive, place)
+        stay = self._rng.expovariate(1 / self._session)
+        self.loop.call_later(stay, self._arrive, place)
         self._turn(place, who, set(), turn)
 
     def _turn(self, place: int, who: str, full: set[int], turn: int) -> None:
@@ -155,13 +162,13 @@ class SimulatedDht:
     def _publish(self, place: int, who: str, full: set[int], settled: bool) -> None:
         """As `Directory._publish`: down to the first depth that has room, by what this node knows of it."""
         for depth in dht.DEPTHS:
-            if not settled or depth not in full or self._rng.random() < dht.FULL_PART:
-                if self._leave(place, who, who[:depth]):
-                    full.discard(depth)
-                else:
-                    full.add(depth)
-            if depth not in full:
+            skips = settled and depth in full and self._rng.random() >= dht.FULL_PART
+            if skips:
+                continue
+            if self._leave(place, who, who[:depth]):
+                full.discard(depth)
                 return
+            full.add(depth)
 
     def _leave(self, place: int, who: str, shard: str) -> bool:
         """Leaves a node's record under a key; returns whether there is room for more."""
@@ -170,14 +177,15 @@ class SimulatedDht:
             del kept[self._rng.choice(list(kept))]
         kept[who] = self.loop.time() + dht.RECORD_LIFETIME
         self._ask(place, shard)
-        for keeper in self._near(shard)[: dht.REPLICAS]:
+        for keeper in self._keepers(shard):
             if keeper != place:
                 self.inwards[keeper] += self._record_bytes + STORE_BYTES
         return len(kept) < dht.MAX_RECORDS
 
     def _look_up(self, place: int, full: set[int]) -> None:
         """Asks for the records under a random key at one of the depths at which the node would publish."""
-        deepest = min(1 + max(full, default=-1), dht.DEPTHS[-1])
+        deepest_full = max(full, default=-1)
+        deepest = min(deepest_full + 1, dht.DEPTHS[-1])
         depth = self._rng.randint(0, deepest)
         shard = ""
         if depth:
@@ -187,9 +195,9 @@ class SimulatedDht:
         if len(kept) >= dht.MAX_RECORDS:
             most = dht.AT_ONCE
         asked = self._ask(place, shard, most)
-        keepers = self._near(shard)[: dht.REPLICAS]
-        for keeper in set(asked).intersection(keepers):
-            self.out[keeper] += len(kept) * self._record_bytes
+        for keeper in self._keepers(shard):
+            if keeper in asked:
+                self.out[keeper] += len(kept) * self._record_bytes
 
     def _ask(self, place: int, shard: str, most: int = ASKED) -> list[int]:
         """As `wire.directory.walk`: the places whose nodes answer."""
@@ -201,24 +209,34 @@ class SimulatedDht:
     def _records(self, shard: str) -> dict[object, float]:
         """What lies under a key now."""
         kept = self._kept.setdefault(shard, {})
-        over = [who for who, until in kept.items() if until < self.loop.time()]
+        now = self.loop.time()
+        over = [who for who, until in kept.items() if until < now]
         for who in over:
             del kept[who]
         return kept
 
+    def _keepers(self, shard: str) -> list[int]:
+        """The places that keep what lies under a key."""
+        return self._near(shard)[: dht.REPLICAS]
+
     def _near(self, shard: str) -> list[int]:
         """The places nearest to a key, nearest first."""
         if shard not in self._nearest:
-            key = np.uint64(random.Random(f"key {shard}").getrandbits(63))
-            distances = self._ids ^ key
-            nearest = np.argpartition(distances, min(ASKED, len(distances) - 1))[: ASKED + 1]
+            key = random.Random(f"key {shard}").getrandbits(63)
+            distances = self._ids ^ np.uint64(key)
+            last = min(ASKED, len(distances) - 1)
+            nearest = np.argpartition(distances, last)[: ASKED + 1]
             in_order = nearest[np.argsort(distances[nearest])]
             self._nearest[shard] = in_order.tolist()
         return self._nearest[shard]
 
 
 def directory_figures(
-    scenario: Scenario, *, warmup: float = WARMUP, seconds: float = SECONDS, **more: Any
+    scenario: Scenario,
+    *,
+    warmup: float = WARMUP,
+    seconds: float = SECONDS,
+    **more: Any,
 ) -> dict[str, float]:
     """Bytes a second that nodes send in answers of the DHT: the busiest, and the mean.
 

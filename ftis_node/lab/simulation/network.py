@@ -61,14 +61,14 @@ class Network:
         self.nodes: dict[bytes, MemoryTransport] = {}
         self.doors: dict[bytes, str] = {}  # an address each of those that serve and can be dialled
         self.totals: Counter[str] = Counter()
-        self.dials: Counter[str] = Counter()  # by how they ended
         self.records = Records(rng)
         self.latency = latency
         self.packet_scale = packet_scale
 
     def some_dialable(self, count: int, rng: random.Random) -> list[str]:
         """One address each of random nodes that serve and can be dialled."""
-        return rng.sample(list(self.doors.values()), min(count, len(self.doors)))
+        doors = list(self.doors.values())
+        return rng.sample(doors, min(count, len(doors)))
 
     def arrive(self, receiver: bytes, kind: str, size: int, deliver: Callable[[], None]) -> None:
         """A message is where its receiver was."""
@@ -139,14 +139,7 @@ class MemoryTransport:
         if peer in self.links:
             return
         other = self._network.nodes.get(peer)
-        if other is None:
-            self._network.dials["gone"] += 1
-        elif set(addresses).isdisjoint(other.machine_addresses):
-            self._network.dials["outbound-only"] += 1
-            other = None  # which hears nothing
-        else:
-            self._network.dials["opened"] += 1
-        if other is not None and other._inbound is not None:
+        if other is not None and other._answers_at(addresses):
             await asyncio.sleep(DIAL_LATENCIES * self._network.latency)
             if other.alive and self.alive:
                 self._link(other)
@@ -156,6 +149,10 @@ class MemoryTransport:
             await asyncio.sleep(DIAL_SECONDS)
         self.meter.counts["handshakes"] += 1
         raise Unreachable("none of its addresses answers")
+
+    def _answers_at(self, addresses: Sequence[str]) -> bool:
+        """Whether it serves, and has one of these addresses."""
+        return self._inbound is not None and not set(addresses).isdisjoint(self.machine_addresses)
 
     def _link(self, other: MemoryTransport) -> None:
         self.links.add(other.author)
@@ -191,17 +188,30 @@ class MemoryTransport:
 
     async def handshake(self, peer: bytes, hello: ftis_pb2.Handshake, seconds: float) -> ftis_pb2.Handshake:
         self.meter.counts["handshakes"] += 1
-        return await self._call(peer, MEMBERSHIP, hello, seconds, lambda inbound: inbound.handshake(hello, self.author))
+        return await self._call(
+            peer,
+            MEMBERSHIP,
+            hello,
+            seconds,
+            lambda inbound: inbound.handshake(hello, self.author),
+        )
 
     async def exchange(
-        self, peer: bytes, request: ftis_pb2.ExchangeRequest, seconds: float
+        self,
+        peer: bytes,
+        request: ftis_pb2.ExchangeRequest,
+        seconds: float,
     ) -> ftis_pb2.ExchangeResponse:
         now = self._network.loop.time
         is_second_call = self._answered.pop(peer, None) == now()
         if not is_second_call:
             self.meter.counts["exchanges"] += 1
         answer = await self._call(
-            peer, GOSSIP, request, seconds, lambda inbound: inbound.exchange(request, self.author)
+            peer,
+            GOSSIP,
+            request,
+            seconds,
+            lambda inbound: inbound.exchange(request, self.author),
         )
         self._answered[peer] = now()
         return answer
@@ -214,9 +224,15 @@ class MemoryTransport:
         return self._chunks(other, requests)
 
     def directory(
-        self, identity: Identity, run_id: bytes, known: Callable[[bytes], bool], doubted: Any, traffic: Any
+        self,
+        identity: Identity,
+        run_id: bytes,
+        known: Callable[[bytes], bool],
+        doubted: Any,
+        traffic: Any,
     ) -> MemoryDirectory:
-        return MemoryDirectory(self._network.records, self.author, lambda: self.meter.counts, self._network.latency)
+        network = self._network
+        return MemoryDirectory(network.records, self.author, lambda: self.meter.counts, network.latency)
 
     def _linked(self, peer: bytes) -> MemoryTransport | None:
         """The other end of an open connection; None if there is none, or nobody."""
@@ -227,24 +243,42 @@ class MemoryTransport:
     # --- calls ------------------------------------------------------------------------------------------------------
 
     async def _call(
-        self, peer: bytes, kind: str, request: Message, seconds: float, handler: Callable[[Inbound], Awaitable[Reply]]
+        self,
+        peer: bytes,
+        kind: str,
+        request: Message,
+        seconds: float,
+        handler: Callable[[Inbound], Awaitable[Reply]],
     ) -> Reply:
-        """The other side's answer. Raises TimeoutError, or what the other side says that it raised."""
+        """The other side's answer. Raises TimeoutError, or what the other side says that it raised.
+
+        Args:
+            kind: of `KINDS`, by which the bytes are counted.
+            handler: what the other side answers with.
+        """
         answer: asyncio.Future[Reply] = self._network.loop.create_future()
         other = self._linked(peer)
         if other is not None:
-            self._send(peer, kind, request.ByteSize(), lambda: other.asked(self.author, kind, handler, answer))
+            arrive = partial(other.asked, self.author, kind, handler, answer)
+            self._send(peer, kind, request.ByteSize(), arrive)
         async with asyncio.timeout(seconds):
             return await answer
 
     def asked(self, caller: bytes, kind: str, handler: _Handler, answer: asyncio.Future[Any]) -> None:
         """A call has arrived, whose `answer` is awaited at the caller's."""
         if self._inbound is not None:
-            self.answer(self._handle(self._inbound, caller, kind, handler, answer))
+            work = self._handle(self._inbound, caller, kind, handler, answer)
+            self.answer(work)
 
     async def _handle(
-        self, inbound: Inbound, caller: bytes, kind: str, handler: _Handler, answer: asyncio.Future[Any]
+        self,
+        inbound: Inbound,
+        caller: bytes,
+        kind: str,
+        handler: _Handler,
+        answer: asyncio.Future[Any],
     ) -> None:
+        """Answers a call, and sends the reply back, or what was raised."""
         settle: Callable[[], None]
         try:
             reply = await handler(inbound)
@@ -271,7 +305,8 @@ class MemoryTransport:
         self.meter.counts["messages"] += 1
         network.totals["sent"] += size
         network.totals["flying"] += size
-        network.loop.call_later(seconds + network.latency, network.arrive, receiver, kind, size, deliver)
+        arrive = partial(network.arrive, receiver, kind, size, deliver)
+        network.loop.call_later(seconds + network.latency, arrive)
 
     def answer(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Runs a handler until it ends, or this node does."""
@@ -290,7 +325,8 @@ class MemoryTransport:
                 await self._reach(holder, request.ByteSize())
                 yield request
 
-        serving = holder.answer(holder.serve_stream(self, on_their_way(), arrived))
+        work = holder.serve_stream(self, on_their_way(), arrived)
+        serving = holder.answer(work)
         try:
             while True:
                 chunk = await arrived.get()
@@ -307,9 +343,12 @@ class MemoryTransport:
         await arrived.wait()
 
     async def serve_stream(
-        self, caller: MemoryTransport, requests: _Requests, arrived: asyncio.Queue[ftis_pb2.FetchChunk]
+        self,
+        caller: MemoryTransport,
+        requests: _Requests,
+        arrived: asyncio.Queue[ftis_pb2.FetchChunk],
     ) -> None:
-        """Sends the node's answers over the uplink, one after the other."""
+        """Sends the node's answers over the uplink, one after the other; `arrived` has them when they are there."""
         if self._inbound is None:
             return
         async with aclosing(self._inbound.fetch(requests, caller.author)) as chunks:
@@ -318,7 +357,8 @@ class MemoryTransport:
                 if not chunk.packet:
                     self._send(caller.author, PACKETS, chunk.ByteSize(), deliver)
                     continue
-                size = chunk.ByteSize() + round(len(chunk.packet) * (self._network.packet_scale - 1))
+                unsent = len(chunk.packet) * (self._network.packet_scale - 1)  # bytes that a real packet has besides
+                size = chunk.ByteSize() + round(unsent)
                 seconds = self._departs(size)
                 self.carry(caller.author, PACKETS, size, seconds, deliver)
                 await asyncio.sleep(seconds)

@@ -90,15 +90,23 @@ class SimulatedNode:
 
 def draw_addresses(peer: str, rng: random.Random) -> tuple[str, ...]:
     """Two public addresses as libp2p writes them, over TCP and QUIC."""
-    numbers = [rng.randint(11, 99), rng.randint(1, 254), rng.randint(1, 254), rng.randint(1, 254)]
-    host = ".".join(map(str, numbers))
+    host = str(rng.randint(11, 99))
+    for _ in range(3):
+        host += f".{rng.randint(1, 254)}"
     port = rng.randint(1024, 65535)
     return (f"/ip4/{host}/tcp/{port}/p2p/{peer}", f"/ip4/{host}/udp/{port}/quic-v1/p2p/{peer}")
 
 
-# The figures that training on an honest author's samples shows: its claims hold. See `swarm.claims`.
-_HONEST = {"tokens": 400.0, "excess": 0.0, "excess_squares": 1.0, "surprising": 0.0, "likelihood": -1.0}
-_FIGURES = {"loss_share": 0.0, "loss_weight": 0.0, **_HONEST}
+_FIGURES = {
+    "loss_share": 0.0,
+    "loss_weight": 0.0,
+    # what training on an honest author's samples shows: its claims hold; see `swarm.claims`
+    "tokens": 400.0,
+    "excess": 0.0,
+    "excess_squares": 1.0,
+    "surprising": 0.0,
+    "likelihood": -1.0,
+}
 
 
 class ModelledCompute:
@@ -113,9 +121,10 @@ class ModelledCompute:
         """`worker.client.Worker.call` for the requests of a stepper."""
         answer: Any
         if isinstance(request, Generate):
-            seconds = len(request.rows) * self._machine.group_seconds
+            count = len(request.rows)
+            seconds = count * self._machine.group_seconds
             await asyncio.sleep(seconds)
-            groups = [self._made(request, slot) for slot in range(len(request.rows))]
+            groups = [self._made(request, slot) for slot in range(count)]
             answer = Generated(groups, seconds, generation_batch=sys.maxsize)
         elif isinstance(request, TrainingStep):
             await asyncio.sleep(self._machine.train_seconds)
@@ -123,7 +132,9 @@ class ModelledCompute:
             for group in request.groups:
                 for part in group.parts:
                     samples[part.source] += len(part.rewards)
-            sources = {source: {"samples": float(count), **_FIGURES} for source, count in samples.items()}
+            sources = {}
+            for source, count in samples.items():
+                sources[source] = {"samples": float(count), **_FIGURES}
             diagnostics = StepFigures(sources=sources)
             answer = StepReport(0.0, 0.0, 0, self._machine.train_seconds, diagnostics=diagnostics)
         else:

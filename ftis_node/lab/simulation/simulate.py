@@ -43,7 +43,11 @@ class Simulation:
     def run(self, progress: Progress = lambda now: None) -> dict[str, Any]:
         """Runs to the end; returns the figures. progress: is told the simulated second every two real seconds or so."""
         loop = SimulatedLoop()
-        clocks = Clocks(boot=loop.time, unix=lambda: UNIX_START + loop.time(), thread=lambda: 0.0)
+        clocks = Clocks(
+            boot=loop.time,
+            unix=lambda: UNIX_START + loop.time(),
+            thread=lambda: 0.0,
+        )
         with _undisturbed(), replaced(clocks), asyncio.Runner(loop_factory=lambda: loop) as runner:
             staying = runner.run(self._run(progress))
         return figures(self.tally, staying, self.first, self.scenario.seconds)
@@ -55,12 +59,14 @@ class Simulation:
         nodes = [self.enter() for _ in range(scenario.nodes)]
         self.first = [node.transport.machine for node in nodes]
         for node in nodes:
-            loop.call_later(self._rng.uniform(0.0, scenario.arrival_seconds), self._start, node, True)
+            arrival = self._rng.uniform(0.0, scenario.arrival_seconds)
+            loop.call_later(arrival, self._start, node, True)
         loop.call_later(scenario.warmup, self._count)
         told = time.monotonic()
         collected = 0.0
         while loop.time() < scenario.seconds:
-            await asyncio.sleep(min(TICK_SECONDS, scenario.seconds - loop.time()))
+            left = scenario.seconds - loop.time()
+            await asyncio.sleep(min(TICK_SECONDS, left))
             if time.monotonic() - told >= PROGRESS_SECONDS:
                 told = time.monotonic()
                 progress(loop.time())
@@ -76,7 +82,8 @@ class Simulation:
         rng = random.Random(self._rng.getrandbits(64))
         node = SimulatedNode(self.network, self._reader, self.tally, rng)
         self.nodes[node.transport.author] = node
-        self.network.loop.call_later(rng.expovariate(1 / self.scenario.session_seconds), self._leave, node)
+        stay = rng.expovariate(1 / self.scenario.session_seconds)
+        self.network.loop.call_later(stay, self._leave, node)
         return node
 
     def _start(self, node: SimulatedNode, midway: bool) -> None:

@@ -18,7 +18,13 @@ from ftis_node.swarm.announcement import Announcement, decode_announcement
 
 EOS = 3
 PROMPT = [0]
-_SMALL = {"group": 2, "prompt_tokens": 1, "completion_tokens": 2, "eos": (EOS,), "vocabulary": 4}
+_SMALL = {
+    "group": 2,
+    "prompt_tokens": 1,
+    "completion_tokens": 2,
+    "eos": (EOS,),
+    "vocabulary": 4,
+}
 RUN = Run(**make_run(2).model_dump() | _SMALL)
 CONTEXT = AdmissionContext(RUN, prompt_digests([PROMPT]))
 # Token ids of an answer.
@@ -28,8 +34,9 @@ _RIGHT = 1
 
 def make_packet(author: bytes, round: int, slot: int, policy_step: int, right: int) -> tuple[Packet, bytes]:
     """A group of two answers, of which so many are right."""
+    wrong = RUN.group - right
     completions = []
-    for answer in [_RIGHT] * right + [_WRONG] * (RUN.group - right):
+    for answer in [_RIGHT] * right + [_WRONG] * wrong:
         ids = np.array([answer, EOS], np.uint32)
         completions.append(Completion(ids, logprobs=np.zeros(2, np.float32), finished=True))
     packet = packed(RUN, (author, round, slot, policy_step), PROMPT, completions)

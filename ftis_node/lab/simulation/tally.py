@@ -75,7 +75,7 @@ def figures(tally: Tally, staying: Sequence[Presence], first: Sequence[Machine],
         inwards += presence.meter.inwards
         counts += presence.meter.counts
     used = sum(len(step.taken) for _, step, _ in tally.steps)
-    found = {
+    found: dict[str, Any] = {
         "nodes": scenario.nodes,
         "seconds": scenario.seconds,
         "counted_seconds": now - scenario.warmup,
@@ -95,30 +95,41 @@ def figures(tally: Tally, staying: Sequence[Presence], first: Sequence[Machine],
         **_pace(tally, first),
         **directory_figures(scenario),
     }
-    return {name: None if value != value else value for name, value in found.items()}  # JSON knows no NaN
+    for name, value in found.items():
+        if value != value:
+            found[name] = None  # JSON knows no NaN
+    return found
 
 
 def _hot_spots(presences: Sequence[Presence]) -> dict[str, float]:
     """Upload of single nodes over the mean, of those who were there for at least half of the longest time."""
     longest = max(presence.seconds for presence in presences)
-    rates = np.array([presence.upload for presence in presences if presence.seconds >= longest / 2 > 0])
+    rates = [presence.upload for presence in presences if presence.seconds >= longest / 2 > 0]
+    mean = np.mean(rates)
     return {
-        "upload_p99_over_mean": _ratio(np.percentile(rates, 99), rates.mean()),
-        "upload_max_over_mean": _ratio(rates.max(), rates.mean()),
+        "upload_p99_over_mean": _ratio(np.percentile(rates, 99), mean),
+        "upload_max_over_mean": _ratio(max(rates), mean),
     }
 
 
 def _batches(tally: Tally) -> dict[str, float]:
     """What the steps were made of."""
-    steps = [step for _, step, _ in tally.steps]
-    ages = [age for step in steps for age in step.ages]
-    waited = [step.waited for step in steps]
-    authors = [{author for author, _, _ in step.taken} for step in steps]
+    wanted = []
+    taken = []
+    authors = []
+    ages = []
+    waited = []
+    for _, step, _ in tally.steps:
+        wanted.append(step.wanted)
+        taken.append(len(step.taken))
+        authors.append(len({author for author, _, _ in step.taken}))
+        ages += step.ages
+        waited.append(step.waited)
     return {
-        "steps": len(steps),
-        "foreign_wanted": _mean([step.wanted for step in steps]),
-        "fill": _ratio(sum(len(step.taken) for step in steps), sum(step.wanted for step in steps)),
-        "authors_per_batch": _mean([len(some) for some in authors]),
+        "steps": len(tally.steps),
+        "foreign_wanted": _mean(wanted),
+        "fill": _ratio(sum(taken), sum(wanted)),
+        "authors_per_batch": _mean(authors),
         "age_p50": _percentile(ages, 50),
         "age_p95": _percentile(ages, 95),
         "waiting_mean": _mean(waited),
@@ -141,8 +152,11 @@ def _pace(tally: Tally, first: Sequence[Machine]) -> dict[str, float]:
     round_seconds = max(own * machine.group_seconds + machine.train_seconds for machine in first)
     alone_hour = _mean([3600 / machine.alone_seconds(batch) for machine in first])
     lockstep_hour = 3600 / round_seconds
-    alone = sum(machine.alone_seconds(batch) for machine, _, _ in tally.steps)
-    taken = sum(seconds for _, _, seconds in tally.steps)
+    alone = 0.0
+    taken = 0.0
+    for machine, _, seconds in tally.steps:
+        alone += machine.alone_seconds(batch)
+        taken += seconds
     return {
         "alone_steps_per_node_hour": alone_hour,
         "lockstep_steps_per_node_hour": lockstep_hour,
@@ -201,10 +215,14 @@ _NOTHING = "–"
 
 def table(results: Sequence[dict[str, Any]]) -> str:
     """A Markdown table: a column for each simulation, a row for each of the main figures."""
-    rows = [(label, [_told(form, result) for result in results]) for label, form in _ROWS]
-    lines = [f"| {label} | {' | '.join(told)} |" for label, told in rows]
+    lines = []
+    all_told = []
+    for label, form in _ROWS:
+        told = [_told(form, result) for result in results]
+        all_told += told
+        lines.append(f"| {label} | {' | '.join(told)} |")
     lines.insert(1, "|---" * (len(results) + 1) + "|")
-    if any(_NOTHING in told for _, told in rows):
+    if _NOTHING in all_told:
         lines += ["", f"{_NOTHING}: there was nothing to count in the seconds counted."]
     short = [3600 / result["alone_steps_per_node_hour"] for result in results if not result["steps"]]
     if short:
