@@ -23,7 +23,7 @@ NODES = ("ftis-p0", "ftis-p1", "ftis-p2", "ftis-p3", "ftis-private", "ftis-newco
 ROUTER = "ftis-router"
 BRIDGE = "ftis-world"
 GROUPS = 6
-SETUP = {"quic": True, "interval": 1.0, "exchange_peers": 6}
+SETUP = {"quic": True, "interval": 1.0}
 
 
 def _ip(*arguments: str) -> None:
