@@ -48,8 +48,10 @@ STRETCHED = {
     "original_max_position_embeddings": 16,
 }
 GREEDY = Sampling(14, 0.8, (1, 4, 9), greedy=True)
-DECODED = ("qwen2", "tied", "ungrouped", "lora", "llama", "llama biased", "llama stretched", "mistral", "qwen3")
-OTHERS = ("gpt2", "gemma2", "lfm2", "narrow mistral", "dora", "dynamic")
+LLAMAS = ("llama", "llama biased", "llama stretched")
+DECODED = ("qwen2", "tied", "ungrouped", "lora", *LLAMAS, "mistral", "sliding qwen2", "qwen3", "gemma3")
+OTHERS = ("gpt2", "gemma2", "lfm2", "capped gemma3", "dora", "dynamic")
+KINDS = ["sliding_attention", "full_attention"]
 
 
 def make_model(kind: str) -> Any:
@@ -73,9 +75,19 @@ def make_model(kind: str) -> Any:
                 return transformers.LlamaForCausalLM(
                     transformers.LlamaConfig(**SIZES, rope_parameters=rope, max_position_embeddings=64)
                 )
-            case "mistral" | "narrow mistral":
-                window = 24 if kind == "mistral" else 4
-                return transformers.MistralForCausalLM(transformers.MistralConfig(**SIZES, sliding_window=window))
+            case "mistral":
+                return transformers.MistralForCausalLM(transformers.MistralConfig(**SIZES, sliding_window=4))
+            case "sliding qwen2":
+                sliding: Any = {"use_sliding_window": True, "sliding_window": 3, "layer_types": KINDS}
+                return transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**SIZES, **sliding))
+            case "gemma3" | "capped gemma3":
+                caps = {"final_logit_softcapping": 3.0} if kind == "capped gemma3" else {}
+                narrow: Any = {"head_dim": 16, "sliding_window": 5, "layer_types": KINDS, **caps}
+                model = transformers.Gemma3ForCausalLM(transformers.Gemma3TextConfig(**SIZES, **narrow))
+                for name, weight in model.named_parameters():
+                    if "norm" in name:
+                        torch.nn.init.uniform_(weight, -0.5, 1)
+                return model
             case "qwen3":
                 model = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**SIZES, head_dim=8))
                 for layer in model.model.layers:
@@ -165,7 +177,7 @@ def test_sampled_logprobs_are_those_of_a_fresh_forward_pass(kind: str) -> None:
     assert small_models.logprob_errors(policy, PROMPTS, groups, sampling.temperature).max() < 1e-4
 
 
-@pytest.mark.parametrize("kind", ["qwen2", "lora", "qwen3"])
+@pytest.mark.parametrize("kind", ["qwen2", "lora", "qwen3", "gemma3"])
 def test_bf16_differs_from_a_fresh_forward_pass_by_rounding_only(kind: str) -> None:
     policy = small_models.twin(policy_of(kind))
     policy.model.to(torch.bfloat16)
@@ -200,13 +212,6 @@ def test_prompts_that_are_read_a_few_at_a_time_are_read_as_well(kind: str, monke
     assert_same(generate(policy, PROMPTS, group=2, sampling=GREEDY), whole)
     watched.remove()
     assert passes[:2] == ([4, 8] if kind == "lfm2" else [3, 1]), "a cache that cannot be joined is made at once"
-
-
-def test_a_call_that_reaches_beyond_the_window_is_left_to_the_modules() -> None:
-    policy = policy_of("mistral")
-    sampling = Sampling(30, 1.0, (26,), greedy=True)
-    assert policy.native
-    assert_same(generate(policy, PROMPTS, group=1, sampling=sampling), by_transformers(policy, 1, sampling))
 
 
 def test_a_device_that_cannot_do_what_the_decoder_asks_leaves_the_model_alone(monkeypatch: pytest.MonkeyPatch) -> None:

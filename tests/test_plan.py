@@ -127,7 +127,6 @@ ALONE = {"num_kv_shared_layers": 0}
         ("Qwen3_5Text", {"layer_types": ["linear_attention", "full_attention"]}),
         ("Lfm2", {"layer_types": ["conv", "full_attention"]}),
         ("Olmo3", {"sliding_window": 4}),
-        ("Gemma3Text", {"sliding_window": 4}),
         ("Gemma2", {}),
         ("Gemma3nText", {"intermediate_size": [64] * 2, "activation_sparsity_pattern": [0.0] * 2} | ALONE),
     ],

@@ -33,7 +33,7 @@ def seconds_of(
     """
     from ftis_node.lab.step_seconds import CARDS, Work, generating, training
 
-    if card is None or not chosen.fits or chosen.devices > 1 or work.longest > shape.decoded:
+    if card is None or not chosen.fits or chosen.devices > 1 or not shape.decoded:
         return None
     cap = work.completion_tokens
     step = Work(work.batch_groups, work.group, work.prompt_tokens / 2, cap / 2, cap)

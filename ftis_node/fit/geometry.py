@@ -73,7 +73,7 @@ class Geometry:
     parameters            elements of all parameters, shared ones once
     largest               elements of the largest parameter
     vocabulary            rows of the embedding; the tokenizer may have fewer ids
-    decoded               tokens of the longest sequence that `decoder` generates, 0 if it does not know the model
+    decoded               whether `decoder` knows the model
     padded                why its sequences cannot be packed for training; "" if they can
     context               tokens of the longest sequence that the model takes
     linears               every linear module, those of like path and shape together
@@ -90,7 +90,7 @@ class Geometry:
     kv_heads: int
     head_dim: int
     vocabulary: int
-    decoded: float
+    decoded: bool
     padded: str
     context: Context
     linears: tuple[Linear, ...]

@@ -341,7 +341,6 @@ def _generating(g: Geometry, workload: Workload, setup: Setup, device: Device) -
     some at a time, for the decoder beside the cache.
     """
     rows = max(workload.group, setup.generation_batch // workload.group * workload.group)
-    native = workload.longest <= g.decoded
     row_bytes = 2 * g.layers * g.kv_heads * g.head_dim * setup.width
     prompts = rows * workload.prompt_tokens
     drawing = rows * g.vocabulary * setup.width + DRAWN * min(CHUNK_BYTES, 4 * rows * g.vocabulary)
@@ -350,13 +349,13 @@ def _generating(g: Geometry, workload: Workload, setup: Setup, device: Device) -
     reading = together * token
     scores = rows * g.heads * workload.longest * (3 * 4 + 2 * setup.width)
     wide = workload.prompt_tokens
-    if native and device == "cuda":  # of CUDA graphs' pool, and of a shape's first token, which has no graph
+    if g.decoded and device == "cuda":  # of CUDA graphs' pool, and of a shape's first token, which has no graph
         wide = -(-wide // PROMPT_WIDTHS) * PROMPT_WIDTHS
         drawing *= 2
         scores *= 2
     cache = rows * (wide + workload.completion_tokens) * row_bytes
     ahead = 0
-    if native:
+    if g.decoded:
         ahead = together * row_bytes  # rows that wait have no place yet
     else:
         cache = round(CACHE_GROWTH[device] * cache)

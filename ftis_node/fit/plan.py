@@ -107,7 +107,7 @@ def plan(
     """
     on_gpu = device == "cuda"
     dense = _setups(geometry, workload, wishes, device, eight_bit and on_gpu, half)
-    if fused and on_gpu and geometry.decoded > 0:
+    if fused and on_gpu and geometry.decoded:
         dense = [replace(way, fused=True) for way in dense]
     kinds: list[Quantisation] = ["none"]
     if wishes.quantisation is not None:
@@ -128,7 +128,7 @@ def plan(
         memory = estimate(geometry, workload, setup, device)
         if memory.total <= budget and not _crawls(setup, workload, geometry.packed):
             break
-    notes = [*slow_parts(geometry, workload)]
+    notes = [*slow_parts(geometry)]
     if setup.lora:
         absent = geometry.without_meaning(setup.lora_targets)
         if absent:
@@ -324,12 +324,12 @@ def _reasons(
         )
 
 
-def slow_parts(geometry: Geometry, workload: Workload) -> Iterator[str]:
+def slow_parts(geometry: Geometry) -> Iterator[str]:
     """What takes longer with this model than with others, why, and what it costs; a sentence each."""
-    if workload.longest > geometry.decoded:
+    if not geometry.decoded:
         yield (
-            "Transformers' modules generate, for the native decoder knows Llama, Qwen2, Qwen3, and Mistral within its "
-            "window: 30 to 50 ms a token on any GPU, predicted; engine=vllm does without."
+            "Transformers' modules generate, for the native decoder knows Llama, Mistral, Qwen2, Qwen3 and Gemma 3: "
+            "30 to 50 ms a token on any GPU, predicted; engine=vllm does without."
         )
     if geometry.padded:
         yield (

@@ -1,4 +1,4 @@
-"""liger-kernel's Triton kernels in a model's modules on a GPU: RMSNorm, RoPE and SwiGLU, each in one pass.
+"""liger-kernel's Triton kernels in a model's modules on a GPU: RMSNorm, RoPE, SwiGLU and GeGLU, each in one pass.
 
 The modules' own code reads and writes a layer's activations again for each operation, and keeps more of them.
 liger-kernel's fused loss is not used: the weight of a token hangs on the log-probs of its whole sample, so `score`
@@ -32,21 +32,35 @@ def fuse(model: Any) -> Callable[[], None]:
     code: Any = sys.modules[type(model).__module__]
     plain = unwrap(code.apply_rotary_pos_emb)  # not what an earlier model of the family put there
 
-    def norm(self: Any, x: Any) -> Any:
-        offset = 0.0
-        in_place = False  # the backward pass would write into a gradient that other modules read, too
-        return ops.LigerRMSNormFunction.apply(x, self.weight, self.variance_epsilon, offset, "llama", in_place)
+    in_place = False  # the backward pass would write into a gradient that other modules read, too
 
-    def gated(self: Any, x: Any) -> Any:
+    def norm(self: Any, x: Any) -> Any:
+        return ops.LigerRMSNormFunction.apply(x, self.weight, self.variance_epsilon, 0.0, "llama", in_place)
+
+    def gemma_norm(self: Any, x: Any) -> Any:
+        return ops.LigerRMSNormFunction.apply(x, self.weight, self.eps, 1.0, "gemma", in_place)
+
+    def swiglu(self: Any, x: Any) -> Any:
         return self.down_proj(ops.LigerSiLUMulFunction.apply(self.gate_proj(x), self.up_proj(x), 1.0, 1.0))
+
+    def geglu(self: Any, x: Any) -> Any:
+        return self.down_proj(ops.LigerGELUMulFunction.apply(self.gate_proj(x), self.up_proj(x)))
 
     @wraps(plain)
     def turned(query: Any, key: Any, cos: Any, sin: Any) -> Any:
         return (ops.LigerRopeFunction.apply if query.is_cuda else plain)(query, key, cos, sin)
 
-    silu = model.config.hidden_act == "silu"
-    fused = {module: norm for module in model.modules() if hasattr(module, "variance_epsilon")}
-    fused |= {module: gated for module in model.modules() if silu and hasattr(module, "gate_proj")}
+    config = model.config
+    activation = getattr(config, "hidden_act", None) or config.hidden_activation
+    gated = {"silu": swiglu, "gelu_pytorch_tanh": geglu}.get(activation)
+    fused = {}
+    for module in model.modules():
+        if hasattr(module, "variance_epsilon"):
+            fused[module] = norm
+        elif type(module).__name__ == "Gemma3RMSNorm":
+            fused[module] = gemma_norm
+        elif hasattr(module, "gate_proj") and gated is not None:
+            fused[module] = gated
     for module, forward in fused.items():
         module.forward = MethodType(forward, module)
     code.apply_rotary_pos_emb = turned

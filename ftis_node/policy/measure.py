@@ -12,7 +12,7 @@ from ftis_node.errors import UsageError, UserError, first_line
 from ftis_node.fit.context import context_of
 from ftis_node.fit.geometry import Geometry, Linear
 from ftis_node.policy.adapters import head_of, inputs_and_outputs, linear_modules
-from ftis_node.policy.generate.decoder import reach, understood
+from ftis_node.policy.generate.decoder import understood
 from ftis_node.policy.kinds import refuse_config
 from ftis_node.policy.load import unloadable, where_to_look
 from ftis_node.policy.names import ALIASES, resolve
@@ -99,7 +99,7 @@ def _measure(model: Any, config: Any, name: str) -> Geometry:
         kv_heads=getattr(config, "num_key_value_heads", None) or heads,
         head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
         vocabulary=model.get_input_embeddings().weight.shape[0],
-        decoded=reach(model) if understood(model) else 0,
+        decoded=understood(model),
         padded=unpackable(model),
         context=context_of(config),
         linears=_linears(model),

@@ -100,7 +100,9 @@ def ready(policy: Policy, texts: Sequence[str] = TEXTS) -> Policy:
     if unlike(padded[: len(training)], training):
         raise UsageError(f"{policy.name} has a dropout that cannot be switched off.", other)
     policy, layout = _packed(policy, probe, tolerance)
-    policy, engine = _generating(replace(policy, native=False), probe, padded, tolerance)
+    with _narrow(policy.causal_lm):
+        expected = _logprobs(replace(policy, packed=False), probe)
+        policy, engine = _generating(replace(policy, native=False), probe, expected, tolerance)
     return replace(policy, way=f"Sequences are {layout}. {policy.name} {engine}.")
 
 

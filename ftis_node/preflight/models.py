@@ -109,7 +109,7 @@ def memory(case: Case) -> Checked:
         yield fail(text, "Give the container more memory, or use a smaller model.")
     else:
         yield ok(f"{text} {chosen.reasons[0]}")
-    for slow in slow_parts(shape, load):
+    for slow in slow_parts(shape):
         yield warn(slow, "Fine if that is fast enough; else take a Llama, Qwen2.5 or Qwen3.")
 
 

@@ -316,8 +316,23 @@ class SharedCache:
         lines = self._own[layer].view(-1, self._dim)
         lines.index_copy_(0, self._where, new.permute(1, 2, 0, 3).reshape(-1, self._dim))
 
-    def attend(self, layer: int, query: Tensor, scaling: float) -> Tensor:
-        """query `[rows, heads, head_dim]` → what it finds among its prompt's and its own tokens `[rows, all of it]`."""
+    def bias(self, window: int | None) -> Tensor:
+        """What `attend` adds to scores, fp32 `[rows, 1, tokens read]`; window: the newest token sees so many."""
+        rows = self.rows
+        columns = self.size.width + self._read
+        bias = self._bias[:rows, None, :columns]
+        if window is None or window >= columns:
+            return bias
+        first = torch.arange(rows, device=bias.device) * self._bias.shape[1]  # of each row in the flat bias
+        newest = self._next[1, :rows] - first
+        column = torch.arange(columns, device=bias.device)
+        return bias.masked_fill(column <= (newest - window)[:, None, None], -torch.inf)
+
+    def attend(self, layer: int, query: Tensor, scaling: float, bias: Tensor) -> Tensor:
+        """query `[rows, heads, head_dim]` → what it finds among its prompt's and its own tokens `[rows, all of it]`.
+
+        bias: by `bias`, of this token.
+        """
         rows = self.rows
         read = self._read
         width = self.size.width
@@ -329,7 +344,6 @@ class SharedCache:
         of_prompt = self._by_row(_products(self._by_prompt(query), prompts[0]), queries)
         scores = torch.cat([of_prompt, _products(query, own[0])], -1)
         together = scores.view(rows, -1, width + read)
-        bias = self._bias[:rows, None, : width + read]
         torch.add(bias, together, alpha=scaling, out=together)
         weights = scores.softmax(-1).to(query.dtype)
         found = torch.bmm(weights[..., width:], own[1])

@@ -1,4 +1,4 @@
-"""One token further: the forward pass of Llama, Mistral, Qwen2 and Qwen3 on the model's own weights.
+"""One token further: the forward pass of Llama, Mistral, Qwen2, Qwen3 and Gemma 3 on the model's own weights.
 
 A pass of transformers' modules over some hundred rows of a small model spends most of its time around the matrix
 products. This one has nothing but them, and keeps no copy of any weight: what training changes is used as it is.
@@ -13,15 +13,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM
+from transformers import Gemma3ForCausalLM, LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM
 
 from ftis_node.policy.adapters import LoraLinear
 from ftis_node.policy.generate.cache import SharedCache, Size
 from ftis_node.policy.generate.sampler import blocks_of
 from ftis_node.policy.nf4 import NF4Linear
 
-_FAMILIES = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
+_FAMILIES = (Gemma3ForCausalLM, LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
 _NORMS = ("LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm")
+_GEMMA_NORM = "Gemma3RMSNorm"
+_EMBEDDINGS = ("Embedding", "Gemma3TextScaledWordEmbedding")
 
 # Kinds of rotary embedding whose frequencies do not change with the length of what is read.
 _ROTARY = ("default", "linear", "llama3", "yarn")
@@ -118,38 +120,55 @@ class _Joined:
 
 @dataclass(frozen=True, eq=False)
 class _Norm:
-    """RMS norm over the last dimension."""
+    """RMS norm over the last dimension. Gemma multiplies by 1 + weight, all of it in fp32."""
 
     weight: Tensor
     epsilon: float
+    gemma: bool
 
     @classmethod
     def of(cls, module: Any) -> _Norm:
-        if type(module).__name__ not in _NORMS:
-            raise NotUnderstoodError(type(module).__name__)
-        return cls(module.weight, module.variance_epsilon)
+        name = type(module).__name__
+        if name == _GEMMA_NORM:
+            return cls(module.weight, module.eps, gemma=True)
+        if name not in _NORMS:
+            raise NotUnderstoodError(name)
+        return cls(module.weight, module.variance_epsilon, gemma=False)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return functional.rms_norm(x, self.weight.shape, self.weight, self.epsilon)
+        shape = self.weight.shape
+        if self.gemma:
+            return functional.rms_norm(x.float(), shape, 1.0 + self.weight.float(), self.epsilon).to(x.dtype)
+        return functional.rms_norm(x, shape, self.weight, self.epsilon)
 
 
 @dataclass(frozen=True, eq=False)
 class _Layer:
-    """The parts of one layer; queries and keys have a norm in Qwen3 only."""
+    """The parts of one layer.
 
+    kind                        which rotary embedding it has, if they have several
+    window                      how many tokens it sees, with the newest; None: all
+    query_norm, key_norm        in Qwen3 and Gemma 3
+    after_attention, after_mlp  norms of what is added to the residual stream, in Gemma 3
+    """
+
+    kind: str
+    window: int | None
     before_attention: _Norm
     reading: _Joined  # query, key, value
     query_norm: _Norm | None
     key_norm: _Norm | None
     out: _Linear
     scaling: float
+    after_attention: _Norm | None
     before_mlp: _Norm
     widening: _Joined  # gate, up
     down: _Linear
     activation: Callable[[Tensor], Tensor]
+    after_mlp: _Norm | None
 
     @classmethod
-    def of(cls, layer: Any) -> _Layer:
+    def of(cls, layer: Any, config: Any) -> _Layer:
         attention = layer.self_attn
         mlp = layer.mlp
         query_norm = None
@@ -157,40 +176,60 @@ class _Layer:
         if getattr(attention, "q_norm", None) is not None:
             query_norm = _Norm.of(attention.q_norm)
             key_norm = _Norm.of(attention.k_norm)
+        before_mlp = _Norm.of(layer.post_attention_layernorm)
+        after_attention = None
+        after_mlp = None
+        if hasattr(layer, "pre_feedforward_layernorm"):
+            after_attention = before_mlp
+            before_mlp = _Norm.of(layer.pre_feedforward_layernorm)
+            after_mlp = _Norm.of(layer.post_feedforward_layernorm)
         return cls(
+            kind=getattr(attention, "layer_type", ""),
+            window=getattr(attention, "sliding_window", getattr(config, "sliding_window", None)),
             before_attention=_Norm.of(layer.input_layernorm),
             reading=_Joined.of(attention.q_proj, attention.k_proj, attention.v_proj),
             query_norm=query_norm,
             key_norm=key_norm,
             out=_Linear.of(attention.o_proj),
             scaling=attention.scaling,
-            before_mlp=_Norm.of(layer.post_attention_layernorm),
+            after_attention=after_attention,
+            before_mlp=before_mlp,
             widening=_Joined.of(mlp.gate_proj, mlp.up_proj),
             down=_Linear.of(mlp.down_proj),
             activation=mlp.act_fn,
+            after_mlp=after_mlp,
         )
 
 
 @dataclass(frozen=True, eq=False)
 class _Weights:
-    """The parts of a model that the pass needs; nothing is copied."""
+    """The parts of a model that the pass needs; nothing is copied.
+
+    scale   of the embedding, as its dtype has it
+    """
 
     embedding: Tensor
+    scale: float
     layers: Sequence[_Layer]
     norm: _Norm
     head: Tensor
     head_bias: Tensor | None
-    rotary: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+    rotary: Callable[..., tuple[Tensor, Tensor]]
 
     @classmethod
     def of(cls, model: Any) -> _Weights:
         decoder = model.model
         head = model.lm_head
-        if type(decoder.embed_tokens) is not nn.Embedding or type(head) is not nn.Linear:
+        embedding = decoder.embed_tokens
+        if type(embedding).__name__ not in _EMBEDDINGS or type(head) is not nn.Linear:
             raise NotUnderstoodError("an embedding or head of another kind")
-        layers = [_Layer.of(layer) for layer in decoder.layers]
+        scale = 1.0
+        if hasattr(embedding, "embed_scale"):
+            scale = float(embedding.embed_scale.to(embedding.weight.dtype))
+        layers = [_Layer.of(layer, model.config) for layer in decoder.layers]
         return cls(
-            embedding=decoder.embed_tokens.weight,
+            embedding=embedding.weight,
+            scale=scale,
             layers=layers,
             norm=_Norm.of(decoder.norm),
             head=head.weight,
@@ -203,9 +242,12 @@ def understood(model: Any) -> bool:
     """Whether the pass knows every part of this transformers model."""
     if type(model) not in _FAMILIES:
         return False
-    rotary = getattr(model.config, "rope_parameters", None) or {}
-    if rotary.get("rope_type") not in _ROTARY or rotary.get("partial_rotary_factor", 1.0) != 1.0:
+    config = model.config
+    if getattr(config, "final_logit_softcapping", None) or getattr(config, "use_bidirectional_attention", False):
         return False
+    for rotary in _rotaries(config):
+        if rotary.get("rope_type") not in _ROTARY or rotary.get("partial_rotary_factor", 1.0) != 1.0:
+            return False
     try:
         _Weights.of(model)
     except NotUnderstoodError:
@@ -213,9 +255,11 @@ def understood(model: Any) -> bool:
     return True
 
 
-def reach(model: Any) -> float:
-    """How many tokens a sequence may have before a sliding window hides its first ones."""
-    return getattr(model.config, "sliding_window", None) or float("inf")
+def _rotaries(config: Any) -> list[dict[str, Any]]:
+    """The parameters of each rotary embedding: Gemma 3 has one for each kind of layer."""
+    parameters = getattr(config, "rope_parameters", None) or {}
+    by_kind = [one for one in parameters.values() if isinstance(one, dict)]
+    return by_kind or [parameters]
 
 
 class Decoder:
@@ -233,17 +277,25 @@ class Decoder:
         self._vocabulary = vocabulary
         embedding = self._weights.embedding
         heads = model.config.num_key_value_heads
-        positions = torch.arange(size.width + size.tokens, device=embedding.device)
-        cos, sin = self._weights.rotary(embedding, positions[None])  # [1, positions, head_dim]
-        self._half = sin.shape[-1] // 2
-        first = sin[0, :, : self._half]
-        second = sin[0, :, self._half :]
-        self._turns = torch.cat([cos[0], -first, second], -1)
-        like = embedding.new_empty(0, cos.shape[-1])
+        self._turns = {layer.kind: self._turns_of(layer.kind, size) for layer in self._weights.layers}
+        self._dim = next(iter(self._turns.values())).shape[-1] // 2
+        like = embedding.new_empty(0, self._dim)
         self.cache = SharedCache(size, len(self._weights.layers), heads, like, static=static)
         self._logits: Tensor | None = None
         if static:
             self._logits = embedding.new_full((size.rows, blocks_of(vocabulary)), -torch.inf)
+
+    def _turns_of(self, kind: str, size: Size) -> Tensor:
+        """What turns queries and keys of a kind of layers by each position: cos, then sin with the sign of each half,
+        `[positions, 2 · head_dim]`."""
+        weights = self._weights
+        positions = torch.arange(size.width + size.tokens, device=weights.embedding.device)[None]
+        which = []
+        if hasattr(weights.rotary, f"{kind}_inv_freq"):
+            which = [kind]
+        cos, sin = weights.rotary(weights.embedding, positions, *which)  # [1, positions, head_dim]
+        first, second = sin[0].chunk(2, -1)
+        return torch.cat([cos[0], -first, second], -1)
 
     def uses(self, model: Any) -> bool:
         """Whether a decoder made now would read the same memory and do the same with it."""
@@ -256,13 +308,17 @@ class Decoder:
         host, so that a CUDA graph of it can be replayed.
         """
         weights = self._weights
-        turns = self._turns.index_select(0, self.cache.positions())
-        cos, sin = turns[:, None].chunk(2, -1)
+        positions = self.cache.positions()
+        turns = {kind: table.index_select(0, positions)[:, None] for kind, table in self._turns.items()}
+        bias = {window: self.cache.bias(window) for window in {layer.window for layer in weights.layers}}
         x = functional.embedding(tokens, weights.embedding)
+        if weights.scale != 1.0:
+            x = x * weights.scale
         for index, layer in enumerate(weights.layers):
-            layer.out.add_to(x, self._attention(index, layer, layer.before_attention(x), cos, sin))
+            found = self._attention(index, layer, layer.before_attention(x), turns[layer.kind], bias[layer.window])
+            _add(x, layer.out, found, layer.after_attention)
             gate, up = layer.widening.split(layer.before_mlp(x))
-            layer.down.add_to(x, layer.activation(gate).mul_(up))
+            _add(x, layer.down, layer.activation(gate).mul_(up), layer.after_mlp)
         self.cache.advance()
         x = weights.norm(x)
         head = weights.head[: self._vocabulary]
@@ -278,19 +334,28 @@ class Decoder:
             valid.add_(bias)
         return logits
 
-    def _attention(self, index: int, layer: _Layer, h: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        shape = (len(h), -1, cos.shape[-1])
+    def _attention(self, index: int, layer: _Layer, h: Tensor, turns: Tensor, bias: Tensor) -> Tensor:
+        shape = (len(h), -1, self._dim)
         keys = self.cache.heads
         if layer.query_norm is None or layer.key_norm is None:
             heads = layer.reading(h).view(shape)  # those of queries, of keys, of values
         else:
             query, key, value = [part.view(shape) for part in layer.reading.split(h)]
             heads = torch.cat([layer.query_norm(query), layer.key_norm(key), value], 1)
+        cos, sin = turns.chunk(2, -1)
         turned = heads[:, :-keys]
-        halves = torch.cat([turned[..., self._half :], turned[..., : self._half]], -1)
+        halves = turned.roll(self._dim // 2, -1)
         turned.mul_(cos).addcmul_(halves, sin)
         self.cache.put(index, heads[:, -2 * keys :].view(len(h), 2, keys, -1))
-        return self.cache.attend(index, heads[:, : -2 * keys], layer.scaling)
+        return self.cache.attend(index, heads[:, : -2 * keys], layer.scaling, bias)
+
+
+def _add(total: Tensor, linear: _Linear, x: Tensor, norm: _Norm | None) -> None:
+    """Add a linear module's output to `total`, by way of a norm if there is one."""
+    if norm is None:
+        linear.add_to(total, x)
+    else:
+        total.add_(norm(linear(x)))
 
 
 def _places(part: Any) -> Any:

@@ -17,7 +17,7 @@ from ftis_node.fit.memory import PROMPT_WIDTHS
 from ftis_node.host.doing import advance
 from ftis_node.host.interruption import check
 from ftis_node.policy.generate.cache import ALIGNED, Ids, Size, bucket, closing_up
-from ftis_node.policy.generate.decoder import Decoder, reach
+from ftis_node.policy.generate.decoder import Decoder
 from ftis_node.policy.generate.graphs import Graphs, Step, Tensors
 from ftis_node.policy.generate.kept import kept
 from ftis_node.policy.generate.prefill import Read, WaitingRows, read, read_whole, together
@@ -28,12 +28,6 @@ from ftis_node.policy.policy import Policy
 
 # Steps between two looks at who has ended: on a GPU each waits for it.
 _LOOK_EVERY = {"cpu": 1, "cuda": 8}
-
-
-def decodes(policy: Policy, prompts: Prompts, sampling: Sampling) -> bool:
-    """Whether `decode` generates these."""
-    longest = max(map(len, prompts), default=0) + sampling.max_new_tokens
-    return policy.native and longest <= reach(policy.causal_lm)
 
 
 @torch.inference_mode()  # not for other modules: training cannot use what they may keep of it

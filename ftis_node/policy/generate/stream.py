@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from ftis_node.policy.generate.native import by_modules, decode, decodes
+from ftis_node.policy.generate.native import by_modules, decode
 from ftis_node.policy.generate.sampling import CompletionGroups, Prompts, Sampling
 from ftis_node.policy.policy import Policy
 
@@ -47,7 +47,7 @@ def generate(
         made: CompletionGroups | None = policy.server.sample(policy, prompts, group, sampling)
         if made is not None:
             return made
-    if decodes(policy, prompts, sampling):
+    if policy.native:
         return decode(policy, prompts, group, sampling, None if sampling.greedy else noise, per_call * group)
     out: CompletionGroups = []
     for start in range(0, len(prompts), per_call):
