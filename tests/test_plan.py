@@ -416,12 +416,15 @@ def rank(chosen: Plan) -> tuple[bool, bool, bool, int]:
 @pytest.mark.parametrize(
     ("gb", "tokens", "checkpointing"), [(90, 16_384, False), (24, 4_096, False), (16, 16_384, True)]
 )
-def test_a_gpu_takes_smaller_micro_batches_before_checkpointing(gb: float, tokens: int, checkpointing: bool) -> None:
+def test_smaller_micro_batches_are_taken_before_checkpointing(gb: float, tokens: int, checkpointing: bool) -> None:
     chosen = planned(THREE, gb, lora=True)
     assert (chosen.micro_batch_tokens, chosen.gradient_checkpointing, chosen.fits) == (tokens, checkpointing, True)
     text = " ".join(chosen.reasons)
     assert ("Micro-batches of 4,096 tokens, because 16,384 would keep 64.5 GB" in text) == (tokens == 4_096)
     assert ("Gradient checkpointing, because 2,048 tokens would keep 7.95 GB" in text) == checkpointing
+    short = Workload(prompt_tokens=200, completion_tokens=96, group=8, batch_groups=4)
+    on_cpu = planned(HALF, 6, short, "cpu", lora=True)
+    assert (on_cpu.micro_batch_tokens, on_cpu.gradient_checkpointing, on_cpu.fits) == (1_024, False, True), "a CPU, too"
     assert text.count("; LoRA") + text.count(": LoRA") == (gb < 90) + checkpointing, "sizes of one way are not listed"
 
 

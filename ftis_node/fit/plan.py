@@ -32,7 +32,10 @@ GENERATION_BATCH = 288
 # Sizes that are tried before gradient checkpointing. Below them a GPU waits for its host to launch kernels (counted on
 # the pretend GPU of `tests/pretend`, not measured). `PROMPTS_AGAIN`: smaller micro-batches read prompts more often, and
 # may cost so much of the tokens; checkpointing costs a forward pass, a quarter to a half of the other work.
-SMALLER_MICRO_BATCHES = (12_288, 8_192, 6_144, 4_096, 3_072, 2_048)
+SMALLER_MICRO_BATCHES: dict[Device, tuple[int, ...]] = {
+    "cpu": (1_024, 512),
+    "cuda": (12_288, 8_192, 6_144, 4_096, 3_072, 2_048),
+}
 PROMPTS_AGAIN = 0.2
 
 # With less a GPU spends its time on launches: completions side by side, tokens of a micro-batch.
@@ -170,7 +173,7 @@ def _setups(
     if wishes.gradient_checkpointing is None:
         portions.append((False, common.micro_batch_tokens))
         if wishes.micro_batch_tokens is None:
-            portions += [(False, size) for size in _smaller(most, workload, geometry.packed)]
+            portions += [(False, size) for size in _smaller(most, workload, geometry.packed, device)]
     portions.append((wishes.gradient_checkpointing is not False, common.micro_batch_tokens))
 
     asked = wishes.lora
@@ -197,14 +200,14 @@ def _setups(
     return setups
 
 
-def _smaller(most: int, workload: Workload, packed: bool) -> list[int]:
+def _smaller(most: int, workload: Workload, packed: bool, device: Device) -> list[int]:
     """Micro-batches below `most` tokens that cost less time than gradient checkpointing, largest first."""
 
     def work(size: int) -> float:  # tokens that are computed for each token of a completion
         prompts, completions = workload.split(size, packed)
         return (prompts + completions) / completions
 
-    sizes = (size for size in SMALLER_MICRO_BATCHES if workload.longest <= size < most)
+    sizes = (size for size in SMALLER_MICRO_BATCHES[device] if workload.longest <= size < most)
     return [size for size in sizes if work(size) <= (1 + PROMPTS_AGAIN) * work(most)]
 
 
