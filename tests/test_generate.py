@@ -98,8 +98,7 @@ def test_a_batch_is_split_between_groups_and_never_inside_one(batch: int, togeth
     assert max(rows for rows, tokens in shapes if tokens == 1) <= max(4, batch)
 
 
-@pytest.mark.parametrize("kind", POLICIES)
-@pytest.mark.parametrize("batch", [1, 11, 13])
+@pytest.mark.parametrize(("batch", "kind"), [*((11, kind) for kind in POLICIES), (1, "lora"), (13, "padded")])
 def test_waiting_rows_take_places_and_keep_their_seeds(batch: int, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     policy = POLICIES[kind]
     prompts = [[3 + row % 20, 4, *[5] * (row % 4)] for row in range(9)]
