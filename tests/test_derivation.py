@@ -28,7 +28,7 @@ from ftis_node.objective.filter import kept_by_filter
 WORDS, END, CAP = 3, 2, 3  # two words and an end; a completion has at most three tokens
 FTIS = PRESETS["ftis"]
 TIS = PRESETS["tis"]
-SEEDS = range(10)
+SEEDS = range(20)
 
 
 def completions() -> list[tuple[int, ...]]:
