@@ -65,7 +65,7 @@ from tests.support.steps import taken_step
         ({"peers": 1, "signals": (48, 10)}, State.ONLINE, "with 1 peer.$"),
         ({"peers": 1, "signals": (ENOUGH_GROUPS - 1, 0)}, State.ONLINE, "with 1 peer.$"),
         ({"peers": 1, "signals": (48, 0), "pass_at_1": 0.97}, State.ONLINE, "with 1 peer.$"),
-        ({"by_heart": (0.7, 0.08)}, State.ALONE, "by heart: its samples earn 0.70 .* pass@1 is 0.08 on the questions"),
+        ({"warning": " It learns its rows by heart."}, State.ALONE, "looking for some. It learns its rows by heart."),
     ],
 )
 def test_the_state_says_why_and_every_trouble_what_to_do(signs: dict[str, Any], state: State, words: str) -> None:
@@ -126,9 +126,29 @@ def test_rows_that_are_learned_by_heart_show(groups: int, reward: float, correct
     evaluations = EvaluationSchedule()
     found = of_scores([Score(float(one < correct), formatted=True, lenient=one < correct) for one in range(48)])
     evaluations.taken(3570, found, found.seconds, rule=rule, rewards=[reward] * groups)
-    assert (evaluations.by_heart is not None) is told
+    words = f"by heart: its samples earn {reward:.2f} on them, and pass@1 is {correct / 48:.2f} on the questions"
+    assert (words in evaluations.warning) is told
     evaluations.taken(3580, found, found.seconds, rule=rule)
-    assert evaluations.by_heart is None, "as of the latest"
+    assert not evaluations.warning, "as of the latest"
+
+
+def test_a_model_that_became_worse_than_it_was_is_told_after_a_restart_too(tmp_path: Path) -> None:
+    """As the 0.5B at a learning rate of 3e-4: 27 of 44, then 7 and 4 of 22."""
+
+    def found(correct: int, prompts: int) -> Any:
+        return of_scores([Score(float(one < correct), formatted=True, lenient=True) for one in range(prompts)])
+
+    before = found(27, 44)
+    MetricsLog(tmp_path / "metrics.jsonl").write("evaluation", step=0, **msgspec.structs.asdict(before))
+    restarted = EvaluationSchedule()
+    restarted.recall(tmp_path / "metrics.jsonl")
+    first = EvaluationSchedule()
+    first.taken(0, before, before.seconds)
+    for evaluations in (first, restarted):
+        evaluations.taken(10, found(7, 22), 1.0)
+        assert not evaluations.warning, "that may be chance"
+        evaluations.taken(20, found(4, 22), 1.0)
+        assert "fell from 0.61 before training to 0.18" in evaluations.warning and "third" in evaluations.warning
 
 
 @pytest.mark.parametrize(("formatted", "rule", "told"), [(False, "exact", 1), (True, "exact", 0), (False, "code:1", 0)])

@@ -13,7 +13,7 @@ OWNERS: Mapping[str, str] = {
     "vram_gb": "if other programs need the card too",
     "engine": "if you run vLLM",
     "objective": "`gated` among strangers, other models or tokenizers",
-    "learning_rate": "if pass@1 falls, or stays where it is",
+    "learning_rate": "a third of it if pass@1 falls, thrice if it stays where it is",
     "batch_groups": "to make steps shorter, or less noisy",
     "own_share": "`0` for a machine that is too slow to sample",
     "wait": "longer if your peers are slower than you",

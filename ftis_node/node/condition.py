@@ -55,7 +55,7 @@ class Signs:
     idle_steps      in a row that changed nothing
     signals         own groups of late, and how many of them had rewards that differ: only from these a model learns
     pass_at_1       latest, None before the first evaluation
-    by_heart        reward of own samples and pass@1, see `EvaluationSchedule.by_heart`
+    warning         what the latest evaluation shows to be wrong, in sentences; empty if nothing
     stalled         seconds since the compute process's oldest unanswered request if that is too long, else 0
     other_protocol  peers that this node has met and that speak another version of the protocol
     own_refused     whether an own group of the latest round was unsound
@@ -78,7 +78,7 @@ class Signs:
     idle_steps: int = 0
     signals: tuple[int, int] = (0, 0)
     pass_at_1: float | None = None
-    by_heart: tuple[float, float] | None = None
+    warning: str = ""
     stalled: float = 0.0
     other_protocol: int = 0
     own_refused: bool = False
@@ -102,7 +102,7 @@ def condition(signs: Signs) -> Condition:
     if not signs.peers and signs.other_protocol:
         speak = f"{counted(signs.other_protocol, 'peer')} that cannot be worked with: another version of the protocol"
         return Condition(State.ALONE, f"No peers but {speak}. Training alone.", _UPGRADE + signs.home + "` says which.")
-    more = _skipped(signs) + _little_signal(signs) + _by_heart(signs)
+    more = _skipped(signs) + _little_signal(signs) + signs.warning
     if not signs.peers:
         return Condition(State.ALONE, f"No peers: training alone, and looking for some.{more}", _ALONE)
     state, how = _REACHED[signs.reachability]
@@ -144,17 +144,6 @@ def _little_signal(signs: Signs) -> str:
     return (
         f" Only {with_signal} of the latest {groups} own groups had rewards that differ, and the others teach nothing: "
         "`ftis-node task check TASK --model MODEL` says what to change."
-    )
-
-
-def _by_heart(signs: Signs) -> str:
-    """A sentence where rows that are trained on are answered, and those held out are not; else nothing."""
-    if signs.by_heart is None:
-        return ""
-    reward, held_out = signs.by_heart
-    return (
-        f" It learns its rows by heart: its samples earn {reward:.2f} on them, and pass@1 is {held_out:.2f} on the "
-        "questions held out. Give the run more rows."
     )
 
 

@@ -303,9 +303,9 @@ class Node:
             return condition(Signs())
         down = self._transport.down_seconds()
         training = self._training
-        by_heart = training.evaluations.by_heart
+        warning = training.evaluations.warning
         parts = training.components
-        return condition(signs(parts, down, self._compute, training.sought, self._stalled(), self._names(), by_heart))
+        return condition(signs(parts, down, self._compute, training.sought, self._stalled(), self._names(), warning))
 
     def _stalled(self) -> float:
         """Seconds since the compute process's oldest unanswered request if that is too long, else 0."""

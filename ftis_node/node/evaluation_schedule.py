@@ -37,8 +37,7 @@ logger = logging.getLogger(__name__)
 class EvaluationSchedule:
     """Measures the time of evaluations and delays expensive ones.
 
-    curve: step and pass@1 of the latest. by_heart: at the latest, the reward of own samples and pass@1, if rows that
-    are trained on are answered so much better than those held out.
+    curve: step and pass@1 of the latest. warning: what the latest shows to be wrong, in sentences; empty if nothing.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -54,7 +53,8 @@ class EvaluationSchedule:
         self._questions = 0
         self._asked = 0  # parts so far
         self.curve: deque[tuple[int, float]] = deque(maxlen=CURVE)
-        self.by_heart: tuple[float, float] | None = None
+        self.warning = ""
+        self._before: tuple[float, float] | None = None  # pass@1 before training, and the low end of its interval
 
     def recall(self, metrics: Path) -> None:
         """Read the curve of earlier starts from their log."""
@@ -62,7 +62,7 @@ class EvaluationSchedule:
             if event["event"] == "started":
                 self.went_back(event["step"])
             else:
-                self.curve.append((event["step"], event["pass_at_1"]))
+                self._note(event["step"], event["pass_at_1"], event.get("low", 0.0))
 
     def went_back(self, step: int) -> None:
         """Drop the evaluations after this step, because the training continues from its checkpoint."""
@@ -106,14 +106,17 @@ class EvaluationSchedule:
             rule: that scored it; code may reward any form, and parts of an answer.
             rewards: mean ones of the latest own groups, whose rows are trained on.
         """
-        self.by_heart = None
+        self.warning = self._fallen(found)
         if len(rewards) >= ENOUGH_GROUPS and not rule.startswith(CODE) and fmean(rewards) - found.high >= BY_HEART:
-            self.by_heart = (fmean(rewards), found.pass_at_1)
+            self.warning += (
+                f" It learns its rows by heart: its samples earn {fmean(rewards):.2f} on them, and pass@1 is "
+                f"{found.pass_at_1:.2f} on the questions held out. Give the run more rows."
+            )
         logger.info("Step %d: pass@1 %.3f (format %.3f)", step, found.pass_at_1, found.formatted)
         formless = found.prompts and not found.formatted and not found.correct
         if self._began is None and formless and not rule.startswith(CODE):
             logger.warning(FORMLESS, found.prompts, FORMS[form_of(rule)].format("…"))
-        self.curve.append((step, found.pass_at_1))
+        self._note(step, found.pass_at_1, found.low)
         if self._began is None:
             self._began = self._clock()
         else:
@@ -122,6 +125,20 @@ class EvaluationSchedule:
         self._whole = found.seconds * parts
         self._besides = seconds - found.seconds
         self._questions = max(self._questions, found.prompts)
+
+    def _note(self, step: int, pass_at_1: float, low: float) -> None:
+        self.curve.append((step, pass_at_1))
+        if step == 0:
+            self._before = (pass_at_1, low)
+
+    def _fallen(self, found: Evaluation) -> str:
+        """A sentence where the model has become worse, beyond chance, than it was before training; else nothing."""
+        if self._before is None or found.high >= self._before[1]:
+            return ""
+        return (
+            f" pass@1 fell from {self._before[0]:.2f} before training to {found.pass_at_1:.2f}: "
+            "its steps are too large. Begin anew in another --home, with a third of the learning_rate."
+        )
 
     def parts(self) -> int:
         """Return into how many parts the questions are divided: evaluations ask one after another."""

@@ -129,12 +129,12 @@ def signs(
     sought: int,
     stalled: float,
     names: Mapping[str, str],
-    by_heart: tuple[float, float] | None,
+    warning: str,
 ) -> Signs:
     """The signs from which the node's condition follows.
 
     Args:
-        down, sought, stalled, by_heart: see `Signs`. names: of peers, as far as known.
+        down, sought, stalled, warning: see `Signs`. names: of peers, as far as known.
     """
     membership = parts.swarm.membership
     stepper = parts.stepper
@@ -160,7 +160,7 @@ def signs(
         idle_steps=stepper.idle_steps,
         signals=(len(maker.latest), sum(signal for _, signal in maker.latest)),
         pass_at_1=stepper.progress.pass_at_1,
-        by_heart=by_heart,
+        warning=warning,
         other_protocol=len(membership.majors),
         own_refused=maker.unsound,
         clock=membership.sessions.clock_difference(membership.active_view),
