@@ -20,10 +20,8 @@ from ftis_node.policy.generate.stream import Sampling, generate
 from ftis_node.policy.policy import Policy
 from ftis_node.swarm.admission import AdmissionContext, admit
 from ftis_node.swarm.identity import Identity
-from tests.support.small_models import PROMPTS, logprob_errors, policies, seeded
+from tests.support.small_models import KINDS, PROMPTS, logprob_errors, of_kind, seeded
 from tests.support.swarm import content, make_run
-
-POLICIES = policies()
 
 
 def ids_of(groups: Sequence[Sequence[Completion]]) -> list[list[list[int]]]:
@@ -47,7 +45,7 @@ def watched_forwards(policy: Policy) -> Iterator[list[tuple[int, int]]]:
 
 @pytest.mark.parametrize("greedy", [False, True])
 def test_ids_beyond_the_tokenizer_are_never_sampled(greedy: bool) -> None:
-    policy = POLICIES["padded"]
+    policy = of_kind("padded")
     logits = policy.model(input_ids=torch.tensor([PROMPTS[0]])).logits[0, -1]
     assert int(logits.argmax()) >= policy.vocabulary, "the padded rows are what this model likes best"
     sampling = Sampling(max_new_tokens=12, temperature=1.0, eos=(1,), greedy=greedy)
@@ -81,14 +79,14 @@ def test_a_completion_ends_at_its_first_eos_or_at_the_cap(
     seed: int, eos: set[int], cap: int, group: int, prompts: list[list[int]], batch: int, temperature: float
 ) -> None:
     sampling = Sampling(cap, temperature, tuple(sorted(eos)))
-    groups = generate(POLICIES["padded"], prompts, group=group, sampling=sampling, generator=seeded(seed), batch=batch)
+    groups = generate(of_kind("padded"), prompts, group=group, sampling=sampling, generator=seeded(seed), batch=batch)
     assert [len(completions) for completions in groups] == [group] * len(prompts)
     assert_well_ended(groups, sorted(eos), cap)
 
 
 @pytest.mark.parametrize(("batch", "together"), [(1, 1), (4, 1), (8, 2), (11, 2), (12, 3), (288, 4)])
 def test_a_batch_is_split_between_groups_and_never_inside_one(batch: int, together: int) -> None:
-    policy = replace(POLICIES["full"], native=False)  # decoded by modules, whose rows can be watched
+    policy = replace(of_kind("full"), native=False)  # decoded by modules, whose rows can be watched
     sampling = Sampling(max_new_tokens=6, temperature=1.0, eos=(1,), greedy=True)
     whole = generate(policy, PROMPTS, group=4, sampling=sampling)
     with watched_forwards(policy) as shapes:
@@ -98,9 +96,9 @@ def test_a_batch_is_split_between_groups_and_never_inside_one(batch: int, togeth
     assert max(rows for rows, tokens in shapes if tokens == 1) <= max(4, batch)
 
 
-@pytest.mark.parametrize(("batch", "kind"), [*((11, kind) for kind in POLICIES), (1, "lora"), (13, "padded")])
+@pytest.mark.parametrize(("batch", "kind"), [*((11, kind) for kind in KINDS), (1, "lora"), (13, "padded")])
 def test_waiting_rows_take_places_and_keep_their_seeds(batch: int, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    policy = POLICIES[kind]
+    policy = of_kind(kind)
     prompts = [[3 + row % 20, 4, *[5] * (row % 4)] for row in range(9)]
     sampling = Sampling(14, 1.5, (1, 2, 3))
     noise = noise_of(range(9), 4, 14)
@@ -128,7 +126,7 @@ def test_waiting_rows_take_places_and_keep_their_seeds(batch: int, kind: str, mo
 
 @pytest.mark.parametrize("native", [False, True])
 def test_a_prompt_is_read_once_for_its_whole_group(native: bool) -> None:
-    policy = replace(POLICIES["full"], native=native)
+    policy = replace(of_kind("full"), native=native)
     with watched_forwards(policy) as shapes:
         generate(policy, [[4, 5], [6, 7, 8]], group=16, sampling=Sampling(4, 1.0, (1,)), generator=seeded(6))
     assert shapes[0] == (2, 3)
@@ -136,13 +134,13 @@ def test_a_prompt_is_read_once_for_its_whole_group(native: bool) -> None:
 
 
 def test_no_prompts_give_no_groups() -> None:
-    assert generate(POLICIES["full"], [], group=4, sampling=Sampling(4, 1.0, (1,))) == []
+    assert generate(of_kind("full"), [], group=4, sampling=Sampling(4, 1.0, (1,))) == []
 
 
-@pytest.mark.parametrize("kind", POLICIES)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("eos", [(1,), (0, 1, 2, 3, 4, 5, 6, 7, 8)])
 def test_what_is_generated_is_admitted_by_others(kind: str, eos: tuple[int, ...]) -> None:
-    policy = POLICIES[kind]
+    policy = of_kind(kind)
     author = Identity(bytes(32)).author
     run = make_run(group=6, slots=8, completion_tokens=12, temperature=1.2, eos=eos, vocabulary=policy.vocabulary)
     context = AdmissionContext(run, prompt_digests(PROMPTS))
@@ -159,5 +157,5 @@ def test_what_is_generated_is_admitted_by_others(kind: str, eos: tuple[int, ...]
 
 def test_no_logprob_is_below_what_admission_allows_of_an_honest_sampler() -> None:
     sampling = Sampling(20, 3.0, (1,))
-    groups = generate(POLICIES["full"], [PROMPTS[0]], group=400, sampling=sampling, generator=seeded(1), batch=400)
+    groups = generate(of_kind("full"), [PROMPTS[0]], group=400, sampling=sampling, generator=seeded(1), batch=400)
     assert min(float(completion.logprobs.min()) for completion in groups[0]) > -(math.log(26) + 18)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,10 @@ from tests.support.daemons import Join
 from tests.support.learning import learn, pair
 from tests.support.swarm import make_run
 
-pytest.importorskip("reasoning_gym", reason="the extra reasoning-gym is not installed")
-pytestmark = pytest.mark.skipif(not can_lock_in(), reason="nothing locks scorers in here (landlock, seccomp, x86-64)")
+pytestmark = [
+    pytest.mark.skipif(find_spec("reasoning_gym") is None, reason="the extra reasoning-gym is not installed"),
+    pytest.mark.skipif(not can_lock_in(), reason="nothing locks scorers in here (landlock, seccomp, x86-64)"),
+]
 
 SLOW = pytest.mark.slow
 NAME = "reasoning-gym:letter_counting,gcd*2"

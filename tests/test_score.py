@@ -22,9 +22,8 @@ from ftis_node.policy.ready import ready
 from ftis_node.policy.score import completion_logprobs
 from tests.pretend.device import by_sequence
 from tests.support import small_models
-from tests.support.small_models import PROMPTS, logprobs_of, plain_logprobs, twin
+from tests.support.small_models import KINDS, PROMPTS, logprobs_of, of_kind, plain_logprobs, twin
 
-POLICIES = small_models.policies()
 COMPLETIONS = [np.array(ids, np.uint32) for ids in ([1], [4, 4, 9, 22, 1], [3, 0, 25, 8, 8, 8, 8, 1], [2, 3])]
 
 
@@ -56,12 +55,12 @@ ONE_TOKEN = [Prefixed([5, 9], [np.array([1]), np.array([3])]), Prefixed([4], [np
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5, 2.0])
-@pytest.mark.parametrize("kind", POLICIES)
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_prompt_shared_by_its_group_gives_a_plain_softmax_over_the_valid_vocabulary(
     kind: str, temperature: float
 ) -> None:
-    shared = POLICIES[kind]
-    apart = replace(twin(POLICIES[kind]), packed=False)
+    shared = of_kind(kind)
+    apart = replace(twin(of_kind(kind)), packed=False)
     assert shared.packed
     ours, entropy = completion_logprobs(shared, GROUPS, temperature)
     assert ours.dtype == torch.float32
@@ -73,10 +72,10 @@ def test_a_prompt_shared_by_its_group_gives_a_plain_softmax_over_the_valid_vocab
     assert_gradients_close(gradients(shared, ours), gradients(apart, plain))
 
 
-@pytest.mark.parametrize("kind", POLICIES)
+@pytest.mark.parametrize("kind", KINDS)
 def test_given_tokens_are_read_and_not_predicted(kind: str) -> None:
-    packed = POLICIES[kind]
-    padded = replace(twin(POLICIES[kind]), packed=False)
+    packed = of_kind(kind)
+    padded = replace(twin(of_kind(kind)), packed=False)
     where = [np.isin(np.arange(size), [1, 2, 4]) for size in (5, 7)]
     ids = [np.array([4, 4, 9, 22, 1, 8, 3][: len(given)]) for given in where]
     groups = [Prefixed([5, 9], [ids[0], np.array([3, 2])], [where[0], None]), Prefixed([7], [ids[1]], [where[1]])]
@@ -90,7 +89,7 @@ def test_given_tokens_are_read_and_not_predicted(kind: str) -> None:
 
 
 def test_groups_of_one_token_completions_only_can_be_scored() -> None:
-    policy = POLICIES["full"]
+    policy = of_kind("full")
     plain = plain_logprobs(policy, [[5, 9], [5, 9], [4]], [[1], [3], [2]], 1.0)
     torch.testing.assert_close(completion_logprobs(policy, ONE_TOKEN, 1.0)[0], plain, atol=2e-5, rtol=1e-5)
 
@@ -106,7 +105,7 @@ def in_blocks(monkeypatch: pytest.MonkeyPatch, tokens: int, columns: int, kept: 
 def test_the_entropy_is_that_of_what_each_token_was_drawn_from(
     block: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    policy = POLICIES["padded"]
+    policy = of_kind("padded")
     in_blocks(monkeypatch, *block)
     entropy = completion_logprobs(policy, [Prefixed([5, 9], [np.array([4, 4, 9])])], 0.7)[1]
     with torch.no_grad():
@@ -202,7 +201,7 @@ def test_a_model_that_cannot_be_scored_is_refused_with_a_sentence() -> None:
 def test_the_blocks_of_the_logits_do_not_matter(
     tokens: int, columns: int, kept: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    policy = POLICIES["padded"]
+    policy = of_kind("padded")
     whole = logprobs_of(policy, PROMPTS, COMPLETIONS, 0.5)
     expected = gradients(policy, whole)
     in_blocks(monkeypatch, tokens, columns, kept)
@@ -231,7 +230,7 @@ samples = st.tuples(
 @settings(max_examples=30)
 @given(st.lists(samples, min_size=1, max_size=6), st.randoms(use_true_random=False))
 def test_a_sample_scores_the_same_alone_and_in_any_company(batch: list[tuple[list[int], list[int]]], rng: Any) -> None:
-    policy = POLICIES["padded"]
+    policy = of_kind("padded")
 
     def scored(chosen: list[tuple[list[int], list[int]]]) -> list[Tensor]:
         with torch.no_grad():

@@ -75,14 +75,19 @@ def tiny_policy(*, seed: int = 0, lora: bool = False, tokenizer: Any = None, **c
     return ready(Policy("tiny-random", model, tokenizer, torch.device("cpu")))
 
 
-def policies() -> dict[str, Policy]:
-    """One of each kind that scoring and sampling tell apart."""
-    return {
-        "full": tiny_policy(),
-        "padded": tiny_policy(vocab_size=40),
-        "tied": tiny_policy(vocab_size=40, tie_word_embeddings=True),
-        "lora": tiny_policy(vocab_size=40, lora=True),
-    }
+# One of each kind that scoring and sampling tell apart: what it has.
+KINDS: dict[str, dict[str, Any]] = {
+    "full": {},
+    "padded": {"vocab_size": 40},
+    "tied": {"vocab_size": 40, "tie_word_embeddings": True},
+    "lora": {"vocab_size": 40, "lora": True},
+}
+
+
+@cache
+def of_kind(kind: str) -> Policy:
+    """Made when it is first asked for: each process that collects tests would make all."""
+    return tiny_policy(**KINDS[kind])
 
 
 def twin(policy: Policy) -> Policy:
