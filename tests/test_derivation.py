@@ -201,7 +201,7 @@ REWARDS = st.sampled_from([0.0, 0.25, 0.5, 1.0])
 groups = st.lists(st.tuples(REWARDS, st.floats(0, 10)), min_size=2, max_size=9)
 
 
-@settings(max_examples=500)
+@settings(max_examples=200)
 @given(groups)
 def test_no_comparison_above_the_mean_is_turned_and_a_push_upwards_is_left(group: list[tuple[float, float]]) -> None:
     rewards, divergences = map(list, zip(*group, strict=True))
