@@ -157,7 +157,7 @@ async def test_row_42_the_parts_of_a_node_age_by_that_clock(tmp_path: Path, monk
 
 
 def stored(path: Path, quota: int = 1 << 30) -> PacketStore:
-    return PacketStore(path / "store.sqlite", RUN.id, quota, first_round=0)
+    return PacketStore(path / "store.sqlite", RUN.id, quota, clock=lambda: 0)
 
 
 def set_clock(monkeypatch: pytest.MonkeyPatch, by: float) -> None:

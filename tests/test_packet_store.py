@@ -36,7 +36,7 @@ while True:
 
 
 def opened(path: Path, run_id: bytes = RUN.id, quota: int = ROOMY) -> PacketStore:
-    return PacketStore(path / "store.sqlite", run_id, quota, first_round=0)
+    return PacketStore(path / "store.sqlite", run_id, quota, clock=lambda: 0)
 
 
 def made(author: bytes, round: int, slot: int = 0) -> tuple[Group, bytes]:
@@ -103,7 +103,7 @@ def test_what_was_stored_and_what_became_of_it_is_known_also_after_a_restart(tmp
 
 @given(round=st.integers(0, 2**64 - 1), other=st.integers(0, 2**64 - 1), slot=st.integers(0, 2**32 - 1))
 def test_a_round_may_be_any_number_that_can_be_signed(round: int, other: int, slot: int) -> None:
-    store = PacketStore(Path(":memory:"), RUN.id, ROOMY, first_round=0)
+    store = PacketStore(Path(":memory:"), RUN.id, ROOMY, clock=lambda: 0)
     store.settle([(ALICE, round, slot)], "refused")
     store.add([made(BOB, round)[0]], own=False)
     assert store.seen(ALICE, round, slot) and store.seen(BOB, round, 0)

@@ -111,7 +111,7 @@ class Participant:
             max_age = announced_age(run, self.settings.max_age)
         clock = asyncio.get_running_loop().time
         context = AdmissionContext(run=run, prompt_digests=opened.prompt_digests)
-        store = PacketStore(Path(":memory:"), run.id, STORE_BYTES, first_round=first_round)
+        store = PacketStore(Path(":memory:"), run.id, STORE_BYTES, clock=lambda: first_round)
         self.swarm = MemorySwarm(
             network,
             self._identity.author,

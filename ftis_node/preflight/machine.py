@@ -111,15 +111,10 @@ def torch_(case: Case) -> Findings:
     with warnings.catch_warnings(record=True) as said:  # torch warns of a driver that is too old
         warnings.simplefilter("always")
         usable = torch.cuda.is_available()
-    if case.settings.devices[0] != "cpu":
-        if usable and hip is not None:
-            text = "ROCm is untested: the node takes such a GPU for a CUDA device, and nothing else is made for it."
-            yield warn(f"{seen}. {text}", "Try it, and say how it went; or use --device cpu.")
-            return
-        if torch.backends.mps.is_available():
-            text = "MPS is untested, and no node uses it: the CPU trains."
-            yield warn(f"{seen}. {text}", "Name the CPU with --device cpu to be sure.")
-            return
+    if usable and hip and case.settings.devices[0] != "cpu":
+        text = "ROCm is untested: the node takes such a GPU for a CUDA device, and nothing else is made for it."
+        yield warn(f"{seen}. {text}", "Try it, and say how it went; or use --device cpu.")
+        return
     wanted = case.settings.device.startswith("cuda")
     if usable or (not _NVIDIA.exists() and not wanted):
         yield ok(f"{seen}.")

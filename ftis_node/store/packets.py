@@ -56,15 +56,13 @@ class RoundNumbers:
     number inside an interval is passed over to the interval's end, so none is given twice, however the clock is set.
     """
 
-    def __init__(self, db: sqlite3.Connection, run_id: bytes, first: int | None, clock: Callable[[], int]) -> None:
+    def __init__(self, db: sqlite3.Connection, run_id: bytes, clock: Callable[[], int]) -> None:
         """
         Args:
-            first: count from here, whatever the time; None: near the clock.
             clock: milliseconds since 1970.
         """
         self._db = db
         self._run = run_id
-        self._first = first
         self._clock = clock
 
     def upcoming(self) -> int:
@@ -92,18 +90,11 @@ class RoundNumbers:
 
     def _near(self) -> int:
         """Where counting goes on, or begins anew."""
-        if self._first is None:
-            begin = self._clock()
-            low = begin - BEHIND_MS
-            high = begin + AHEAD_MS
-        else:
-            begin = self._first
-            low = 0
-            high = (1 << 63) - 1
+        now = self._clock()
         query = "SELECT max(next) FROM used_rounds WHERE run = ? AND next BETWEEN ? AND ?"
-        (found,) = self._db.execute(query, (self._run, low, high)).fetchone()
+        (found,) = self._db.execute(query, (self._run, now - BEHIND_MS, now + AHEAD_MS)).fetchone()
         if found is None:
-            return begin
+            return now
         return int(found)
 
 
@@ -115,14 +106,12 @@ class PacketStore:
         path: Path,
         run_id: bytes,
         quota_bytes: int,
-        first_round: int | None = None,
         clock: Callable[[], int] = milliseconds,
     ) -> None:
         """
         Args:
-            first_round: count this run's rounds from here, whatever the time. By default they are numbered near
-            `clock`, so that a key whose store was lost does not contradict what it once announced.
-            clock: milliseconds since 1970.
+            clock: milliseconds since 1970. Rounds are numbered near it, so that a key whose store was lost does not
+            contradict what it once announced.
 
         Raises:
             UserError: the database cannot be opened, is damaged, or its schema is not known.
@@ -131,7 +120,7 @@ class PacketStore:
         self.quota_bytes = quota_bytes
         try:
             self._db = sqlite3.connect(path, isolation_level=None)
-            self._rounds = RoundNumbers(self._db, run_id, first_round, clock)
+            self._rounds = RoundNumbers(self._db, run_id, clock)
             self._bytes = 0
             check_schema(self._db, path)
             self._db.execute("PRAGMA auto_vacuum = INCREMENTAL")  # for a new file

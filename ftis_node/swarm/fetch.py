@@ -9,8 +9,8 @@ from google.protobuf.message import DecodeError
 
 from ftis_node.errors import brief
 from ftis_node.packet import packet_digest
-from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.deadline import Deadline
+from ftis_node.swarm.ftis_pb2 import FetchChunk, FetchRequest
 from ftis_node.swarm.known import Target
 from ftis_node.swarm.limits import OWN
 from ftis_node.swarm.traffic import Traffic
@@ -48,15 +48,13 @@ class Uploads:
         self._slots = asyncio.Semaphore(UPLOADS)
         self._kept_free = asyncio.Semaphore(UPLOADS)
 
-    async def serve(
-        self, request: ftis_pb2.FetchRequest, peer: bytes, *, may: bool = True
-    ) -> AsyncIterator[ftis_pb2.FetchChunk]:
+    async def serve(self, request: FetchRequest, peer: bytes, *, may: bool = True) -> AsyncIterator[FetchChunk]:
         """Answer the requested digests in order, up to 64. may: whether this peer gets packets at all."""
         self.traffic.received[peer] += request.ByteSize()
         digests = [digest for digest in request.digests[: OWN.digests] if len(digest) == DIGEST_BYTES]
         if peer in self._active or not may:
             for digest in digests:
-                yield ftis_pb2.FetchChunk(digest=digest, status=ftis_pb2.FetchChunk.BUSY)
+                yield FetchChunk(digest=digest, status=FetchChunk.BUSY)
             return
         self._active.add(peer)  # before the wait: a peer must not stand in the queue more than once
         slot = _Slot(self._kept_free if self.traffic.recorded(peer) else self._slots)
@@ -66,11 +64,11 @@ class Uploads:
                 delay = self.traffic.delay()
                 body = self.body(digest)
                 if slot.lost or delay > BUSY_AFTER:
-                    yield ftis_pb2.FetchChunk(digest=digest, status=ftis_pb2.FetchChunk.BUSY)
+                    yield FetchChunk(digest=digest, status=FetchChunk.BUSY)
                     continue
-                chunk = ftis_pb2.FetchChunk(digest=digest, status=ftis_pb2.FetchChunk.GONE)
+                chunk = FetchChunk(digest=digest, status=FetchChunk.GONE)
                 if body is not None:
-                    chunk.status = ftis_pb2.FetchChunk.HERE
+                    chunk.status = FetchChunk.HERE
                     chunk.packet = body
                 size = chunk.ByteSize()
                 self.traffic.send(peer, size)
@@ -114,7 +112,7 @@ class _Slot:
 
 async def fetch(
     transport: Transport, holder: bytes, targets: Sequence[Target], traffic: Traffic
-) -> AsyncIterator[tuple[Target, ftis_pb2.FetchChunk]]:
+) -> AsyncIterator[tuple[Target, FetchChunk]]:
     """Fetch packets from one holder; yield each target with its answer. A packet that is HERE has the size and sha256
     that the author signed.
 
@@ -123,7 +121,7 @@ async def fetch(
             answers yielded before stay valid.
     """
     open_targets = {target.ref.digest: target for target in targets}
-    request = ftis_pb2.FetchRequest(digests=list(open_targets))
+    request = FetchRequest(digests=list(open_targets))
     received = asyncio.Event()
     try:
         stream = await asyncio.wait_for(transport.fetch(holder, _ask(request, received)), OPEN_SECONDS)
@@ -143,7 +141,7 @@ async def fetch(
             if target is None:
                 raise HolderLie("sent a packet that was not asked for")
             as_signed = len(chunk.packet) == target.ref.size and packet_digest(chunk.packet) == chunk.digest
-            if chunk.status == ftis_pb2.FetchChunk.HERE and not as_signed:
+            if chunk.status == FetchChunk.HERE and not as_signed:
                 raise HolderLie("sent other bytes than the author signed")
             yield target, chunk
     finally:
@@ -152,13 +150,13 @@ async def fetch(
             await stream.aclose()
 
 
-async def _ask(request: ftis_pb2.FetchRequest, received: asyncio.Event) -> AsyncIterator[ftis_pb2.FetchRequest]:
+async def _ask(request: FetchRequest, received: asyncio.Event) -> AsyncIterator[FetchRequest]:
     """Send the request, then keep this side open until everything was received."""
     yield request
     await received.wait()
 
 
-async def _next(stream: AsyncIterator[ftis_pb2.FetchChunk], timeout: float) -> ftis_pb2.FetchChunk:
+async def _next(stream: AsyncIterator[FetchChunk], timeout: float) -> FetchChunk:
     """Return the next answer. An early end, silence and errors are all the holder's fault."""
     try:
         async with asyncio.timeout(timeout):

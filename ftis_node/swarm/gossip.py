@@ -9,9 +9,9 @@ from typing import TypeAlias
 
 from ftis_node.config.run import Run
 from ftis_node.host.clocks import unix_seconds
-from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.announcement import Announcement, decode_announcement, teaches
 from ftis_node.swarm.common_rows import Answered
+from ftis_node.swarm.ftis_pb2 import Entry, ExchangeRequest, ExchangeResponse, Mention
 from ftis_node.swarm.identity import OfPeer
 from ftis_node.swarm.known import Known, Outcome, announcement_id
 from ftis_node.swarm.limits import OWN, Bounded, Budgets, Limits
@@ -37,7 +37,7 @@ ASKED_SECONDS = 5.0  # after a request to one peer, requests to others for the s
 # `issued_at` only prevents replays; freshness is the age, which needs no common clock.
 REPLAY_FENCE = 3 * 3600.0
 
-Message: TypeAlias = ftis_pb2.ExchangeRequest | ftis_pb2.ExchangeResponse
+Message: TypeAlias = ExchangeRequest | ExchangeResponse
 
 
 @dataclass(eq=False)
@@ -99,9 +99,9 @@ class Gossip:
             known.done = known.every
         return known
 
-    def ask(self, peer: bytes, limits: Limits = OWN) -> ftis_pb2.ExchangeRequest:
+    def ask(self, peer: bytes, limits: Limits = OWN) -> ExchangeRequest:
         """Open an exchange: announce what `peer` may not know; request what `peer` mentioned and this node lacks."""
-        request = ftis_pb2.ExchangeRequest(wanted=self._want(peer, limits, reserve=True))
+        request = ExchangeRequest(wanted=self._want(peer, limits, reserve=True))
         session = self.sessions[peer]
         session.ask_again(request)
         session.asked = self.table.clock()
@@ -109,7 +109,7 @@ class Gossip:
         session.request = _told(request)
         return request
 
-    def answer(self, request: ftis_pb2.ExchangeRequest, peer: bytes, limits: Limits = OWN) -> ftis_pb2.ExchangeResponse:
+    def answer(self, request: ExchangeRequest, peer: bytes, limits: Limits = OWN) -> ExchangeResponse:
         """Process a peer's request and answer it, with nothing if there is no room. Of an observer's, only what it asks
         for is read."""
         session = self.sessions[peer]
@@ -123,7 +123,7 @@ class Gossip:
         if not request.again:  # it has read what it was asked for, and gives it now or mentions it again
             for id in owed:
                 session.lacking.pop(id, None)
-        answer = ftis_pb2.ExchangeResponse()
+        answer = ExchangeResponse()
         given = self._give(request.wanted, peer, limits)
         if not session.observer:
             answer.again = self._hear(request, peer, len(owed))
@@ -140,8 +140,8 @@ class Gossip:
         return answer
 
     def take(
-        self, request: ftis_pb2.ExchangeRequest, answer: ftis_pb2.ExchangeResponse, peer: bytes, limits: Limits = OWN
-    ) -> ftis_pb2.ExchangeRequest | None:
+        self, request: ExchangeRequest, answer: ExchangeResponse, peer: bytes, limits: Limits = OWN
+    ) -> ExchangeRequest | None:
         """Process an answer; return the next request, or None when the exchange is complete."""
         session = self.sessions[peer]
         if answer.again:
@@ -151,14 +151,14 @@ class Gossip:
         session.missed |= self._hear(answer, peer, len(request.wanted))
         self._ask_others(request)
         entries = self._give(answer.wanted, peer, limits)
-        further = ftis_pb2.ExchangeRequest(entries=entries, wanted=self._want(peer, limits, reserve=True))
+        further = ExchangeRequest(entries=entries, wanted=self._want(peer, limits, reserve=True))
         session.request = _told(further)
         if not further.entries and not further.wanted:
             return None
         session.ask_again(further)
         return further
 
-    def unsent(self, request: ftis_pb2.ExchangeRequest, peer: bytes) -> None:
+    def unsent(self, request: ExchangeRequest, peer: bytes) -> None:
         """Undo the latest request, which was not sent, or may not have arrived: its contents count as unknown to the
         peer."""
         self._ask_others(request)
@@ -167,7 +167,7 @@ class Gossip:
         session.forgot |= request.again and not request.latest
         self._take_back(peer, session.request)
 
-    def failed(self, request: ftis_pb2.ExchangeRequest, peer: bytes) -> None:
+    def failed(self, request: ExchangeRequest, peer: bytes) -> None:
         """Note that no answer came. It may have been lost, so the next exchange asks for it again."""
         self.unsent(request, peer)
         self.sessions[peer].missed = True
@@ -190,11 +190,11 @@ class Gossip:
         for known in self.table.sample(limits.mentions, peer):
             self.table.tell(peer, known)
             age = math.ceil(self.table.clock() - known.born)
-            message.mentions.append(ftis_pb2.Mention(id=known.id, held=_held(known), age=max(1, age)))
+            message.mentions.append(Mention(id=known.id, held=_held(known), age=max(1, age)))
 
-    def _give(self, wanted: Iterable[int], peer: bytes, limits: Limits) -> list[ftis_pb2.Entry]:
+    def _give(self, wanted: Iterable[int], peer: bytes, limits: Limits) -> list[Entry]:
         """The wanted announcements for which there is room."""
-        given: list[ftis_pb2.Entry] = []
+        given: list[Entry] = []
         size = 0
         for known in filter(None, map(self.table.find, dict.fromkeys(islice(wanted, limits.entries)))):
             size += known.length
@@ -204,11 +204,11 @@ class Gossip:
                 given.append(self._entry(known, peer))
         return given
 
-    def _entry(self, known: Known, peer: bytes) -> ftis_pb2.Entry:
+    def _entry(self, known: Known, peer: bytes) -> Entry:
         self.table.tell(peer, known)
         age = self.table.clock() - known.born
         data = known.announcement.encode()
-        return ftis_pb2.Entry(announcement=data, age_ms=max(0, int(age * 1000)), held=_held(known))
+        return Entry(announcement=data, age_ms=max(0, int(age * 1000)), held=_held(known))
 
     def _want(self, peer: bytes, limits: Limits, *, reserve: bool) -> list[int]:
         """Ids that `peer` mentioned, that this node still lacks and requests from no other peer.
@@ -241,7 +241,7 @@ class Gossip:
             self._open = len(self.table.open_ones())
         return self._open >= self.enough
 
-    def _ask_others(self, request: ftis_pb2.ExchangeRequest) -> None:
+    def _ask_others(self, request: ExchangeRequest) -> None:
         """End the reservation of requested ids that did not come, so that other peers are asked."""
         self._asked.update(dict.fromkeys(self._asked.keys() & set(request.wanted), self.table.clock()))
 
@@ -270,7 +270,7 @@ class Gossip:
             self.news()
         return left
 
-    def _note(self, mention: ftis_pb2.Mention, peer: bytes) -> bool:
+    def _note(self, mention: Mention, peer: bytes) -> bool:
         """Process a mention. Return whether it names a new holder of a wanted packet."""
         known = self.table.find(mention.id)
         held = self._mask(mention.held)
@@ -286,7 +286,7 @@ class Gossip:
             session.lacking.setdefault(mention.id, Lacking(held, born))
         return False
 
-    def _merge(self, entry: ftis_pb2.Entry, first_sender: bytes) -> Outcome:
+    def _merge(self, entry: Entry, first_sender: bytes) -> Outcome:
         id = announcement_id(entry.announcement)
         self._asked.pop(id, None)
         known = self.table.find(id)
@@ -309,7 +309,7 @@ class Gossip:
             self._dealt.setdefault(id, None)
         return outcome
 
-    def _read(self, entry: ftis_pb2.Entry, first_sender: bytes) -> Outcome:
+    def _read(self, entry: Entry, first_sender: bytes) -> Outcome:
         age = entry.age_ms / 1000
         try:
             announcement = self.decode(entry.announcement, max_packets=self.run.slots)

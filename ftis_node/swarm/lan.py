@@ -99,8 +99,7 @@ class Lan:
         self._stack.push_async_callback(zeroconf.async_close)
         engine = zeroconf.zeroconf.engine  # each of its sockets would else hear what comes in by other interfaces
         for one in filter(None, (engine._listen_socket, *engine._respond_sockets)):
-            if hasattr(socket, "SO_BINDTODEVICE"):  # Linux
-                one.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, name.encode())
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, name.encode())
         browser = AsyncServiceBrowser(zeroconf.zeroconf, SERVICE, handlers=[functools.partial(self._noticed, own)])
         self._stack.push_async_callback(browser.async_cancel)
         self._open.append((zeroconf, own))

@@ -13,9 +13,10 @@ from typing import TypeAlias
 
 from ftis_node.config.run import RunFile, run_file_as_json
 from ftis_node.host.clocks import boot_seconds
-from ftis_node.swarm import ftis_pb2, handshake
+from ftis_node.swarm import handshake
 from ftis_node.swarm.address_book import ADDRESSES_TOLD, PASSIVE_VIEW_MAX, PEERS_IN_A_HANDSHAKE, AddressBook
 from ftis_node.swarm.addresses import host_of, is_plain, is_relayed, network_of, peer_at, ranked, varied
+from ftis_node.swarm.ftis_pb2 import ExchangeResponse, Handshake
 from ftis_node.swarm.handshake import (
     HANDSHAKE_SECONDS,
     MAX_ADDRESSES,
@@ -46,7 +47,7 @@ GIVE_UP_AFTER = 3
 GIVE_UP_SECONDS = 8.0
 HALF_DEAD_AFTER = 2  # unanswered greetings in a row
 
-Introducing: TypeAlias = ftis_pb2.Handshake | ftis_pb2.ExchangeResponse
+Introducing: TypeAlias = Handshake | ExchangeResponse
 
 logger = logging.getLogger(__name__)
 
@@ -203,7 +204,7 @@ class Membership:
             # p2pd may keep a dead connection on which nothing arrives any more; without it, p2pd dials again.
             await self.transport.disconnect(peer)
 
-    def _why_no_peer(self, answer: ftis_pb2.Handshake, peer: bytes) -> str | None:
+    def _why_no_peer(self, answer: Handshake, peer: bytes) -> str | None:
         """Return why a peer that answered a greeting cannot be one of this node's, or None."""
         if answer.major != PROTOCOL_MAJOR:
             return self._other_protocol(peer, answer.major)
@@ -229,7 +230,7 @@ class Membership:
             return await self.transport.neighbours()
         return {}
 
-    def on_handshake(self, request: ftis_pb2.Handshake, peer: bytes) -> ftis_pb2.Handshake:
+    def on_handshake(self, request: Handshake, peer: bytes) -> Handshake:
         """Answer a handshake; a peer of the same run and major version enters the view.
 
         In a private run a stranger gets a refusal and nothing else, not even the run's id.
@@ -241,7 +242,7 @@ class Membership:
             del answer.addresses[:]
         why = self.roster.at_the_door(request, answer, peer)
         if why is not None:
-            answer = ftis_pb2.Handshake(major=PROTOCOL_MAJOR, minor=PROTOCOL_MINOR, refusal=why)
+            answer = Handshake(major=PROTOCOL_MAJOR, minor=PROTOCOL_MINOR, refusal=why)
             answer.removal = self.roster.removal_for(peer)
             if request.run_id:
                 self._refuse(peer, why)
@@ -253,11 +254,11 @@ class Membership:
         elif room:
             self._tell_run(request, answer)
         else:
-            answer = ftis_pb2.Handshake(major=PROTOCOL_MAJOR, minor=PROTOCOL_MINOR)
+            answer = Handshake(major=PROTOCOL_MAJOR, minor=PROTOCOL_MINOR)
         self.traffic.answer(peer, answer.ByteSize())
         return answer
 
-    def _take_caller(self, request: ftis_pb2.Handshake, answer: ftis_pb2.Handshake, peer: bytes, named: int) -> None:
+    def _take_caller(self, request: Handshake, answer: Handshake, peer: bytes, named: int) -> None:
         """Admit a caller of this run, and name so many peers to it; refuse one of another."""
         if request.run_id == self.run_file.run.id:
             self._admit(peer, request, found=False)
@@ -270,7 +271,7 @@ class Membership:
             answer.refusal += ", which has another tokenizer"
         self._refuse(peer, f"it is in another run, {theirs}")
 
-    def _tell_run(self, question: ftis_pb2.Handshake, answer: ftis_pb2.Handshake) -> None:
+    def _tell_run(self, question: Handshake, answer: Handshake) -> None:
         """Answer the question for this run, and where a peer is."""
         answer.run_file = self._run_text
         sought = self.active_view.get(question.whereabouts)
@@ -346,7 +347,7 @@ class Membership:
         came = [peer.addresses for peer in self.active_view.values() if not peer.found]
         self.addresses.save(found, came, elsewhere)
 
-    def _hello(self) -> ftis_pb2.Handshake:
+    def _hello(self) -> Handshake:
         hello = greeting(self.run_file.run, [] if self.observing else self.own_addresses)
         hello.observer = self.observing
         hello.certificates = self.roster.own_chain
@@ -354,7 +355,7 @@ class Membership:
             hello.places.append(self._places.signed_own(self._near_addresses))
         return hello
 
-    def _admit(self, peer: bytes, hello: ftis_pb2.Handshake, *, found: bool, links: Sequence[str] = ()) -> None:
+    def _admit(self, peer: bytes, hello: Handshake, *, found: bool, links: Sequence[str] = ()) -> None:
         self.refused.pop(peer, None)
         self.majors.pop(peer, None)
         session = self.sessions.begin(peer, OWN.shared_with(hello.limits), observer=hello.observer)

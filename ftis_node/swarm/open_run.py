@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 
-from ftis_node.swarm import ftis_pb2
+from ftis_node.swarm.ftis_pb2 import Handshake
 
 
 class OpenRun:
@@ -40,7 +40,7 @@ class OpenRun:
         """Take what a peer shows of itself; return why the peer is refused, or None."""
         return None
 
-    def at_the_door(self, request: ftis_pb2.Handshake, answer: ftis_pb2.Handshake, peer: bytes) -> str | None:
+    def at_the_door(self, request: Handshake, answer: Handshake, peer: bytes) -> str | None:
         """Return why a caller is refused, or None. A member's new certificate goes into the answer."""
         return None
 

@@ -14,11 +14,11 @@ from ftis_node.config.run import Run
 from ftis_node.host.clocks import thread_seconds
 from ftis_node.packet import SHORT_DIGEST_BYTES, Group
 from ftis_node.store.packets import PacketStore
-from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.admission import AdmissionContext, Reason, Rejection, admit
 from ftis_node.swarm.announcement import Announcement
 from ftis_node.swarm.deadline import Deadline
 from ftis_node.swarm.fetch import HolderFault, HolderLie, Uploads, fetch
+from ftis_node.swarm.ftis_pb2 import FetchChunk
 from ftis_node.swarm.identity import peer_id
 from ftis_node.swarm.known import Arrival, Known, Target
 from ftis_node.swarm.limits import OWN
@@ -177,7 +177,7 @@ class Pulling:
             async for target, chunk in fetch(self.transport, holder, left.copy(), self.traffic):
                 patience.put_off(SLOW_SECONDS)
                 group = None
-                if chunk.status == ftis_pb2.FetchChunk.HERE:
+                if chunk.status == FetchChunk.HERE:
                     brought = True
                     self.reputation.delivered(holder)
                     group = self._admit(target, chunk.packet)
@@ -205,9 +205,9 @@ class Pulling:
             await self._hand_over(arrived, left)
         return complete
 
-    def _lacked(self, holder: bytes, target: Target, chunk: ftis_pb2.FetchChunk) -> None:
+    def _lacked(self, holder: bytes, target: Target, chunk: FetchChunk) -> None:
         """Note that a holder has no packet to give now: it is busy, or has it no more."""
-        if chunk.status == ftis_pb2.FetchChunk.GONE:
+        if chunk.status == FetchChunk.GONE:
             target.known.held_no_more(holder, target.index)
             self.reputation.faked(holder)
         else:

@@ -18,8 +18,8 @@ import msgspec
 from ftis_node.errors import UsageError, UserError
 from ftis_node.host.clocks import Clock, boot_seconds, unix_seconds
 from ftis_node.host.files import replace_bytes
-from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.certificates import Certificate, Chain, MembersBook, Removal, decode, encode
+from ftis_node.swarm.ftis_pb2 import Handshake
 from ftis_node.swarm.handshake import PROTOCOL_MAJOR, plain, polite_refusal
 from ftis_node.swarm.identity import Identity, author_of, is_author, peer_id
 from ftis_node.swarm.invitation import Invitation, read
@@ -136,7 +136,7 @@ class Roster(OpenRun):
         refused = self.book.why_no_member(peer, self._clock())
         return refused and (why or refused)
 
-    def at_the_door(self, request: ftis_pb2.Handshake, answer: ftis_pb2.Handshake, peer: bytes) -> str | None:
+    def at_the_door(self, request: Handshake, answer: Handshake, peer: bytes) -> str | None:
         """Return why a caller is refused, or None. A member's new certificate goes into the answer."""
         if request.major != PROTOCOL_MAJOR:
             return polite_refusal(request.major)
@@ -192,7 +192,7 @@ class Roster(OpenRun):
             return f"this node has invited {RECORDS_MAX} members, and nodes remember no more of one inviter"
         return None
 
-    def _take_ticket(self, request: ftis_pb2.Handshake, answer: ftis_pb2.Handshake, peer: bytes) -> str | None:
+    def _take_ticket(self, request: Handshake, answer: Handshake, peer: bytes) -> str | None:
         """Return why a caller's invitation is refused, or None. With the run's id, not only a question, it is used."""
         if not self._checks.take(peer):
             return "too many invitations were to be checked; try again later"

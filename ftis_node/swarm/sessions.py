@@ -4,7 +4,7 @@ from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 
 from ftis_node.host.clocks import boot_seconds, unix_seconds
-from ftis_node.swarm import ftis_pb2
+from ftis_node.swarm.ftis_pb2 import ExchangeRequest
 from ftis_node.swarm.limits import Bounded, Limits
 
 SESSIONS_MAX = 256
@@ -66,7 +66,7 @@ class Session:
         if 0 < time < LATEST:
             self.started = time - boot_seconds()
 
-    def ask_again(self, request: ftis_pb2.ExchangeRequest) -> None:
+    def ask_again(self, request: ExchangeRequest) -> None:
         """Ask in a request for what is to be told again: all announcements, or what the latest answer held."""
         everything = self.forgot and not self.lacking
         request.again = self.missed or everything

@@ -12,10 +12,10 @@ from typing import Any
 from ftis_node.config.run import RunFile
 from ftis_node.host.clocks import boot_seconds, unix_seconds
 from ftis_node.host.loops import end, forever
-from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.address_book import ADDRESSES_TOLD, LAN
 from ftis_node.swarm.announcement import Announcement, PacketRef, announce, decode_announcement
 from ftis_node.swarm.chronicle import Chronicle
+from ftis_node.swarm.ftis_pb2 import ExchangeRequest, ExchangeResponse, FetchChunk, FetchRequest, Handshake
 from ftis_node.swarm.gossip import Gossip, Message
 from ftis_node.swarm.identity import Identity, peer_id
 from ftis_node.swarm.limits import OWN, Budgets
@@ -268,7 +268,7 @@ class Swarm:
             self._cutting[peer] = task
             task.add_done_callback(lambda _: self._cutting.pop(peer, None))
 
-    async def on_handshake(self, request: ftis_pb2.Handshake, peer: bytes) -> ftis_pb2.Handshake:
+    async def on_handshake(self, request: Handshake, peer: bytes) -> Handshake:
         known = peer in self.membership.active_view
         answer = self.membership.on_handshake(request, peer)
         self.gossip.table.forget_peer(peer)
@@ -277,11 +277,11 @@ class Swarm:
             self._to_greet.set()  # this also saves it in the cache for the next start
         return answer
 
-    async def on_exchange(self, request: ftis_pb2.ExchangeRequest, peer: bytes) -> ftis_pb2.ExchangeResponse:
+    async def on_exchange(self, request: ExchangeRequest, peer: bytes) -> ExchangeResponse:
         self.traffic.received[peer] += request.ByteSize()
         limits = self.membership.limits(peer)
         if limits is None:
-            return ftis_pb2.ExchangeResponse(stranger=True)
+            return ExchangeResponse(stranger=True)
         self._greet_if(not self._settled() and self.membership.addresses.called(peer))
         left = self._hear(request, peer)
         limits = limits.within(self.traffic.room(peer))
@@ -293,7 +293,7 @@ class Swarm:
         self.traffic.answer(peer, answer.ByteSize())
         return answer
 
-    async def on_fetch(self, request: ftis_pb2.FetchRequest, peer: bytes) -> AsyncIterator[ftis_pb2.FetchChunk]:
+    async def on_fetch(self, request: FetchRequest, peer: bytes) -> AsyncIterator[FetchChunk]:
         # A stranger's next exchange gets that answer.
         may = self.membership.limits(peer) is not None and not self.membership.sessions[peer].observer
         async for chunk in self.pulling.uploads.serve(request, peer, may=may):
@@ -348,7 +348,7 @@ class Swarm:
             request = further
         self.gossip.unsent(request, peer)
 
-    async def _call(self, peer: bytes, request: ftis_pb2.ExchangeRequest) -> ftis_pb2.ExchangeResponse | None:
+    async def _call(self, peer: bytes, request: ExchangeRequest) -> ExchangeResponse | None:
         """Return a peer's answer; None if there was none or the peer does not know this node."""
         self.traffic.ask(peer, request.ByteSize())
         try:

@@ -43,7 +43,7 @@ _LONGEST: Mapping[str, int] = {"math": ANSWER_CHARACTERS, "regex": TEXT_CHARACTE
 
 logger = logging.getLogger(__name__)
 _JAIL = Path(__file__).with_name("jail.py")
-_ENVIRONMENT = ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "SYSTEMROOT")
+_ENVIRONMENT = ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH")
 
 JAILED = ("tests", "reasoning-gym", "verifiers")
 """The rules that run code of peers, and only in a jail."""

@@ -192,7 +192,7 @@ class CountingStore(PacketStore):
     """A packet store that counts what was served from it."""
 
     def __init__(self, path: Path, first_round: int = 0) -> None:
-        super().__init__(path, RUN.id, 10 << 20, first_round=first_round)
+        super().__init__(path, RUN.id, 10 << 20, clock=lambda: first_round)
         self.served: Counter[bytes] = Counter()
 
     def body(self, digest: bytes) -> bytes | None:

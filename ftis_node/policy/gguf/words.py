@@ -39,6 +39,7 @@ _NOT_SPECIAL = {"qwen2": re.compile(r"<\|(fim_(prefix|middle|suffix|pad)|repo_na
 _ENDS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<|eom_id|>")
 _IMAGE = "<image_soft_token>"  # Gemma 3's tokenizer has it, beyond the rows of the models for text
 _GEMMA_ROWS = 262_144
+_AS_IT_IS = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)  # how a word of its own is found
 Properties = dict[str, Any]  # by their names: of a GGUF file, or of tokenizer.json
 
 
@@ -108,12 +109,11 @@ def _added(facts: Properties, words: list[str]) -> list[Properties]:
     if not isinstance(kinds, list):
         raise UnusableFile("it does not say which of its tokens are special")
     ordinary = _NOT_SPECIAL.get(str(facts.get("tokenizer.ggml.pre")))
-    plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     added = []
     for place, (word, kind) in enumerate(zip(words, kinds, strict=False)):
         if kind in (_CONTROL, _OWN) and word and not _filler(place, word):
             special = kind == _CONTROL and not (ordinary and ordinary.fullmatch(word))
-            added.append({"id": place, "content": word, **plain, "special": special})
+            added.append({"id": place, "content": word, **_AS_IT_IS, "special": special})
     return added
 
 
@@ -186,8 +186,7 @@ def _by_pieces(facts: Properties, words: list[str]) -> Properties:
     state: Properties = json.loads(made.to_str())
     state["post_processor"] = _template(facts, words)
     if family == "gemma3" and len(words) == _GEMMA_ROWS:
-        plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-        state["added_tokens"].append({"id": _GEMMA_ROWS, "content": _IMAGE, **plain, "special": True})
+        state["added_tokens"].append({"id": _GEMMA_ROWS, "content": _IMAGE, **_AS_IT_IS, "special": True})
     return state
 
 

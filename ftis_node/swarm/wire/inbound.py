@@ -5,8 +5,8 @@ from typing import Any
 
 from ftis_node.host.clocks import boot_seconds
 from ftis_node.host.descriptors import limit
-from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.deadline import Deadline
+from ftis_node.swarm.ftis_pb2 import ExchangeRequest, ExchangeResponse, Handshake
 from ftis_node.swarm.limits import OWN, Budgets
 from ftis_node.swarm.wire.transport import Chunks, Handlers, Requests
 
@@ -84,12 +84,12 @@ class Inbound:
         """End the streams that this peer has opened; by default those of all peers."""
         self._streams.end(peer)
 
-    async def handshake(self, request: ftis_pb2.Handshake, peer: bytes) -> ftis_pb2.Handshake:
+    async def handshake(self, request: Handshake, peer: bytes) -> Handshake:
         """Answer a caller. Raises PermissionError if the node refuses it."""
         self._admit(peer)
         return await self._handlers.on_handshake(request, peer)
 
-    async def exchange(self, request: ftis_pb2.ExchangeRequest, peer: bytes) -> ftis_pb2.ExchangeResponse:
+    async def exchange(self, request: ExchangeRequest, peer: bytes) -> ExchangeResponse:
         """Answer a caller. Raises PermissionError if the node refuses it."""
         self._admit(peer)
         return await self._handlers.on_exchange(request, peer)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import re
 import socket
 import time
@@ -17,8 +16,8 @@ from hivemind.utils.multiaddr import Multiaddr
 
 from ftis_node.errors import UserError
 from ftis_node.host.descriptors import ran_out
-from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.addresses import PortTaken, check_port, free_port
+from ftis_node.swarm.ftis_pb2 import ExchangeRequest, ExchangeResponse, FetchChunk, FetchRequest, Handshake
 from ftis_node.swarm.identity import Identity, OfPeer
 from ftis_node.swarm.limits import Bounded
 from ftis_node.swarm.traffic import Traffic
@@ -43,8 +42,6 @@ _HOST_PORT = re.compile("/ip[46]/([^/]+)/(?:tcp/([0-9]+)|udp/([0-9]+)/quic-v1)")
 # A first packet of a version that nobody speaks: who speaks QUIC answers with the versions that it does (RFC 9000, 6).
 _WHICH_QUIC = (b"\xc0\x1a\x2a\x3a\x4a\x08" + bytes(9)).ljust(1200, b"\0")
 
-logger = logging.getLogger(__name__)
-
 
 class FtisSwarm(Inbound, ServicerBase):  # type: ignore[misc]
     """The three RPCs in the form that hivemind requires.
@@ -52,15 +49,13 @@ class FtisSwarm(Inbound, ServicerBase):  # type: ignore[misc]
     Handlers are named ``FtisSwarm.rpc_…`` in every run, so that a stranger gets an answer instead of silence.
     """
 
-    async def rpc_handshake(self, request: ftis_pb2.Handshake, context: P2PContext) -> ftis_pb2.Handshake:
+    async def rpc_handshake(self, request: Handshake, context: P2PContext) -> Handshake:
         return await self.handshake(request, context.remote_id.to_bytes())
 
-    async def rpc_exchange(self, request: ftis_pb2.ExchangeRequest, context: P2PContext) -> ftis_pb2.ExchangeResponse:
+    async def rpc_exchange(self, request: ExchangeRequest, context: P2PContext) -> ExchangeResponse:
         return await self.exchange(request, context.remote_id.to_bytes())
 
-    def rpc_fetch(
-        self, requests: AsyncIterator[ftis_pb2.FetchRequest], context: P2PContext
-    ) -> AsyncIterator[ftis_pb2.FetchChunk]:
+    def rpc_fetch(self, requests: AsyncIterator[FetchRequest], context: P2PContext) -> AsyncIterator[FetchChunk]:
         """Answer a fetch stream, which stays open until the caller ends its own side.
 
         If this side closed first, p2pd would reset the stream, and a reset overtakes chunks that are still under way.
@@ -231,16 +226,14 @@ class Libp2p:
         if self._service is not None:
             self._service.end_streams(peer)
 
-    async def handshake(self, peer: bytes, hello: ftis_pb2.Handshake, seconds: float) -> ftis_pb2.Handshake:
+    async def handshake(self, peer: bytes, hello: Handshake, seconds: float) -> Handshake:
         """Call `peer`. hivemind raises anything from a remote handler's repr to a socket error."""
-        answer: ftis_pb2.Handshake = await self._stub(peer).rpc_handshake(hello, timeout=seconds)
+        answer: Handshake = await self._stub(peer).rpc_handshake(hello, timeout=seconds)
         return answer
 
-    async def exchange(
-        self, peer: bytes, request: ftis_pb2.ExchangeRequest, seconds: float
-    ) -> ftis_pb2.ExchangeResponse:
+    async def exchange(self, peer: bytes, request: ExchangeRequest, seconds: float) -> ExchangeResponse:
         """Call `peer`. Raises as `handshake` does."""
-        answer: ftis_pb2.ExchangeResponse = await self._stub(peer).rpc_exchange(request, timeout=seconds)
+        answer: ExchangeResponse = await self._stub(peer).rpc_exchange(request, timeout=seconds)
         return answer
 
     async def fetch(self, peer: bytes, requests: Requests) -> Chunks:

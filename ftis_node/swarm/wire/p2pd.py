@@ -28,8 +28,8 @@ from ftis_node.config.settings import Settings
 from ftis_node.errors import UserError, brief, raise_all
 from ftis_node.host.loops import end
 from ftis_node.packet import MAX_PACKET_BYTES
-from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.addresses import check_port, listen_addresses, listening_mistakes, port_error, scope_of_host
+from ftis_node.swarm.ftis_pb2 import FetchRequest
 from ftis_node.swarm.wire.transport import LISTENING, Listening, Reachable
 
 START_SECONDS = 30.0
@@ -39,8 +39,6 @@ MAX_REQUEST_BYTES = 8 << 10  # the digests of a fetch
 MAX_ERROR_BYTES = 4 << 10
 MAX_CALL_BYTES = 512 << 10  # a unary call or its answer
 CALLS_OF_ONE_PEER = 8  # unary calls at once
-_NO_DHT = "none"  # how a process takes part in libp2p's own DHT
-_DHT_CLIENT = "client"
 _HOP = "/libp2p/circuit/relay/0.2.0/hop"  # circuit v2: the protocol by which a node asks for a relay
 
 # p2pd reports AutoNAT's finding in its log and in its metrics. The metrics come with Go's profiler, on a port that
@@ -180,7 +178,7 @@ async def _receive_message(kind: type[Message], reader: asyncio.StreamReader) ->
     if marker != P2P.MESSAGE_MARKER:
         raise TypeError("neither a message nor an error")
     message = kind()
-    most = MAX_REQUEST_BYTES if isinstance(message, ftis_pb2.FetchRequest) else MAX_MESSAGE_BYTES
+    most = MAX_REQUEST_BYTES if isinstance(message, FetchRequest) else MAX_MESSAGE_BYTES
     message.ParseFromString(await _receive_bounded(reader, most))
     return message, None
 
@@ -319,7 +317,8 @@ def _private(sockets: Path, *more: str) -> Any:
     and hivemind's DHT supply addresses instead. With relays it is a client of libp2p's DHT, because p2pd searches for
     relays only then.
     """
-    modes = {_NO_DHT: {}, _DHT_CLIENT: {"dhtClient": 1}}
+    # By whether there are relays.
+    modes = {False: {}, True: {"dhtClient": 1}}
     settings = {"_UNIX_SOCKET_PREFIX": f"/unix{sockets}/", "_MORE": more, "DHT_MODE_MAPPING": modes}
     return type("_P2P", (_Child,), settings)
 
@@ -357,7 +356,7 @@ async def launch(how: Listening, port: int, patience: float) -> Any:
             use_auto_relay=bool(how.relays),
             trusted_relays=how.relays or None,
             identity_path=str(how.key),
-            dht_mode=_DHT_CLIENT if how.relays else _NO_DHT,
+            dht_mode=bool(how.relays),
             check_if_identity_free=False,  # hivemind's check only parses RSA keys; ours is `duplicate.somebody_else`
             startup_timeout=START_SECONDS * patience,
             persistent_conn_max_msg_size=MAX_CALL_BYTES,

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from ftis_node.errors import FtisError
-from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.addresses import is_plain
+from ftis_node.swarm.ftis_pb2 import ExchangeRequest, ExchangeResponse, FetchChunk, FetchRequest, Handshake
 from ftis_node.swarm.identity import Identity, OfPeer
 from ftis_node.swarm.traffic import Traffic
 
 Reachable = Literal["unknown", "public", "private"]
-Requests = AsyncIterator[ftis_pb2.FetchRequest]
-Chunks = AsyncGenerator[ftis_pb2.FetchChunk, None]
+Requests = AsyncIterator[FetchRequest]
+Chunks = AsyncGenerator[FetchChunk, None]
 
 
 async def resolved(address: str) -> list[str]:
@@ -76,11 +76,11 @@ class Handlers(Protocol):
 
     def knows(self, peer: bytes) -> bool: ...
 
-    async def on_handshake(self, request: ftis_pb2.Handshake, peer: bytes) -> ftis_pb2.Handshake: ...
+    async def on_handshake(self, request: Handshake, peer: bytes) -> Handshake: ...
 
-    async def on_exchange(self, request: ftis_pb2.ExchangeRequest, peer: bytes) -> ftis_pb2.ExchangeResponse: ...
+    async def on_exchange(self, request: ExchangeRequest, peer: bytes) -> ExchangeResponse: ...
 
-    def on_fetch(self, request: ftis_pb2.FetchRequest, peer: bytes) -> AsyncIterator[ftis_pb2.FetchChunk]: ...
+    def on_fetch(self, request: FetchRequest, peer: bytes) -> AsyncIterator[FetchChunk]: ...
 
 
 @dataclass(frozen=True)
@@ -153,12 +153,10 @@ class Transport(Protocol):
     def end_streams(self, peer: bytes) -> None:
         """End the streams that this peer has opened."""
 
-    async def handshake(self, peer: bytes, hello: ftis_pb2.Handshake, seconds: float) -> ftis_pb2.Handshake:
+    async def handshake(self, peer: bytes, hello: Handshake, seconds: float) -> Handshake:
         """Call `peer`. Raises what the network raises: a timeout, an error of the other side, or anything else."""
 
-    async def exchange(
-        self, peer: bytes, request: ftis_pb2.ExchangeRequest, seconds: float
-    ) -> ftis_pb2.ExchangeResponse:
+    async def exchange(self, peer: bytes, request: ExchangeRequest, seconds: float) -> ExchangeResponse:
         """Call `peer`. Raises as `handshake` does."""
 
     async def fetch(self, peer: bytes, requests: Requests) -> Chunks:
