@@ -4,7 +4,7 @@ import json
 import re
 import sys
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 _LIKE_AN_ID = re.compile(r"12D3|\bQm\w{8}|\S{40}")
 MB = 1 << 20
@@ -15,7 +15,18 @@ def escaped(text: str) -> str:
     """Characters that are not printable are escaped as Python does it: line ends, control characters, changes of
     direction.
     """
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return _printable(text, lambda character: character.encode("unicode_escape").decode())
+
+
+def _printable(text: str, escape: Callable[[str], str]) -> str:
+    if text.isprintable():
+        return text
+    written = []
+    for character in text:
+        if not character.isprintable():
+            character = escape(character)
+        written.append(character)
+    return "".join(written)
 
 
 _ENDS = re.compile(r"(?<=[,:])\n(?=line |and )")  # of refused lines of a file; a name may hold any other
@@ -40,21 +51,29 @@ def in_toml(value: object, *, lines: bool = False) -> str:
         lines: a text of several lines is written as such.
     """
     if isinstance(value, list):
-        return "[" + ", ".join(in_toml(item, lines=lines) for item in value) + "]"
+        items = [in_toml(item, lines=lines) for item in value]
+        return f"[{', '.join(items)}]"
+    if isinstance(value, bool):
+        return str(value).lower()
     if not isinstance(value, str):
-        return str(value).lower() if isinstance(value, bool) else repr(value)
+        return repr(value)
     if lines and "\n" in value:
-        return '"""\n' + "\n".join(map(_escaped_toml, value.split("\n"))) + '"""'
+        written = [_escaped_toml(line) for line in value.split("\n")]
+        return "\n".join(['"""', *written]) + '"""'
     return f'"{_escaped_toml(value)}"'
 
 
 def _escaped_toml(text: str) -> str:
     """JSON's escapes are all TOML's too."""
-    return "".join(c if c.isprintable() else _toml_escape(c) for c in json.dumps(text, ensure_ascii=False)[1:-1])
+    quoted = json.dumps(text, ensure_ascii=False)
+    return _printable(quoted[1:-1], _toml_escape)
 
 
 def _toml_escape(character: str) -> str:
-    return f"\\u{ord(character):04x}" if ord(character) < 1 << 16 else f"\\U{ord(character):08x}"
+    place = ord(character)
+    if place < 1 << 16:
+        return f"\\u{place:04x}"
+    return f"\\U{place:08x}"
 
 
 def in_json(value: object) -> str:
@@ -68,24 +87,37 @@ def say(*lines: object, error: bool = False, flush: bool = False) -> None:
     Args:
         error: on stderr, not on stdout.
     """
-    print(*(escaped(str(line)) for line in lines), sep="\n", file=sys.stderr if error else sys.stdout, flush=flush)
+    stream = sys.stdout
+    if error:
+        stream = sys.stderr
+    print(*(escaped(str(line)) for line in lines), sep="\n", file=stream, flush=flush)
 
 
 def rounded(size: float) -> str:
     """The one form of sizes: ``0.3 MB``, ``12 MB``, ``1.02 GB``, ``24.0 GB``."""
+    if size < 9.5 * MB:
+        return f"{size / MB:.1g} MB"
     if round(size / MB) < GB // MB:
-        return f"{size / MB:.0f} MB" if size >= 9.5 * MB else f"{size / MB:.1g} MB"
-    return f"{size / GB:.2f} GB" if size < 9.995 * GB else f"{size / GB:,.1f} GB"
+        return f"{size / MB:.0f} MB"
+    if size < 9.995 * GB:
+        return f"{size / GB:.2f} GB"
+    return f"{size / GB:,.1f} GB"
 
 
 def counted(number: int, noun: str) -> str:
     """``1 peer``, ``2 peers``."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+    if number != 1:
+        noun += "s"
+    return f"{number} {noun}"
 
 
 def number(value: float | None, form: str, scale: float = 1.0) -> str:
     """A value times `scale` in a form of `format`, whole (``d``) as it is; a dash for None."""
-    return "–" if value is None else format(value if form == "d" else value * scale, form)
+    if value is None:
+        return "–"
+    if form == "d":
+        return format(value, form)
+    return format(value * scale, form)
 
 
 def duration(seconds: float) -> str:
@@ -93,7 +125,8 @@ def duration(seconds: float) -> str:
     whole = round(seconds)
     for unit, size, smaller, part in (("d", 86400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1)):
         if whole >= size:
-            return f"{whole // size} {unit} {whole % size // part} {smaller}"
+            rest = whole % size
+            return f"{whole // size} {unit} {rest // part} {smaller}"
     return f"{whole} s"
 
 
@@ -105,10 +138,14 @@ def with_names(text: str, names: Mapping[str, str]) -> str:
 def called(who: str, names: Mapping[str, str]) -> str:
     """`NAME (ID)`, or the peer id alone, also where the name could pass for another's id."""
     name = name_of(who, names)
-    return f"{name} ({who})" if name else who
+    if name:
+        return f"{name} ({who})"
+    return who
 
 
 def name_of(who: str, names: Mapping[str, str]) -> str:
     """What a peer calls itself; empty where it has no name, or one that could pass for another's id."""
     name = names.get(who, "")
-    return "" if _LIKE_AN_ID.search(unicodedata.normalize("NFKC", name)) else name
+    if _LIKE_AN_ID.search(unicodedata.normalize("NFKC", name)):
+        return ""
+    return name

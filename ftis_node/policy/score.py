@@ -12,8 +12,6 @@ from ftis_node.fit.memory import BLOCK_BYTES, BLOCK_TOKENS, CHUNK_BYTES, Device
 from ftis_node.policy.packing import Prefixed, pack, pad
 from ftis_node.policy.policy import Policy
 
-_AFTER_HEAD = ("final_logit_softcapping", "logit_scale", "logits_scaling")
-
 
 def completion_logprobs(policy: Policy, groups: Sequence[Prefixed], temperature: float) -> tuple[Tensor, Tensor]:
     """Log-probs of every sampled token under the policy, and the entropy of what it was drawn from.
@@ -45,8 +43,10 @@ def completion_logprobs(policy: Policy, groups: Sequence[Prefixed], temperature:
 
 def _after_head(config: Any) -> tuple[float | None, float]:
     """What a model makes of its head's logits: c of c · tanh(logit / c) in Gemma 2, and a factor in Cohere, Granite."""
-    cap, times, over = (getattr(config, name, None) for name in _AFTER_HEAD)
-    return cap, (times or 1.0) / (over or 1.0)
+    cap = getattr(config, "final_logit_softcapping", None)
+    times = getattr(config, "logit_scale", None) or 1.0
+    over = getattr(config, "logits_scaling", None) or 1.0
+    return cap, times / over
 
 
 class _Head(torch.autograd.Function):
@@ -77,22 +77,20 @@ class _Head(torch.autograd.Function):
             kept = []
         for tokens in rows:
             place, here = _place(targets[tokens], parts)
-            found = []
+            blocks = []
             for number, columns in enumerate(parts):
-                x = _logits(hidden[tokens], weight, bias, columns, temperature, cap)
-                chosen = x.gather(1, place[:, number, None])
-                top = x.amax(1, keepdim=True)
-                e = x.sub_(top).exp()
-                z = e.sum(1)
-                mean = x.mul_(e).sum(1)
-                found.append(torch.stack([chosen[:, 0], top[:, 0], z, mean], 1))
+                logits = _logits(hidden[tokens], weight, bias, columns, temperature, cap)
+                block, exponentials = _sums(logits, place[:, number, None])
+                blocks.append(block)
                 if kept is not None:
-                    kept.append(e.div_(found[0][:, 2:3]))
-            chosen, top, z, mean = torch.stack(found, 2).unbind(1)  # of each block: its Σ e and Σ e·x, x = logit − top
+                    z = block[:, 2:3]
+                    kept.append(exponentials.div_(z))
+            chosen, top, z, mean = torch.stack(blocks, 2).unbind(1)
             most = top.amax(1, keepdim=True)
             fall = top - most
-            mean = ((mean + fall * z) * fall.exp()).sum(1)
-            z = (z * fall.exp()).sum(1)
+            shrink = fall.exp()
+            mean = ((mean + fall * z) * shrink).sum(1)
+            z = (z * shrink).sum(1)
             log_z[tokens] = most[:, 0] + z.log()
             logprobs[tokens] = chosen.where(here, 0).sum(1) - log_z[tokens]
             entropy[tokens] = z.log() - mean / z
@@ -141,6 +139,18 @@ class _Head(torch.autograd.Function):
                 by_hidden[tokens] = total.mul_(wanted)
         ctx.kept = None
         return by_hidden, by_weight, by_bias, None, None, None, None
+
+
+def _sums(logits: Tensor, place: Tensor) -> tuple[Tensor, Tensor]:
+    """Of one block's logits, which it overwrites: the logit at each `place`, the highest one, Σ e and Σ e·x, where x is
+    a logit less the highest and e its exponential, `[tokens, 4]`; and all e."""
+    chosen = logits.gather(1, place)
+    top = logits.amax(1, keepdim=True)
+    below = logits.sub_(top)
+    exponentials = below.exp()
+    z = exponentials.sum(1)
+    mean = below.mul_(exponentials).sum(1)
+    return torch.stack([chosen[:, 0], top[:, 0], z, mean], 1), exponentials
 
 
 def _blocks(tokens: int, vocabulary: int, device: torch.device) -> tuple[list[slice], list[slice]]:
