@@ -15,10 +15,12 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f"Did you mean {close[0]!r}? " if close else ""
 
 
-def brief(error: BaseException, most: int = 200) -> str:
+def brief(error: BaseException) -> str:
     """An error's repr, cut: what a peer raised comes with its own words, of any length."""
     text = repr(error)
-    return text if len(text) <= most else f"{text[:most]}…"
+    if len(text) <= 200:
+        return text
+    return f"{text[:200]}…"
 
 
 def first_line(error: BaseException, most: int = 200) -> str:

@@ -49,7 +49,9 @@ class Completion:
     @property
     def sampled(self) -> int:
         """Tokens that are not given."""
-        return len(self) - (0 if self.given is None else int(np.count_nonzero(self.given)))
+        if self.given is None:
+            return len(self)
+        return int(np.count_nonzero(~self.given))
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -83,7 +85,9 @@ class Packet(Header):
 
     @property
     def version(self) -> int:
-        return PACKET_VERSION if self.given is None else TURN_PACKET_VERSION
+        if self.given is None:
+            return PACKET_VERSION
+        return TURN_PACKET_VERSION
 
     @property
     def totals(self) -> list[int]:
@@ -104,11 +108,11 @@ class Packet(Header):
 
     def completions(self) -> Iterator[Completion]:
         """The G completions in order, sampled and given tokens together; without given ones as views."""
-        sampled = np.split(self.token_ids, np.cumsum(self.lengths)[:-1])
-        claims = np.split(self.logprobs, np.cumsum(self.lengths)[:-1])
+        cuts = np.cumsum(self.lengths)[:-1]
+        sampled = np.split(self.token_ids, cuts)
+        claims = np.split(self.logprobs, cuts)
         if self.given is None:
-            for ids, logprobs, finished in zip(sampled, claims, self.finished, strict=True):
-                yield Completion(ids, logprobs, finished)
+            yield from map(Completion, sampled, claims, self.finished)
             return
         begin = 0
         runs_of = self.given.by_completion()
@@ -116,14 +120,21 @@ class Packet(Header):
             if not len(runs):
                 yield Completion(own, logprobs, finished)
                 continue
-            rest = len(own) - int(runs[:, 0].sum())
-            where = np.repeat(np.arange(2 * len(runs) + 1) % 2 == 1, [*runs.reshape(-1), rest])
+            where = _between(len(own), runs)
+            end = begin + int(runs[:, 1].sum())
             ids = np.empty(len(where), np.uint32)
-            end = begin + len(where) - len(own)
             ids[~where] = own
             ids[where] = self.given.ids[begin:end]
             begin = end
             yield Completion(ids, logprobs, finished, given=where)
+
+
+def _between(sampled: int, runs: Int64Array) -> BoolArray:
+    """Which tokens of a completion are given: of so many sampled ones, with these runs between them."""
+    last = sampled - int(runs[:, 0].sum())
+    lengths = [*runs.reshape(-1), last]
+    given = np.arange(len(lengths)) % 2 == 1  # sampled and given runs take turns
+    return np.repeat(given, lengths)
 
 
 def pack_group(
@@ -179,9 +190,13 @@ def _where_given(completion: Completion) -> BoolArray:
 
 
 def _given(ids: Sequence[AnyArray], wheres: Sequence[BoolArray]) -> GivenTokens:
-    runs = [np.diff(np.flatnonzero(np.diff(where)) + 1, prepend=0).reshape(-1, 2) for where in wheres]
-    if any(len(own) > 255 for own in runs):
-        raise PacketError("a completion has at most 255 runs of given tokens")
+    runs = []
+    for where in wheres:
+        changes = np.flatnonzero(np.diff(where)) + 1  # from sampled to given and back
+        own = np.diff(changes, prepend=0).reshape(-1, 2)
+        if len(own) > 255:
+            raise PacketError("a completion has at most 255 runs of given tokens")
+        runs.append(own)
     turns = np.asarray([len(own) for own in runs], np.uint8)
     return GivenTokens(turns, np.concatenate(runs).astype(np.uint32), _ids_of(ids))
 

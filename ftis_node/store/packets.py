@@ -4,6 +4,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from ftis_node.errors import UserError
@@ -49,50 +50,48 @@ def milliseconds() -> int:
     return time.time_ns() // 1_000_000
 
 
+@dataclass
 class RoundNumbers:
     """The numbers that one run of one store has used, as intervals [first, next).
 
     The next number counts on from the latest interval that ends near the clock; without one it is the clock itself. A
     number inside an interval is passed over to the interval's end, so none is given twice, however the clock is set.
+
+    clock: milliseconds since 1970.
     """
 
-    def __init__(self, db: sqlite3.Connection, run_id: bytes, clock: Callable[[], int]) -> None:
-        """
-        Args:
-            clock: milliseconds since 1970.
-        """
-        self._db = db
-        self._run = run_id
-        self._clock = clock
+    db: sqlite3.Connection
+    run_id: bytes
+    clock: Callable[[], int]
 
     def upcoming(self) -> int:
         """The smallest number that may be used next."""
         number = self._near()
         query = "SELECT next FROM used_rounds WHERE run = ? AND first <= ? AND next > ?"
         while True:
-            row = self._db.execute(query, (self._run, number, number)).fetchone()
+            row = self.db.execute(query, (self.run_id, number, number)).fetchone()
             if row is None:
                 return number
             number = int(row[0])
 
     def use(self, number: int) -> None:
         """Write down that `number` was used; the caller makes it durable. It must be `upcoming`."""
-        grown = self._db.execute(
-            "UPDATE used_rounds SET next = ? WHERE run = ? AND next = ?", (number + 1, self._run, number)
+        grown = self.db.execute(
+            "UPDATE used_rounds SET next = ? WHERE run = ? AND next = ?", (number + 1, self.run_id, number)
         )
         if not grown.rowcount:
-            self._db.execute("INSERT OR IGNORE INTO used_rounds VALUES (?, ?, ?)", (self._run, number, number + 1))
+            self.db.execute("INSERT OR IGNORE INTO used_rounds VALUES (?, ?, ?)", (self.run_id, number, number + 1))
 
     @property
     def any(self) -> bool:
         """Whether this run ever used one."""
-        return self._db.execute("SELECT 1 FROM used_rounds WHERE run = ?", (self._run,)).fetchone() is not None
+        return self.db.execute("SELECT 1 FROM used_rounds WHERE run = ?", (self.run_id,)).fetchone() is not None
 
     def _near(self) -> int:
         """Where counting goes on, or begins anew."""
-        now = self._clock()
+        now = self.clock()
         query = "SELECT max(next) FROM used_rounds WHERE run = ? AND next BETWEEN ? AND ?"
-        (found,) = self._db.execute(query, (self._run, now - BEHIND_MS, now + AHEAD_MS)).fetchone()
+        (found,) = self.db.execute(query, (self.run_id, now - BEHIND_MS, now + AHEAD_MS)).fetchone()
         if found is None:
             return now
         return int(found)
