@@ -20,7 +20,7 @@ from ftis_node.objective.gate import kept_by_gate, next_level
 from ftis_node.objective.importance import IMPORTANCES, clamped_log_ratio
 from ftis_node.objective.loss import Clip, Terms, clip_active, values
 from ftis_node.objective.packed import segment_sum
-from ftis_node.objective.samples import pack
+from ftis_node.objective.samples import Samples, pack
 
 
 @dataclass(frozen=True)
@@ -128,25 +128,18 @@ class Objective:
             chunks=chunks,
             written=written,
         )
-        clip = Clip(self.epsilon, self.epsilon if self.epsilon_high is None else self.epsilon_high)
+        clip = self._clip
         sizes = AGGREGATIONS[self.aggregation](samples.lengths, self.divisor)
         importance = IMPORTANCES[self.importance]
+        owner = samples.of_chunks(samples.owner)
         with torch.no_grad():
             log_ratio = clamped_log_ratio(samples.by_chunk(samples.start_logprobs), samples.sampler_logprobs)
-            counted = samples.of_chunks(samples.loss_mask)
-            owner = samples.of_chunks(samples.owner)
-            of = owner[counted]
-            estimates = ESTIMATORS[self.divergence](log_ratio[counted])
-            sizes_of = torch.bincount(of, minlength=samples.lengths.numel())
-            divergence = REDUCTIONS[self.reduction](estimates, of, sizes_of)
+            ratio = log_ratio.exp()
+            divergence = self._divergence(samples, log_ratio)
             likelihood = samples.sum_counted(samples.start_logprobs) / samples.lengths.clamp(min=1)
-            kept = kept_by_filter(samples.advantages, divergence, self.threshold)
-            # A sample that was only an uncounted EOS cannot be judged, not even at g = 0.
-            kept = kept | (samples.lengths == 0)
-            if self.gate is not None:
-                kept = kept & kept_by_gate(samples.advantages, likelihood, samples.own, gate)
+            kept = self._kept(samples, divergence, likelihood, gate)
             trusted = trust(samples, likelihood, self.trust, self.floor)[owner]
-            token_weights = samples.by_token(importance.weigh(log_ratio.exp(), self.truncation) * trusted)
+            token_weights = samples.by_token(importance.weigh(ratio, self.truncation) * trusted)
             gain = samples.advantages.abs() * samples.weights
             mass = gain * samples.sum_counted(token_weights)
         return Terms(
@@ -160,8 +153,31 @@ class Objective:
             importance=token_weights,
             loss_weight=torch.where(kept & (gain != 0), mass, torch.zeros_like(mass)),
             clipped=clip_active(samples, importance, clip, self.ratio),
-            truncated=samples.by_token(log_ratio.exp() > self.truncation) & importance.truncates,
+            truncated=samples.by_token(ratio > self.truncation) & importance.truncates,
         )
+
+    @property
+    def _clip(self) -> Clip:
+        high = self.epsilon_high
+        if high is None:
+            high = self.epsilon
+        return Clip(self.epsilon, high)
+
+    def _divergence(self, samples: Samples, log_ratio: Tensor) -> Tensor:
+        """D of each sample, from log ρ of its counted chunks: `[N]`."""
+        counted = samples.of_chunks(samples.loss_mask)
+        owner = samples.of_chunks(samples.owner)[counted]
+        estimates = ESTIMATORS[self.divergence](log_ratio[counted])
+        chunks = torch.bincount(owner, minlength=samples.lengths.numel())
+        return REDUCTIONS[self.reduction](estimates, owner, chunks)
+
+    def _kept(self, samples: Samples, divergence: Tensor, likelihood: Tensor, gate: float | None) -> Tensor:
+        """Which samples neither the filter nor the gate drops: bool `[N]`."""
+        kept = kept_by_filter(samples.advantages, divergence, self.threshold)
+        kept = kept | (samples.lengths == 0)  # only an uncounted EOS cannot be judged, not even at g = 0
+        if self.gate is not None:
+            kept = kept & kept_by_gate(samples.advantages, likelihood, samples.own, gate)
+        return kept
 
     @property
     def judges_all(self) -> bool:
@@ -184,9 +200,13 @@ class Objective:
         `count_end` the caller leaves out the sampled EOS of each sample that ended. At least 1.
         """
         if self.aggregation == "token":
-            divisor = tokens if self.count_dropped else tokens - dropped_tokens
+            divisor = tokens
+            if not self.count_dropped:
+                divisor -= dropped_tokens
+        elif self.count_dropped:
+            divisor = groups
         else:
-            divisor = groups if self.count_dropped else samples - dropped_samples
+            divisor = samples - dropped_samples
         return float(max(divisor, 1))  # every value is 0 where all samples were dropped
 
     def next_gate(self, level: float | None, likelihoods: Tensor) -> float | None:
