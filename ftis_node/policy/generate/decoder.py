@@ -310,12 +310,12 @@ class Decoder:
         weights = self._weights
         positions = self.cache.positions()
         turns = {kind: table.index_select(0, positions)[:, None] for kind, table in self._turns.items()}
-        bias = {window: self.cache.bias(window) for window in {layer.window for layer in weights.layers}}
+        biases = {window: self.cache.bias(window) for window in {layer.window for layer in weights.layers}}
         x = functional.embedding(tokens, weights.embedding)
         if weights.scale != 1.0:
             x = x * weights.scale
         for index, layer in enumerate(weights.layers):
-            found = self._attention(index, layer, layer.before_attention(x), turns[layer.kind], bias[layer.window])
+            found = self._attention(index, layer, layer.before_attention(x), turns[layer.kind], biases[layer.window])
             _add(x, layer.out, found, layer.after_attention)
             gate, up = layer.widening.split(layer.before_mlp(x))
             _add(x, layer.down, layer.activation(gate).mul_(up), layer.after_mlp)
