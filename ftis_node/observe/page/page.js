@@ -43,7 +43,7 @@ const CHARTS = [
     ],
   },
   {
-    title: "Groups of a step", note: "Those that it was taken on.", kind: "stack", floor: 0, whole: true, format: groups, empty: `Own groups and those of others ${SOON}`,
+    title: "Groups of a step", note: "Those that it was taken on.", kind: "stack", floor: 0, whole: true, format: groups, empty: "Own groups and those of others appear here with the first steps.",
     series: [{ key: "own_groups", name: "own", tone: "own" }, { key: "foreign_groups", name: "others'", tone: "foreign" }],
   },
   {
@@ -56,7 +56,7 @@ const CHARTS = [
     ],
   },
   {
-    size: "half", title: "Peers, and groups waiting", note: "Those that are too old do not wait.", floor: 0, whole: true, format: groups, empty: `Peers, and how many groups of theirs wait, ${SOON}`,
+    size: "half", title: "Peers, and groups waiting", note: "Those that are too old do not wait.", floor: 0, whole: true, format: groups, empty: "Peers, and how many groups of theirs wait, appear here with the first steps.",
     series: [{ key: "peers", name: "peers", tone: "own" }, { key: "pool", name: "groups waiting", tone: "foreign" }],
   },
   {
@@ -183,12 +183,14 @@ function showTiles(status) {
   const sign = gained < 0 ? "−" : "+";
   const again = status.pass_at_1_due == null ? "" : status.pass_at_1_due < 1 ? "; again soon" : `; again in ${lasting(status.pass_at_1_due)}`;
   const measured = typeof status.pass_at_1 === "number";
+  const trained = latest.history.evaluations?.step?.at(-1) > 0;
+  const change = trained ? `; ${two(status.pass_at_1_before)} before, ${sign}${two(Math.abs(gained))}` : "; before any training";
   const own = ownShare();
   const columns = latest.history.steps ?? {};
   const lasts = ["generate", "wait", "train"].reduce((sum, part) => sum + recent(columns[part], newest()), 0);
   const steps = Math.min(status.step, newest() * (latest.history.joined ?? 1));
   const tiles = [
-    ["pass@1", two(status.pass_at_1), measured ? `${two(status.pass_at_1_before)} before, ${sign}${two(Math.abs(gained))}${again}` : begun ? "soon, before any training" : JOINED],
+    ["pass@1", two(status.pass_at_1), measured ? `${sureness()}${change}${again}` : begun ? "soon, before any training" : JOINED],
     ["Own groups", begun ? number(status.own_groups_used) : "–", "generated and used"],
     ["Others' groups", begun ? number(foreign) : "–", authors ? `used, of ${authors} author${authors === 1 ? "" : "s"}${several}` : begun ? "none used yet" : JOINED],
     ["Others' loss share", own === null ? "–" : percent(1 - own), "of Σ |Â|·w·tokens, over this training"],
@@ -198,6 +200,12 @@ function showTiles(status) {
   ];
   show(find("tiles"), tiles.map(([label, value, sub]) =>
     el("li", { class: "tile" }, el("span", { class: "label" }, label), el("strong", null, value), el("span", { class: "sub" }, sub))));
+}
+
+/** The 95 % interval of the latest pass@1. */
+function sureness() {
+  const { low, high } = latest.history.evaluations ?? {};
+  return low?.length ? `${two(low.at(-1))} to ${two(high.at(-1))}` : "";
 }
 
 /** How many points of the curves are the last `RECENT` steps, at least. */
