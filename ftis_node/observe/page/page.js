@@ -205,7 +205,7 @@ function showTiles(status) {
 /** The 95 % interval of the latest pass@1. */
 function sureness() {
   const { low, high } = latest.history.evaluations ?? {};
-  return low?.length ? `${two(low.at(-1))} to ${two(high.at(-1))}` : "";
+  return low?.length ? `95\u202f%: ${two(low.at(-1))} to ${two(high.at(-1))}` : "";
 }
 
 /** How many points of the curves are the last `RECENT` steps, at least. */
