@@ -1,7 +1,5 @@
 """``ftis-node bench``: measurements that anyone can repeat."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated

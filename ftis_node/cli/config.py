@@ -1,7 +1,5 @@
 """``ftis-node config``: what the settings add up to."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Annotated

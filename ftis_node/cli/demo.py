@@ -1,7 +1,5 @@
 """``ftis-node demo``."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Annotated

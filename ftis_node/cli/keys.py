@@ -1,7 +1,5 @@
 """``ftis-node keys``: a node's identity."""
 
-from __future__ import annotations
-
 import typer
 
 from ftis_node.cli.common import HomeOption, JsonOption, print_answer

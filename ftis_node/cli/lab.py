@@ -1,7 +1,5 @@
 """``ftis-node lab``: experiments, their reports, and trainings that are done again."""
 
-from __future__ import annotations
-
 import sys
 import warnings
 from pathlib import Path

@@ -4,8 +4,6 @@ It is made anew of plain values for each scrape, without a registry of the proce
 Values that are not known yet are left out. Labels are words of this node's own and peer ids, never a peer's text.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass

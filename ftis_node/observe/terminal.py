@@ -1,7 +1,5 @@
 """Output to a terminal through rich: texts are shown as they are, and never read as markup."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager

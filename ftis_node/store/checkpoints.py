@@ -1,7 +1,5 @@
 """Checkpoints: directories that appear whole or not at all, with a checksum of every file."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

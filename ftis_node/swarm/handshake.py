@@ -1,7 +1,5 @@
 """The handshake, and the request for a peer's run file that comes before it."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Sequence
