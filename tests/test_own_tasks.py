@@ -384,7 +384,7 @@ def test_the_example_of_the_documentation_works(folder: Path) -> None:
     with scoring(task.reward, task.scorer) as rate:
         assert rate(good, example.answer).reward == 1.0 and rate(good.lower(), example.answer).reward == 1.0
         assert rate("<think></think><answer>x</answer>", example.answer).reward == 0.0
-    told = checked(source_of("capitals:task", code=True), task)
+    told = checked(source_of("capitals:task", code=True), task, {})
     assert told["refused"] == 0 < told["undecided"], "its golds are no answers without their tags"
 
 

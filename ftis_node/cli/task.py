@@ -66,29 +66,33 @@ def check(
     from ftis_node.preflight.task_rows import checked
     from ftis_node.tasks import source_of
     from ftis_node.tasks.task import told_if_few
-    from ftis_node.tasks.templates import as_trained
+    from ftis_node.tasks.templates import as_trained, shown
 
     source = source_of(task, reward=reward, template=template, code=True)
     loaded = source.load()
     learnable = None
     with ExitStack() as stack:
         checkpoint = None
+        flags = {}
         if model is not None:
             checkpoint = held_checkpoint(stack, model)
+            flags["model"] = checkpoint.model if checkpoint else model
         loaded = as_trained(loaded, run_of(checkpoint), reward, template)
         with shown_work(), doing("checking", len(loaded.train) + len(loaded.held_out), "rows"):
-            found = checked(source, loaded)
+            found = checked(source, loaded, flags)
         if model is not None:
             chosen = spread(len(loaded.train), rows)
             with opened(loaded, chosen, model, checkpoint, set_, completion_tokens) as subject:
                 learnable = _learnable(subject, chosen, samples, seconds)
+                asked = f"{model}, asked by {shown(subject.task.template)}, judged by {subject.task.reward}"
+                asked += f", at most {subject.sampling.max_new_tokens} tokens"
     if learnable is not None:
         found["learnable"] = msgspec.to_builtins(learnable) | {"advice": learnable.advice()}
     if json:
         print_json(found)
     else:
-        shown = f"{counted(found['rows'], 'row')} to train on, {found['held_out']} held out"
-        say(f"{found['task']}: {shown}, judged by {found['reward']}")
+        there = f"{counted(found['rows'], 'row')} to train on, {found['held_out']} held out"
+        say(f"{found['task']}: {there}, judged by {found['reward']}")
         say(f"  gold answers  {found['accepted']} right, {found['refused']} wrong, {found['undecided']} not checked")
         doubles = counted(found["duplicates"], "row")
         say(f"  questions     {doubles} asked before, {found['contradictions']} with two answers")
@@ -107,7 +111,7 @@ def check(
         for one in found["troubles"]:
             say(*in_lines(one["what"]), f"       {one['fix']}")
         if learnable is not None:
-            _say_learnable(str(model), learnable)
+            _say_learnable(asked, len(chosen), learnable)
     if found["troubles"]:
         raise typer.Exit(1)
 
@@ -127,12 +131,14 @@ def filter_rows(
     set_: SetOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Keep the rows that a model solves at times, which it can learn from; the same command goes on where it was.
+    """Keep the rows that a model solves at times, which it can learn from. Ctrl-C keeps those found until then.
 
+    The same command goes on where it was.
     OUTPUT.heldout.jsonl gets the task's held-out rows, unfiltered. OUTPUT.tried keeps what was sampled, so that other
     bounds need no new samples. These samples say nothing about rows that were kept: measure on the held-out ones.
     """
     from ftis_node.export.record import run_of
+    from ftis_node.host.doing import doing
     from ftis_node.host.files import replace_text
     from ftis_node.tasks import source_of
     from ftis_node.tasks.templates import as_trained, known_as, usual
@@ -152,13 +158,19 @@ def filter_rows(
         if output.exists() and not done:
             raise UsageError(f"{output} exists already, and this command did not make it.", "Name another --output.")
         left = [row for row in chosen if row not in done]
-        if left:
-            subject = stack.enter_context(opened(loaded, left, model, checkpoint, set_, completion_tokens))
-            append = stack.enter_context(notes.appending())
-            for one in subject.tried(left, samples):
-                append(one)
-                done[one.row] = one
-    tried = [done[row] for row in chosen]
+        with suppress(KeyboardInterrupt):  # the rows until then are of use
+            if left:
+                subject = stack.enter_context(opened(loaded, left, model, checkpoint, set_, completion_tokens))
+                append = stack.enter_context(notes.appending())
+                work = stack.enter_context(doing("filtering", samples * len(left), "completions"))
+                for one in subject.tried(left, samples):
+                    append(one)
+                    done[one.row] = one
+                    there = sum(low <= each.pass_rate <= high for each in done.values())
+                    work.what = f"{there} of {counted(len(done), 'row')} kept so far"
+    tried = [done[row] for row in chosen if row in done]
+    if not tried:
+        raise KeyboardInterrupt
     kept = [loaded.train[one.row] for one in tried if low <= one.pass_rate <= high]
     if not kept:
         worst = sum(one.pass_rate < low for one in tried)
@@ -176,13 +188,19 @@ def filter_rows(
         return
     bounds = f"{facts['below']} are too hard, {facts['above']} too easy"
     say(f"{output}: {len(kept)} of {counted(len(tried), 'row')}; {bounds}")
+    if len(tried) < len(chosen):
+        say(f"Stopped: {len(chosen) - len(tried)} rows are not tried yet; the same command goes on with them.")
     say(f"{held_out}: {counted(len(loaded.held_out), 'row')} held out, unfiltered")
     how = ""
     if loaded.reward != "integer":
         how = f" --reward {loaded.reward}"
     if field == "question" and loaded.template != usual(loaded.reward):
         how += f" --template {shlex.quote(known_as(loaded.template) or loaded.template)}"
-    say(f"ftis-node join --task {output} --eval-data {held_out}{how} --model {model}")
+    line = f"--task {output} --eval-data {held_out}{how} --model {model}"
+    if completion_tokens is None:
+        say(f"ftis-node join {line}")
+    else:
+        say(f"ftis-node run new {line} --completion-tokens {completion_tokens} -o run.toml")
 
 
 def spread(there: int, wanted: int | None) -> list[int]:
@@ -258,13 +276,19 @@ def _learnable(subject: _Subject, rows: Sequence[int], samples: int, seconds: fl
     from ftis_node.evaluate.learnable import Learnable
 
     began = time.monotonic()
-    tried = list(subject.tried(rows, samples, seconds))
+    tried: list[TriedRow] = []
+    with suppress(KeyboardInterrupt):  # what was measured until then is said
+        for one in subject.tried(rows, samples, seconds):
+            tried.append(one)
+    if not tried:
+        raise KeyboardInterrupt
     return Learnable.of(tried, time.monotonic() - began)
 
 
-def _say_learnable(model: str, found: Learnable) -> None:
+def _say_learnable(asked: str, rows: int, found: Learnable) -> None:
     groups = f"{found.groups_with_signal * found.rows:.0f} of {counted(found.rows, 'group')}"
-    say(f"  {model}, sampled at temperature 1, {found.samples} completions")
+    say(f"  {asked}")
+    say(f"  sampled       {found.samples} completions of {found.rows} of {counted(rows, 'row')}, at temperature 1")
     say(f"  formatted     {found.formatted:.0%}; right {found.right:.0%}, in any format {found.lenient:.0%}")
     say(f"  signal        {groups} had rewards that differ: only these teach")
     say(f"  length        {found.tokens:.0f} tokens, {found.cut_off:.0%} cut off")
@@ -298,13 +322,15 @@ class _Notes:
 
     def __init__(self, path: Path, task: Task, model: str, samples: int, completion_tokens: int | None) -> None:
         self._path = path
-        self._head: dict[str, str | int | None] = {
+        self._head = {
             "task": task.name,
             "data": task.data,
             "reward": task.reward,
             "model": model,
+            "samples": samples,
+            "completion_tokens": completion_tokens,
+            "template": task.template,
         }
-        self._head |= {"samples": samples, "completion_tokens": completion_tokens, "template": task.template}
 
     def read(self) -> dict[int, TriedRow]:
         """The rows that are done, by their number; a line that was cut off by a kill is not. Raises UsageError for
@@ -319,7 +345,7 @@ class _Notes:
         except msgspec.DecodeError:
             same = False
         if not same:
-            what = f"{self._path} is of another task, model or number of samples."
+            what = f"{self._path} is of another task, model, template or number of samples."
             raise UsageError(what, "Name another --output, or remove that file.")
         done = {}
         for line in lines:

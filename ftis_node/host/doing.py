@@ -9,7 +9,7 @@ from ftis_node.step_report import Doing
 
 
 @dataclass(eq=False)
-class _Work:
+class Work:
     """A piece of work under way. begun: how many more would be done, were what is half done counted in parts."""
 
     what: str
@@ -21,22 +21,23 @@ class _Work:
     since: float = field(default_factory=time.monotonic)
 
 
-_works: list[_Work] = []  # the outermost first, which is the one that people are shown
+_works: list[Work] = []  # the outermost first, which is the one that people are shown
 
 
 @contextmanager
-def doing(what: str, of: int | None = None, unit: str = "") -> Iterator[None]:
+def doing(what: str, of: int | None = None, unit: str = "") -> Iterator[Work]:
     """Note within the context that this process does `what`, as a present participle: "generating".
 
-    Where other work is under way already, this is a part of it: its progress counts for the whole.
+    Where other work is under way already, this is a part of it: its progress counts for the whole. The work that it
+    gives may be called otherwise while it is under way.
 
     Args:
         of: how many there are to be done, of `unit`, a plural; None: nobody knows.
     """
-    work = _Work(what, of, unit)
+    work = Work(what, of, unit)
     _works.append(work)
     try:
-        yield
+        yield work
     finally:
         _works.remove(work)
 

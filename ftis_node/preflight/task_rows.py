@@ -1,7 +1,7 @@
 """The rows of a task, before anybody trains on them: gold answers, doubles, empty rows, and whether prompts fit."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,10 @@ _SHORTEN = "Shorten these questions, or leave them out."
 _ALLOW = "Name a model with longer tokens in FTIS_MODEL, or leave that part of the task out."
 
 
-def checked(source: Source, task: Task) -> dict[str, Any]:
+def checked(source: Source, task: Task, flags: Mapping[str, str]) -> dict[str, Any]:
     """Try every row of the task; what was found, as `task check --json` prints it.
+
+    flags: the settings that a person named, of which the model measures the prompts.
 
     accepted, refused: rows whose gold answer the rule takes for right, or does not; undecided: rows that name no one
     right answer. duplicates: rows with the question of an earlier one; contradictions: questions with several answers.
@@ -47,14 +49,14 @@ def checked(source: Source, task: Task) -> dict[str, Any]:
     undecided = len(judged[None])
     several = [row for row in rows if len(answers[row.question]) > 1]
     twice = len({row.question for row in several})
-    model, named, sizes, lost, why = _measured(task, rows)
+    model, named, sizes, lost, why = _measured(task, rows, flags)
     long = [row for row, size in zip(rows, sizes, strict=False) if size > task.prompt_tokens]
     cannot = f"{model} has no token for letters of {counted(len(lost), 'prompt')}"
     unchecked = []
     if why:
         unchecked.append(f"prompts: {why}")
     if lost and not named:
-        unchecked.append(f"prompts: {cannot}; it is the default, name yours in FTIS_MODEL. {WRITABLE}")
+        unchecked.append(f"prompts: {cannot}; it is the default, name yours in FTIS_MODEL, or in --model. {WRITABLE}")
     if undecided:
         unchecked.append(f"{counted(undecided, 'row')}: the gold answer is no answer itself under {task.reward}")
     refuses = f"The rule {task.reward} refuses the gold answer of {counted(len(refused), 'row')}"
@@ -76,11 +78,25 @@ def checked(source: Source, task: Task) -> dict[str, Any]:
     troubles += [{"what": reason, "fix": MEND} for reason in reasons]
     if not reasons:
         troubles += [{"what": error.what, "fix": error.fix} for error in noted(lambda: refuse_unskilled(task))]
-    told = {"task": task.name, "data": task.data, "reward": task.reward, "rows": len(task.train)}
-    told |= {"held_out": len(task.held_out), "accepted": len(judged[True]), "refused": len(refused)}
-    told |= {"undecided": undecided, "duplicates": len(rows) - len(answers), "contradictions": twice}
-    told |= {"empty": source.empty(), "prompt_tokens": task.prompt_tokens, "longest": max(sizes, default=None)}
-    return told | {"model": model, "unchecked": unchecked, "notes": notes, "troubles": troubles}
+    return {
+        "task": task.name,
+        "data": task.data,
+        "reward": task.reward,
+        "rows": len(task.train),
+        "held_out": len(task.held_out),
+        "accepted": len(judged[True]),
+        "refused": len(refused),
+        "undecided": undecided,
+        "duplicates": len(rows) - len(answers),
+        "contradictions": twice,
+        "empty": source.empty(),
+        "prompt_tokens": task.prompt_tokens,
+        "longest": max(sizes, default=None),
+        "model": model,
+        "unchecked": unchecked,
+        "notes": notes,
+        "troubles": troubles,
+    }
 
 
 def _accepts(rule: str, scorer: Scorer, row: Example) -> bool | None:
@@ -95,7 +111,9 @@ def _accepts(rule: str, scorer: Scorer, row: Example) -> bool | None:
     return False
 
 
-def _measured(task: Task, rows: Sequence[Example]) -> tuple[str, bool, list[int], list[Example], str]:
+def _measured(
+    task: Task, rows: Sequence[Example], flags: Mapping[str, str]
+) -> tuple[str, bool, list[int], list[Example], str]:
     """The settings' model, and whether the owner named it; the tokens of each prompt, unless there are rows that it
     cannot write, or a reason why neither is known. Raises UsageError if the settings are wrong."""
     from ftis_node.policy.availability import cached
@@ -105,7 +123,7 @@ def _measured(task: Task, rows: Sequence[Example]) -> tuple[str, bool, list[int]
     from ftis_node.tokenizer.fingerprint import backend_of, unwritable
     from ftis_node.worker.formats import chat_in
 
-    settings, origins = collect(task=task.name, flags={})
+    settings, origins = collect(task=task.name, flags=flags)
     model = settings.model
     named = origins["model"] != "default"
     try:
