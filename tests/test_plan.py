@@ -485,13 +485,18 @@ def test_where_nothing_fits_it_says_how_much_would_do() -> None:
 def test_small_models_and_cpus_compute_in_fp32() -> None:
     assert planned(geometry("tiny-a"), 24).dtype == "float32"
     on_cpu = planned(HALF, 64, device="cpu")
-    assert (on_cpu.dtype, on_cpu.memory.master, on_cpu.lora) == ("float32", 0, False)
+    assert (on_cpu.dtype, on_cpu.memory.master, on_cpu.lora) == ("float32", 0, True)
+    assert on_cpu.reasons[0].startswith("LoRA, because without a GPU")
+    assert (
+        not planned(HALF, 64, device="cpu", lora=False).lora and not planned(geometry("tiny-a"), 64, device="cpu").lora
+    )
     assert CONTEXT_BYTES["cpu"] <= on_cpu.memory.overhead
 
 
 def test_a_micro_batch_is_no_larger_than_the_step() -> None:
     assert planned(HALF, 80, SHORT).micro_batch_tokens == 4 * (64 + 4 * 64)
     assert planned(HALF, 80).micro_batch_tokens == MICRO_BATCH_TOKENS["cuda"]
+    assert [planned(HALF, 80, work).generation_batch for work in (SHORT, GSM8K)] == [48, 288], "nor are those generated"
 
 
 def test_on_a_cpu_8_bit_adamw_is_used_only_where_it_is_wished_for() -> None:

@@ -15,6 +15,7 @@ from ftis_node.cli.common import JsonOption, TokensOption, note, print_json, wai
 from ftis_node.cli.flags import Given, with_settings
 from ftis_node.cli.pace import card_here, card_of, seconds_of, step_seconds_text
 from ftis_node.cli.run import GroupOption
+from ftis_node.config.run import RUN_DEFAULTS
 from ftis_node.config.settings import Settings, collect
 from ftis_node.errors import UsageError
 from ftis_node.fit.memory import LEAST_RESERVE, RESERVE, Workload
@@ -48,7 +49,7 @@ _BATCHES = ("gradient_checkpointing", "micro_batch_tokens", "generation_batch")
 @with_settings("lora")
 def fit(
     *,
-    model: Annotated[str, typer.Option(help="A short name (qwen2.5-3b), a hub id, a local folder, or tiny-a, -b, -c.")],
+    model: Annotated[str, typer.Option(help="A short name (qwen2.5-3b), a hub id, a folder, a GGUF file, or tiny-a.")],
     vram: Annotated[str | None, typer.Option(help="GB to plan for (of several: 24,12); else of this machine.")] = None,
     device: Annotated[Literal["cuda", "cpu"] | None, typer.Option(help="Plan for a GPU, or for the CPU.")] = None,
     given: Given,
@@ -62,11 +63,13 @@ def fit(
 
     Reads the model's configuration and nothing else of it. A GB is 2^30 bytes, as on graphics cards.
     """
+    from ftis_node.observe.terminal import shown_work
     from ftis_node.policy.names import resolve
 
     sizes = _sizes(vram)
     prompt, cap = _caps(task, prompt_tokens, completion_tokens)
-    resolve(model)  # a wrong name is told before anything heavy is imported
+    with shown_work():
+        resolve(model)  # a wrong name is told before anything heavy is imported; a GGUF file is unpacked
     if device is None:
         device = _device_for(sizes)
     smallest = min(sizes, default=None)  # each device has as much to hold
@@ -115,6 +118,9 @@ def fit(
         say("")
         if chosen.fits:
             say(f"  {command}")
+            if completion_tokens or completions != RUN_DEFAULTS["group"]:
+                run = f"ftis-node run new --completion-tokens {cap} --group {completions} …"
+                note(f"A run holds these caps: make it by `{run}`, and add --run FILE to the line.")
         better = planned(cap, bits=True, fused=True)[1]
         if device == "cuda" and _command(model, better, task, devices, smallest, given) != command:
             note(f"Another plan is possible with bitsandbytes and liger-kernel: {to_install('ftis-node[gpu]')}.")

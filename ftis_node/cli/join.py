@@ -89,7 +89,9 @@ def join(
         str | None, typer.Argument(help="An invitation, ftis:…; a file of it; or - for stdin.")
     ] = None,
     *,
-    model: Annotated[str | None, typer.Option(help="A short name (qwen2.5-3b), a hub id, a folder, or tiny-a.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="A short name (qwen2.5-3b), a hub id, a folder, a GGUF file, or tiny-a.")
+    ] = None,
     peers: Annotated[str, typer.Option(help="Addresses of nodes to join, separated by commas.")] = "",
     run: Annotated[Path | None, typer.Option(help="A run file; without it the peers are asked for theirs.")] = None,
     task: Annotated[str | None, typer.Option(help=f"{TASK_KINDS}. Default: the run's.")] = None,

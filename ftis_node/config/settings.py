@@ -5,8 +5,6 @@ Nothing here is shared with peers; what they must agree on is the run (`config.r
 this class.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import re
@@ -65,7 +63,7 @@ class Settings(BaseModel):
     model: str = "tiny-a"
     """A short name (qwen2.5-3b), a hub id, a local folder, or tiny-a, -b, -c."""
     lora: Annotated[bool | None, Flag("--lora/--full")] = None
-    """Train LoRA layers only (true) or everything (false). Default: what fits."""
+    """Train LoRA layers only (true) or everything (false). Default: what fits; on a CPU LoRA, but for tiny models."""
     lora_rank: int = Field(128, ge=1)
     """Rank of the LoRA layers."""
     lora_alpha: int = Field(256, ge=1)

@@ -1,10 +1,11 @@
 """The best way to train a model within a given memory. Pure: `memory` says what things take, this chooses.
 
 Best comes first, and the first that fits is taken: full training, with gradient checkpointing, with 8-bit AdamW, LoRA,
-LoRA with checkpointing. Before checkpointing, which computes every layer twice, come smaller micro-batches, as far as a
-GPU is as fast with them. If none of these fits, generation batches shrink, then micro-batches, as far as one group and
-one sequence; each phase by itself, for they do not need memory at the same time. Where that would crawl, LoRA on frozen
-weights of four bits (NF4) is taken instead: it costs some accuracy, and time to dequantise.
+LoRA with checkpointing; on a CPU models of `SMALL_MODEL` parameters or more begin with LoRA. Before checkpointing,
+which computes every layer twice, come smaller micro-batches, as far as a GPU is as fast with them. If none of these
+fits, generation batches shrink, then micro-batches, as far as one group and one sequence; each phase by itself, for
+they do not need memory at the same time. Where that would crawl, LoRA on frozen weights of four bits (NF4) is taken
+instead: it costs some accuracy, and time to dequantise.
 """
 
 import math
@@ -42,7 +43,7 @@ PROMPTS_AGAIN = 0.2
 CRAWLING_ROWS = 48
 CRAWLING_TOKENS = 2_048
 
-# Models with fewer parameters are trained in fp32 on a GPU too: they are small enough, and need no second copy.
+# Models with fewer parameters are trained in fp32 on a GPU too, and whole on a CPU: they are small enough.
 SMALL_MODEL = 100_000_000
 
 # Smaller micro-batches are refused by the settings, and save nothing.
@@ -161,10 +162,11 @@ def _setups(
         dtype = "float32"
     step_tokens = workload.step_tokens(geometry.packed)
     most = max(MIN_TOKENS, workload.longest, min(MICRO_BATCH_TOKENS[device], step_tokens))
+    most_rows = min(GENERATION_BATCH, max(CRAWLING_ROWS, group * workload.batch_groups))
     common = Setup(
         dtype=wishes.dtype or dtype,
         micro_batch_tokens=wishes.micro_batch_tokens or most,
-        generation_batch=wishes.generation_batch or max(group, GENERATION_BATCH // group * group),
+        generation_batch=wishes.generation_batch or max(group, most_rows // group * group),
         lora_rank=wishes.lora_rank,
         lora_targets=wishes.lora_targets,
         devices=wishes.devices,
@@ -181,12 +183,15 @@ def _setups(
         asked = True
     elif wishes.sharded:
         asked = False
+    able = geometry.takes(wishes.lora_targets)
+    if asked is None and able and device == "cpu" and geometry.parameters >= SMALL_MODEL:
+        asked = True
     kinds = []  # LoRA or not, sharded or not
     if not asked:
         kinds.append((False, bool(wishes.sharded)))
         if wishes.sharded is None and wishes.devices > 1 and wishes.optimiser != "adamw8bit":
             kinds.append((False, True))
-    if asked or (asked is None and geometry.takes(wishes.lora_targets)):
+    if asked or (asked is None and able):
         kinds.append((True, False))
 
     setups = []
@@ -277,6 +282,11 @@ def _reasons(
             "LoRA on weights of four bits (NF4), because beside weights of two bytes there is no room for "
             f"{CRAWLING_ROWS} completions and {CRAWLING_TOKENS:,} tokens at a time."
         )
+    elif setup.lora and needs[0][0].lora:
+        yield (
+            "LoRA, because without a GPU a step of all weights takes about half as long again, and each checkpoint has "
+            "12 bytes a parameter; --full trains them all."
+        )
     elif setup.lora:
         way, need = min(((w, n) for w, n in full_size if not w.lora), key=lambda pair: pair[1].total)
         state = need.weights + need.master + need.gradients + need.optimiser
@@ -295,7 +305,7 @@ def _reasons(
     if setup.quantisation == "nf4":
         yield "Generating takes about 1.6 times as long as with weights of two bytes (1.5B on an H100)."
     if tried:
-        yield f"Too large: {'; '.join(f'{_label(way)}, {rounded(need.total)}' for way, need in tried)}."
+        yield f"Tried first, too large: {'; '.join(f'{_label(way)}, {rounded(need.total)}' for way, need in tried)}."
     plain = [(way, need) for way, need in needs if way.lora == setup.lora and not way.gradient_checkpointing]
     if setup.gradient_checkpointing and wishes.gradient_checkpointing is None:
         way, need = plain[-1]
