@@ -173,7 +173,10 @@ def test_a_new_run_takes_a_file_of_held_out_rows(cli: Cli, tmp_path: Path) -> No
         (tmp_path / name).write_text("".join(f'{{"question": "{n}", "answer": {n}}}\n' for n in rows))
     (tmp_path / "train").rename(tmp_path / "train.jsonl")
     new = ("run", "new", "--model", "tiny-a", "--task", str(tmp_path / "train.jsonl"), "-o", str(tmp_path / "run.toml"))
-    assert cli(*new, "--eval-data", str(tmp_path / "test"))[0] == 0
+    words = cli(*new, "--eval-data", str(tmp_path / "test"))[1].split()
+    assert words[words.index("--task") :] == [*new[4:6], "--eval-data", str(tmp_path / "test"), *new[2:4]]
+    code, _, err = cli("join", "--completion-tokens", "96")
+    assert code == 2 and "ftis-node run new" in err
     code, _, err = cli(*new, "--eval-data", str(tmp_path / "none"))
     assert code == 2 and "Cannot read" in err
 

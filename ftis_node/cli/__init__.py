@@ -1,8 +1,6 @@
 """The command line: one file a command group, no logic. A command's docstring is its help; it raises UserError for what
 a person can mend, and ends with `sys.exit` or `typer.Exit` where its exit code is not 0."""
 
-from __future__ import annotations
-
 import functools
 import os
 import sys
@@ -91,6 +89,7 @@ _OTHERS = {
     "status": "list ls ps",
     "stop": "quit kill",
 }
+_OF_A_RUN = ("--completion-tokens", "--completions", "--group", "--temperature", "--any-tokenizer", "--chat")
 _MEANT = {other: name for name, others in _OTHERS.items() for other in others.split()}
 
 
@@ -171,10 +170,14 @@ def main() -> None:
 
 def _refuse_misplaced(words: Sequence[str]) -> None:
     """Refuse an empty word after an option, mostly a variable that is not set (--peers= is on purpose; --home= would be
-    this folder), an invitation, and a command that has another name."""
+    this folder), an invitation, an option of `run new`, and a command that has another name."""
     meant = _MEANT.get(words[0] if words else "")
     if meant:
         raise UsageError(f"There is no command {words[0]!r}.", f"You may mean `ftis-node {meant}`: {_COMMANDS[meant]}")
+    of_a_run = [word for word in words if word.partition("=")[0] in _OF_A_RUN]
+    if of_a_run and words[0] == "join":
+        fix = "Make the run first: `ftis-node run new --help` has it, and prints the line to join it."
+        raise UsageError(f"{of_a_run[0]} belongs to a run, which is fixed when it begins.", fix)
     for option, value in (*pairwise(words), *((word, "") for word in words if word == "--home=")):
         if option.startswith("--") and not value.strip():
             raise UsageError(f"{option} is followed by an empty value.", "Leave it out, or set the variable behind it.")

@@ -1,7 +1,6 @@
 """``ftis-node run``: making and reading run files."""
 
-from __future__ import annotations
-
+import shlex
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -19,6 +18,7 @@ from ftis_node.cli.common import (
     TemplateOption,
     TokensOption,
     print_answer,
+    waiting,
 )
 from ftis_node.config.run import EPOCH, SLOTS_MAX, RunFile, dump_run_file, in_short, load_run_file, make_hints, run_for
 from ftis_node.errors import UsageError
@@ -74,22 +74,25 @@ def new(
     from ftis_node.swarm.identity import Identity
     from ftis_node.tasks import load_task, with_columns
     from ftis_node.tasks.trial import refuse_unskilled
-    from ftis_node.worker.facts import facts_of_run
 
     hints = make_hints(name=name, bootstraps=tuple(bootstrap or ()))
-    said = {"data": data, "eval_data": eval_data, "reward": reward, "template": template}
-    chosen = load_task(with_columns(task, question, answer) or task, **said, code=True)
-    refuse_unskilled(chosen)
     if any_tokenizer and model is not None:
         raise UsageError("--any-tokenizer and --model contradict one another.", "Leave out --model.")
     if not any_tokenizer and model is None and task != "arithmetic":
         what = "A run is for one tokenizer, and no --model says which."
         fix = "Name a model of the family that is to take part: --model qwen2.5-1.5b; or take --any-tokenizer."
         raise UsageError(what, fix)
-    if any_tokenizer:
-        facts = chosen.facts()
-    else:
-        facts = facts_of_run(chosen, model or "tiny-a", chat, thinking=thinking)
+    named = with_columns(task, question, answer) or task
+    said = {"data": data, "eval_data": eval_data, "reward": reward}
+    with waiting("Reading the task and the tokenizer"):
+        chosen = load_task(named, **said, template=template, code=True)
+        refuse_unskilled(chosen)
+        if any_tokenizer:
+            facts = chosen.facts()
+        else:
+            from ftis_node.worker.facts import facts_of_run
+
+            facts = facts_of_run(chosen, model or "tiny-a", chat, thinking=thinking)
     shared: dict[str, Any] = {}
     if completion_tokens is not None:
         shared["completion_tokens"] = completion_tokens
@@ -111,5 +114,11 @@ def new(
         output.write_text(dump_run_file(run_file), encoding="utf-8")
     except OSError as error:
         raise UsageError(f"{output} cannot be written: {error.strerror}.", "Name another --output.") from None
-    line = f"Run {run.id.hex()} written to {output}; join it with: ftis-node join --run {output} --model …"
+    words = ["ftis-node", "join", "--run", str(output), "--task", named]
+    for option, value in said.items():
+        if value is not None:
+            words += [f"--{option.replace('_', '-')}", str(value)]
+    if home != DEFAULT_HOME:
+        words += ["--home", str(home)]
+    line = f"Run {run.id.hex()} written to {output}; join it with: {shlex.join(words)} --model {model or '…'}"
     print_answer({"id": run.id.hex(), "file": str(output)}, line, json=json)
