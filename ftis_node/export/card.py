@@ -56,7 +56,10 @@ def card(
     if task:
         title += f" on {_cell(task)}"
     rows = dict(_rows(checkpoint, settings, record, task, base=base, kind=kind, dtype=dtype))
-    load = _LOAD.get(kind, _LOAD["model"]).replace("{base}", json.dumps(base))
+    source = json.dumps(base)
+    if base.endswith(".gguf"):
+        source = f"FOLDER_OF_THE_FILE, gguf_file={source}"
+    load = _LOAD.get(kind, _LOAD["model"]).replace("{base}", source)
     parts = [
         _front_matter(base, kind),
         title,
