@@ -53,19 +53,16 @@ def test_a_row_of_a_task_is_judged_and_lines_are_read(home: Path, cli: Cli, monk
 
 
 @pytest.mark.parametrize(
-    "words",
-    [
-        ("ask", "--checkpoint"),
-        ("export", "--to", "x", "--checkpoint"),
-        ("eval", "--task", "arithmetic", "--checkpoint"),
-    ],
+    "line", ["ask Who?", "export --to x", "eval --task arithmetic", "ask --checkpoint ~/.ftis-node"]
 )
 def test_a_home_without_a_checkpoint_is_refused_before_torch_is_imported(
-    words: tuple[str, ...], cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    line: str, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "run.toml").touch()
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / ".ftis-node").mkdir()
+    (tmp_path / ".ftis-node" / "run.toml").touch()
     monkeypatch.setitem(sys.modules, "ftis_node.worker.restore", None)
-    code, _, err = cli(*words, str(tmp_path))
+    code, _, err = cli(*line.split())
     assert code == 1 and "has no checkpoint yet" in err
 
 

@@ -210,6 +210,7 @@ def test_a_checkpoint_is_compared_with_its_base_model(home: Path, tmp_path: Path
 def test_a_model_by_its_name_has_no_base_model() -> None:
     line = ("eval", "--checkpoint", "tiny-a", "--task", "arithmetic", "--prompts", "8")
     assert "no base model" in refused(*line, "--compare").what
+    assert "--prompts" in refused(*line, "--set", "eval_prompts=4").fix
 
 
 def test_pairs_are_counted_and_tested() -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ftis_node.cli.common import (
+    CheckpointOption,
     JsonOption,
     RewardOption,
     SetOption,
@@ -20,6 +21,7 @@ from ftis_node.cli.common import (
     tell_choice,
 )
 from ftis_node.errors import UsageError
+from ftis_node.store.home import DEFAULT_HOME
 from ftis_node.text import say
 
 if TYPE_CHECKING:
@@ -34,8 +36,8 @@ PROMPT = "> "
 
 
 def ask(
-    checkpoint: Annotated[str, typer.Option(help="A checkpoint, a node's home (its newest one), or a model.")],
     question: Annotated[str | None, typer.Argument(help="What to ask; without it lines are read.")] = None,
+    checkpoint: CheckpointOption = str(DEFAULT_HOME),
     compare: Annotated[bool, typer.Option("--compare", help="The base model answers, too.")] = False,
     trained: Annotated[bool, typer.Option("--trained", help="In the run's template, as in training.")] = False,
     task: Annotated[str | None, typer.Option(help="Ask a held-out row of this task, and judge the answer.")] = None,
@@ -47,7 +49,8 @@ def ask(
 ) -> None:
     """Ask a trained model, beside its base model with --compare.
 
-    It is asked in its own chat, a base model in plain text. Its likeliest words are the answer.
+    It is asked in its own chat, a base model in plain text; with --trained, or a --task, in the words of its run. Its
+    likeliest words are the answer.
     """
     if task is not None and question is not None:
         raise UsageError("A question and --task contradict one another.", "Leave one of them out.")

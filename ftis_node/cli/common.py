@@ -12,6 +12,7 @@ import typer
 
 from ftis_node.config.profiles import TASK_KINDS
 from ftis_node.errors import UsageError
+from ftis_node.store.home import DEFAULT_HOME
 from ftis_node.text import further_lines, in_json, say
 
 if TYPE_CHECKING:
@@ -29,6 +30,9 @@ DataOption = Annotated[Path | None, typer.Option("--data", help="A local trainin
 EvalDataOption = Annotated[Path | None, typer.Option("--eval-data", help="A local file of held-out examples.")]
 TokensOption = Annotated[
     int | None, typer.Option(min=1, help="Longest; default: the task's, in a chat by `boxed` 512.")
+]
+CheckpointOption = Annotated[
+    str, typer.Option(help="A checkpoint, a node's home (its newest one), or a model: short name, hub id, folder.")
 ]
 BaseOption = Annotated[str | None, typer.Option("--model", help="Where the model of a checkpoint is now.")]
 RewardOption = Annotated[
@@ -143,7 +147,7 @@ def held_checkpoint(stack: ExitStack, name: str) -> Checkpoint | None:
     from ftis_node.store.checkpoints import under
 
     path = Path(name).expanduser()
-    if path.is_dir():
+    if path.is_dir() or path == DEFAULT_HOME.expanduser():
         under(path)  # so that a home without one is refused before torch is imported
     with shown_work(), doing("reading the checkpoint"):
         from ftis_node.worker.restore import find_checkpoint, hold

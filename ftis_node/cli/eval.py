@@ -27,6 +27,7 @@ from ftis_node.cli.common import (
 )
 from ftis_node.config.profiles import TASK_KINDS
 from ftis_node.errors import UsageError
+from ftis_node.store.home import DEFAULT_HOME
 from ftis_node.text import say
 
 if TYPE_CHECKING:
@@ -40,13 +41,12 @@ if TYPE_CHECKING:
 
 
 def evaluate(
-    checkpoint: Annotated[
-        str, typer.Option(help="A checkpoint, a node's home (its newest one), or a model: short name, hub id, folder.")
-    ],
     task: Annotated[str, typer.Option(help=f"math500, {TASK_KINDS}; of training data the tenth held out.")],
+    checkpoint: common.CheckpointOption = str(DEFAULT_HOME),
     compare: Annotated[bool, typer.Option("--compare", help="The base model, too, and the paired difference.")] = False,
     data: Annotated[
-        Path | None, typer.Option("--data", "--eval-data", help="A local copy of the questions; all of them are used.")
+        Path | None,
+        typer.Option("--data", "--eval-data", help="A file of held-out questions; all of them are asked."),
     ] = None,
     question: QuestionOption = None,
     answer: AnswerOption = None,
@@ -62,6 +62,8 @@ def evaluate(
 ) -> None:
     """Measure greedy pass@1 with its 95 % interval; also right formats, and accuracy in any format."""
     flags = common.parse_pairs(set_ or [])
+    if "eval_prompts" in flags:
+        raise UsageError("eval_prompts says how many questions a node asks in training.", "Here name --prompts.")
     from ftis_node.export.record import record_of
     from ftis_node.tasks import load_evaluation, scoring, with_columns
     from ftis_node.tasks.templates import as_trained
@@ -222,12 +224,23 @@ def _figures(asked: _Questions, result: _Result, other: _Result | None = None) -
         compared["paired"] = to_builtins(paired(result.judged, other.judged))
     settings = result.chosen.settings
     task = asked.task
-    told: dict[str, Any] = {"trained": result.trained, "device": result.device, "dtype": result.dtype}
-    told |= {"task": task.name, "data": task.data, "reward": task.reward, "template": task.template}
-    told |= {"completion_tokens": asked.cap, "lora_alpha": None}
+    alpha = None
     if settings.lora:
-        told["lora_alpha"] = settings.lora_alpha
-    return {**result.chosen.row(), **told, **to_builtins(result.figures), **compared}
+        alpha = settings.lora_alpha
+    return {
+        **result.chosen.row(),
+        "trained": result.trained,
+        "device": result.device,
+        "dtype": result.dtype,
+        "task": task.name,
+        "data": task.data,
+        "reward": task.reward,
+        "template": task.template,
+        "completion_tokens": asked.cap,
+        "lora_alpha": alpha,
+        **to_builtins(result.figures),
+        **compared,
+    }
 
 
 def _print(asked: _Questions, result: _Result, other: _Result | None = None) -> None:

@@ -1,7 +1,5 @@
 """``ftis-node export``: a checkpoint as a model for everything else."""
 
-from __future__ import annotations
-
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Literal
@@ -22,12 +20,14 @@ from ftis_node.cli.local import saved
 from ftis_node.errors import UsageError
 from ftis_node.policy.names import source_of
 from ftis_node.store.checkpoints import newest_facts, parse_label
-from ftis_node.store.home import Home
+from ftis_node.store.home import DEFAULT_HOME, Home
 from ftis_node.text import rounded, say
 
 
 def export(
-    checkpoint: Annotated[str, typer.Option(help="A checkpoint, or a node's home, which means its newest one.")],
+    checkpoint: Annotated[str, typer.Option(help="A checkpoint, or a node's home (its newest one).")] = str(
+        DEFAULT_HOME
+    ),
     to: Annotated[Path | None, typer.Option(help="The folder to write; it must not be there yet, or be empty.")] = None,
     gguf: Annotated[
         Path | None, typer.Option(help="Instead: the file to write, for llama.cpp, Ollama and LM Studio.")
