@@ -153,11 +153,13 @@ def test_a_model_that_became_worse_than_it_was_is_told_after_a_restart_too(tmp_p
 
 @pytest.mark.parametrize(("formatted", "rule", "told"), [(False, "exact", 1), (True, "exact", 0), (False, "code:1", 0)])
 def test_a_form_never_written_is_told(caplog: pytest.LogCaptureFixture, formatted: bool, rule: str, told: int) -> None:
+    caplog.set_level("INFO")
     evaluations = EvaluationSchedule()
     found = of_scores([Score(0.0, formatted=formatted and one == 0, lenient=True) for one in range(64)])
     for step in range(3):
         evaluations.taken(step, found, found.seconds, rule=rule)
     assert len([record for record in caplog.records if "None of 64 answers" in record.message]) == told
+    assert caplog.text.count("pass@1 0.000, 95 % between 0.000 and 0.057") == 3
 
 
 def test_evaluations_of_weights_that_a_kill_took_are_not_in_the_curve(tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def test_a_first_start_is_told_and_leaves_nothing(join: Cli, tmp_path: Path) -> 
     assert told["run"]["id"] is None and private.startswith("To members of the private run alone: its network address")
     assert "public" not in private and ", private\n" in join("--home", str(home), *flags)[1]
     code, out, _ = join("--home", str(home), "--set", "own_share=0")
-    assert code == 0 and report["run"]["id"] in out and "samples nothing of its own" in out
+    assert code == 0 and report["run"]["id"] in out and "samples nothing of its own" in out and "lora_rank" not in out
     (tmp_path / "few.csv").write_text("prompt,answer\n" + "".join(f"{n}+1=,{n + 1}\n" for n in range(40)))
     assert "questions held out, too few" in join("--home", str(home), "--task", str(tmp_path / "few.csv"))[1]
 
@@ -284,8 +284,8 @@ def test_an_invitation_to_a_node_that_is_gone_says_so_in_terms_of_invitations(jo
     inviter = identity(3)
     address = f"/ip4/127.0.0.1/tcp/1025/p2p/{inviter.peer_id}"
     line = invite(inviter, bytes(16), [address], now=time.time(), seconds=3600).text
-    code, _, err = join("--task", "gsm8k", line, "--home", str(tmp_path / "home"), "--set", "patience=1")
-    assert code == 1 and "the inviter's node runs" in err and "--peers" not in err, err
+    code, out, err = join("--task", "arithmetic", line, "--home", str(tmp_path / "home"), "--set", "patience=1")
+    assert code == 1 and "the inviter's node runs" in err and "--peers" not in err and "would start it" not in out, err
     assert "listens there (connection refused)" in err and "backoff" not in err, "asked for the second time, too"
 
 

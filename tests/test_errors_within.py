@@ -32,7 +32,7 @@ from ftis_node.node.checkpointing import Saving
 from ftis_node.node.compute import FAILURES, ComputeProcess
 from ftis_node.node.options import JoinOptions
 from ftis_node.observe import plot
-from ftis_node.observe.answers import NodeState, Status
+from ftis_node.observe.answers import NodeState, Peers, Status
 from ftis_node.observe.metrics import MetricsLog
 from ftis_node.policy.load import choose_device, load_policy, make_policy
 from ftis_node.policy.ready import ready
@@ -236,12 +236,20 @@ def test_a_daemon_that_does_not_start_says_why_or_where(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="2"):
         detach(tmp_path / "home", ["eval", "--checkpoint", "tiny-a", "--task", "nonsense"], told.append)
     assert told[-2].startswith("error: There is no task 'nonsense'")
+    assert sum("loads its libraries" in one for one in told) <= 1
 
 
 def test_a_node_without_a_page_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(local, "ask_daemon", lambda *_: Status(state="ONLINE"))
     with pytest.raises(UserError, match="serves no page"):
         local.page(tmp_path, open_=False, json=False)
+
+
+def test_top_into_a_pipe_is_one_look(monkeypatch: Any, tmp_path: Path, capsys: Any) -> None:
+    answers = iter([Status(state="ONLINE", reason="It is well."), Peers([])])
+    monkeypatch.setattr(local, "ask_daemon", lambda *_: next(answers))
+    local.top(tmp_path)
+    assert "It is well." in capsys.readouterr().out
 
 
 def test_pictures_need_matplotlib(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -290,7 +290,7 @@ def test_an_invitation_to_an_open_run_is_no_ticket(home_of: Homes, tmp_path: Pat
     assert "has no members" in refused("members", "--home", home).what
     (home / "run.toml").write_text(dump_run_file(RunFile(run=RUN.model_copy(update={"task": "sums.jsonl"}))))
     told = cli("invite", "--home", str(home), *HERE)[2]
-    assert "they also need your file of the task, sums.jsonl" in told and "--eval-data; else pass@1 differs" in told
+    assert "they also need sums.jsonl" in told and "join ftis:… --task sums.jsonl --eval-data FILE" in told
 
 
 def names(home: Path, known: dict[Identity, str]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import time
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ftis_node.cli.common import HomeOption, JsonOption, print_json, say_finding
+from ftis_node.cli.common import HomeOption, JsonOption, print_json, say_finding, waiting
 from ftis_node.cli.flags import Given, with_settings
 from ftis_node.errors import UsageError, UserError, brief, one_by_one
 from ftis_node.store.home import DEFAULT_HOME, Home
@@ -42,12 +41,12 @@ def bugreport(
     from ftis_node.preflight.checks import examined
 
     case, unsound = _case(home, given.with_values(model=model or None))
-    findings: list[Finding] = []
-    for finding in itertools.chain(unsound, examined(case)):
-        findings.append(finding)
+    with waiting("Checking this machine, its home and its network"):
+        findings = [*unsound, *examined(case)]
+        parts = collect(case, findings, with_addresses=with_addresses)
+        pack(parts, to)
+    for finding in findings:
         say_finding(finding, error=True)
-    parts = collect(case, findings, with_addresses=with_addresses)
-    pack(parts, to)
     if json:
         print_json({"file": str(to), "packed": {name: len(text.encode()) for name, text in parts.items()}})
         return

@@ -16,6 +16,7 @@ from ftis_node.store.home import Home
 
 POLL_SECONDS = 0.3
 SILENT_SECONDS = 1.5
+LINE_SECONDS = 10.0  # between two lines on the same work
 ALARMING = ("WARNING", "ERROR", "CRITICAL")
 
 
@@ -26,8 +27,8 @@ def detach(
 
     Args:
         arguments: of ``ftis-node``, without ``--detach``.
-        tell: given each sentence of what it is doing, and what its log says of `peers`, whose addresses its owner
-            named: that one does not answer, first of all.
+        tell: given a sentence when it does something else, and now and then; and what its log says of `peers`, whose
+            addresses its owner named: that one does not answer, first of all.
 
     Returns the daemon's status and process id, None if it had nothing to do and has ended.
 
@@ -50,23 +51,25 @@ def detach(
             stderr=log,
             start_new_session=True,
         )
-    told = ""
-    began = time.monotonic()
+    told: object = None
+    due = time.monotonic() + SILENT_SECONDS
     try:
         while daemon.poll() is None:
             status = _status(place, daemon.pid)
             if status is not None and status.state != "LOADING":
                 return status, daemon.pid
+            work = None
+            said = f"The daemon starts as process {daemon.pid}; it loads its libraries first."
             if status is not None:
                 said = status.reason
+                work = said
                 if status.doing is not None:
                     said += f" {status.doing.sentence()}."
-                if said != told:
-                    told = said
-                    tell(told)
-            elif not told and time.monotonic() - began > SILENT_SECONDS:
-                told = f"The daemon starts as process {daemon.pid}; it loads its libraries first."
-                tell(told)
+                    work = status.doing.what
+            if work != told or time.monotonic() > due:
+                told = work
+                due = time.monotonic() + LINE_SECONDS
+                tell(said)
             for line in news.lines():
                 tell(line)
             time.sleep(POLL_SECONDS)

@@ -76,8 +76,8 @@ def invite(
     if made.private:
         say("note: whoever uses it first becomes a member; send it by a way that only they can read.", error=True)
     if run.task.endswith((".jsonl", ".csv")):
-        say(f"note: they also need your file of the task, {run.task}: `join --data FILE`.", error=True)
-        say("note: and your held-out file, if you have named one: with --eval-data; else pass@1 differs.", error=True)
+        files = f"they also need {run.task}, and your held-out file if you named one, or pass@1 differs"
+        say(f"note: {files}: `join ftis:… --task {run.task} --eval-data FILE`.", error=True)
 
 
 def members(home: HomeOption = DEFAULT_HOME, json: JsonOption = False) -> None:

@@ -1,7 +1,5 @@
 """Commands for the daemon on a home: they ask it, order it, or read what it wrote; and ``id``."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Mapping
@@ -10,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ftis_node.cli.common import HomeOption, JsonOption, parse_pairs, print_answer, print_facts, print_json
+from ftis_node.cli.common import HomeOption, JsonOption, parse_pairs, print_answer, print_facts, print_json, waiting
 from ftis_node.errors import UserError
 from ftis_node.observe.answers import Kind, NodeState, PeerRow, Peers, Status
 from ftis_node.observe.api import NoDaemon, ask, link, read_token
@@ -187,7 +185,10 @@ def top(home: HomeOption = DEFAULT_HOME) -> None:
         peers = ask_daemon(home, "/peers", Peers)
         return node_view(status, peers, last_lines(place.log, LINES), HINT, height=terminal.height)
 
-    with Live(look(), console=terminal, auto_refresh=False, screen=terminal.is_terminal) as live:
+    if not terminal.is_terminal:
+        terminal.print(look())
+        return
+    with Live(look(), console=terminal, auto_refresh=False, screen=True) as live:
         while True:
             time.sleep(LOOK_SECONDS)
             live.update(look(), refresh=True)
@@ -287,12 +288,13 @@ def _end(home: Path, name: str, text: str, *, wait: bool, json: bool) -> None:
     place = Home(home.expanduser())
     record = place.runtime()
     answer = _command(home, name)
-    while wait and place.in_use():
-        time.sleep(POLL_SECONDS)
-    deadline = time.monotonic() + ENDING_SECONDS  # it has let go of its home, so its process is about to end
-    while wait and place.lives(record) and time.monotonic() < deadline:
-        time.sleep(POLL_SECONDS / 10)
     if wait:
+        with waiting(text.removesuffix(".")):
+            while place.in_use():
+                time.sleep(POLL_SECONDS)
+            deadline = time.monotonic() + ENDING_SECONDS  # it has let go of its home, so its process is about to end
+            while place.lives(record) and time.monotonic() < deadline:
+                time.sleep(POLL_SECONDS / 10)
         text = "The node has ended."
     _say(answer, text, json=json)
 

@@ -112,7 +112,8 @@ class EvaluationSchedule:
                 f" It learns its rows by heart: its samples earn {fmean(rewards):.2f} on them, and pass@1 is "
                 f"{found.pass_at_1:.2f} on the questions held out. Give the run more rows."
             )
-        logger.info("Step %d: pass@1 %.3f (format %.3f)", step, found.pass_at_1, found.formatted)
+        sure = "Step %d: pass@1 %.3f, 95 %% between %.3f and %.3f (format %.3f)"
+        logger.info(sure, step, found.pass_at_1, found.low, found.high, found.formatted)
         formless = found.prompts and not found.formatted and not found.correct
         if self._began is None and formless and not rule.startswith(CODE):
             logger.warning(FORMLESS, found.prompts, FORMS[form_of(rule)].format("…"))

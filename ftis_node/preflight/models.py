@@ -180,7 +180,7 @@ def tokenizer(case: Case) -> Findings:
         head = f"Its fingerprint is {facts['tokenizer'][:16]}…"
         why = facts["text_refusal"] or "It can also take part in runs for models of any tokenizer."
         yield ok(f"{head}; there is no run to compare it with. {why}")
-        if task is not None:
+        if task is not None and case.options.bootstraps == case.options.on_lan:
             founder = ""
             if case.options.private:
                 founder = case.peer_id or ""

@@ -53,7 +53,9 @@ def dry_run_lines(case: Case) -> list[str]:
     run = _run(case)
     task = case.task
     plan = case.plan
-    lines = ["Nothing was started and nothing was written. Without --dry-run:", ""]
+    if plan is not None and not plan.lora:
+        chosen = {name: one for name, one in chosen.items() if not name.startswith("lora_")}
+    lines = ["Nothing was started, and nothing but caches was written. Without --dry-run:", ""]
     lines += [f"settings  {name} = {one['value']} ({one['origin']})" for name, one in chosen.items()]
     if not chosen:
         lines.append("settings  all by default")

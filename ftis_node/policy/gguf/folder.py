@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ftis_node.errors import UsageError, UserError
+from ftis_node.host.doing import doing
 from ftis_node.host.files import cache_dir, free_bytes, replace_text, sha256_of_file
 from ftis_node.installed import to_install
 from ftis_node.policy.gguf.header import GgufHeader, UnusableFile, read_header
@@ -178,12 +179,13 @@ def _make(file: Path, header: GgufHeader, tokenizer: Path | None, target: Path) 
         what = f"{file} takes {rounded(need)} as a folder, and {rounded(free)} are free in {target.parent}."
         raise UserError(what, "Make room there, or set XDG_CACHE_HOME to a folder on another disk.")
     partial.mkdir()
-    say(f"{file.name} becomes a folder of {rounded(need)} in {target.parent}, once.", error=True, flush=True)
+    say(f"{file.name} becomes a folder of {rounded(need - _ROOM)} in {target.parent}, once.", error=True, flush=True)
     command = [sys.executable, "-P", "-m", "ftis_node.policy.gguf", str(file), str(tokenizer or ""), str(partial)]
     here = str(Path(__file__).resolve().parents[3])
     path = os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))
     try:
-        ended = subprocess.run(command, stdout=subprocess.PIPE, env=os.environ | {"PYTHONPATH": path}, check=False)
+        with doing(f"unpacking {file.name}"):
+            ended = subprocess.run(command, stdout=subprocess.PIPE, env=os.environ | {"PYTHONPATH": path}, check=False)
         if ended.returncode:
             raise _why(file, ended)
         partial.rename(target)
