@@ -15,7 +15,7 @@ from msgspec.structs import asdict
 from safetensors.torch import load_file, save_file
 
 from ftis_node.errors import FtisError, UsageError
-from ftis_node.evaluate.greedy import batch_that_fits, evaluate, tokenised
+from ftis_node.evaluate.greedy import evaluate, tokenised
 from ftis_node.evaluate.intervals import paired_figures, wilson
 from ftis_node.evaluate.judging import Judged, judge
 from ftis_node.packet import Completion
@@ -284,10 +284,3 @@ def test_what_does_not_fit_is_halved(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(greedy, "generate", lambda *_, **__: (_ for _ in ()).throw(torch.OutOfMemoryError()))
         with pytest.raises(FtisError, match="single prompt"):
             evaluate(policy, prompts, examples, scorer, CAP)
-
-
-def test_a_batch_is_chosen_for_the_memory_there_is() -> None:
-    policy = tiny_policy()
-    sizes = [batch_that_fits(policy, 64, 64, budget) for budget in (0, 1 << 20, 1 << 23, 1 << 40)]
-    assert sizes[0] == 1 and sizes[-1] == 256
-    assert sizes == sorted(sizes)

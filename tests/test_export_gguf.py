@@ -97,11 +97,9 @@ def test_a_file_of_a_file_keeps_its_facts(tmp_path: Path) -> None:
     assert len(layers) == 2 * 7 * 2, "two of seven matrices in each of two layers"
     answer("export", "--checkpoint", home, "--to", tmp_path / "layers", "--adapter")
     code = (tmp_path / "layers" / "README.md").read_text().split("```python")[1].split("```")[0]
-    places = {"FOLDER_OF_THE_FILE": str(BASES), "FOLDER": str(tmp_path / "layers")}
-    exec(code, places)
-    loaded: Any = places["model"]
-    with torch.no_grad():
-        found = loaded(torch.arange(99)[None]).logits
+    names: dict[str, Any] = {"FOLDER_OF_THE_FILE": BASES, "FOLDER": tmp_path / "layers"}
+    exec(code, names)
+    found = names["model"](torch.arange(99)[None]).logits
     torch.testing.assert_close(found, logits(tmp_path, gguf_file="exact.gguf"), atol=0.25, rtol=0.02)
     for name in {name.rpartition(".lora_")[0] for name in layers}:
         down = layers[f"{name}.lora_a"]

@@ -16,11 +16,8 @@ from ftis_node.config.settings import collect
 from ftis_node.fit.memory import Workload
 from ftis_node.fit.plan import Wishes, plan
 from ftis_node.policy.measure import geometry_of
-from ftis_node.tasks import load_task
-from ftis_node.tasks.task import CAPS
 from ftis_node.text import GB
 from tests.support.cli import Cli
-from tests.support.models import DATA, real_data
 from tests.support.small_models import tiny_config
 
 KEYS = {
@@ -88,14 +85,6 @@ def test_a_short_name_needs_no_hub_either_and_the_command_is_one_that_join_under
         assert getattr(settings, key) == answer[key]
 
 
-def test_four_bits_are_for_frozen_weights(fit: Cli) -> None:
-    answer = answer_of(fit, "--model", "qwen2.5-3b", "--vram", "24", "--set", "quantisation=nf4")
-    assert (answer["quantisation"], answer["lora"]) == ("nf4", True)
-    assert "quantisation=nf4" in answer["command"]
-    code, _, err = fit("--model", "qwen2.5-3b", "--vram", "24", "--full", "--set", "quantisation=nf4")
-    assert code == 2 and "NF4 (flags) is for frozen weights" in err
-
-
 def test_flags_are_wishes_and_what_does_not_fit_fails(fit: Cli) -> None:
     pairs = ("dtype=float32", "gradient_checkpointing=false", "micro_batch_tokens=768")
     flags = ("--full", *(word for pair in pairs for word in ("--set", pair)))
@@ -160,15 +149,6 @@ def test_a_card_is_known_by_the_name_of_its_driver_and_its_relatives_are_not() -
     relatives = ("RTX 3060 Ti", "RTX 4090 D", "RTX 4060 Laptop GPU", "RTX 3090")
     for name in (*(f"NVIDIA GeForce {one}" for one in relatives), "NVIDIA L4", "NVIDIA H200", "NVIDIA H100 PCIe"):
         assert card_named(name) is None, name
-
-
-@real_data
-def test_the_caps_are_the_tasks() -> None:
-    tasks = {
-        "arithmetic": load_task("arithmetic"),
-        "gsm8k": load_task("gsm8k", data=DATA / "gsm8k_train.jsonl", eval_data=DATA / "gsm8k_test.jsonl"),
-    }
-    assert {name: (task.prompt_tokens, task.completion_tokens) for name, task in tasks.items()} == CAPS
 
 
 def test_a_chosen_lora_target_that_means_nothing_there_is_told() -> None:

@@ -496,7 +496,7 @@ def test_small_models_and_cpus_compute_in_fp32() -> None:
 def test_a_micro_batch_is_no_larger_than_the_step() -> None:
     assert planned(HALF, 80, SHORT).micro_batch_tokens == 4 * (64 + 4 * 64)
     assert planned(HALF, 80).micro_batch_tokens == MICRO_BATCH_TOKENS["cuda"]
-    assert [planned(HALF, 80, work).generation_batch for work in (SHORT, GSM8K)] == [48, 288], "nor are those generated"
+    assert planned(HALF, 80, SHORT).generation_batch == 48
 
 
 def test_on_a_cpu_8_bit_adamw_is_used_only_where_it_is_wished_for() -> None:
