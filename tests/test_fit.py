@@ -123,11 +123,6 @@ def test_caps_can_be_given_instead_of_a_task(fit: Cli) -> None:
     assert usual == given < box, "an instruct model is asked for a box, and that takes room"
 
 
-def test_on_a_cpu_the_machines_own_memory_is_planned_with(fit: Cli) -> None:
-    small = answer_of(fit, "--model", "tiny-a", "--device", "cpu", "--task", "arithmetic")
-    assert small["budget_gb"] > 0.1 and small["seconds"] is None, "no time to speak of"
-
-
 def test_the_time_of_a_step_follows_from_a_data_sheet_or_from_what_this_machine_computes(fit: Cli) -> None:
     model = ("--model", "qwen2.5-0.5b", "--lora")
     caps = ("--completion-tokens", "32")
