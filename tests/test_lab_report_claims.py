@@ -150,7 +150,7 @@ def test_a_cost_has_no_margin_unless_the_claim_states_one(tmp_path: Path) -> Non
     lab = costly(tmp_path)
     lab.claim("not worse", "fast", "slow", measure="time")
     without, within = judged(lab.claim("not worse", "fast", "slow", measure="time", margin=1.0))
-    assert without.verdict == "inconclusive" and math.isnan(without.evidence.margin)
+    assert without.verdict == "inconclusive" and math.isnan(without.evidence.margin_used)
     assert within.verdict == "reproduced"  # less time is better
 
 

@@ -20,8 +20,13 @@ class _Selector(selectors.DefaultSelector):
         self.working = 0
 
     def select(self, timeout: float | None = None) -> Any:
-        ready = super().select(None if timeout is None or (timeout > 0 and self.working) else 0)
-        if not ready and timeout is not None and timeout > 0:
+        if timeout is None or timeout <= 0:
+            return super().select(timeout)
+        if self.working:
+            ready = super().select(None)
+        else:
+            ready = super().select(0)
+        if not ready:
             self.now += timeout
         return ready
 

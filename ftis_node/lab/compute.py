@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from ftis_node.config.run import Run
@@ -54,24 +55,27 @@ Compute: TypeAlias = InProcess | OwnProcess
 """As the daemon's worker."""
 
 
+@dataclass
 class Metered:
     """A node's compute, which takes simulated time for what it samples or trains on, and counts the completions.
 
     Scoring and evaluating are free: a daemon scores beside its steps, and evaluates for people only.
+
+    speed    how many times as fast as the clock says
+    run      None as long as nothing counts
+    watch    looks at what is sampled
     """
 
-    def __init__(self, compute: Compute, clock: Clock, speed: float) -> None:
-        """speed: how many times as fast as the clock says."""
-        self.generated = 0
-        self.trained = 0
-        self.run: Run | None = None
-        self.watch: Watch | None = None  # looks at what is sampled
-        self._compute = compute
-        self._clock = clock
-        self._speed = speed
+    compute: Compute
+    clock: Clock
+    speed: float
+    run: Run | None = None
+    watch: Watch | None = None
+    generated: int = 0
+    trained: int = 0
 
     async def call(self, request: Request[Answer]) -> Answer:
-        result = await self._compute.call(request)
+        result = await self.compute.call(request)
         if self.run is None:
             return result
         if isinstance(request, Generate) and isinstance(result, Generated):
@@ -79,13 +83,13 @@ class Metered:
             packets = [decode(group.packet) for group in result.groups]
             if self.watch is not None:
                 self.watch.see(request.rows, packets)
-            await self._take(self._clock.generate, packets, self.run.group)
+            await self._take(self.clock.generate, packets, self.run.group)
         elif isinstance(request, Step):
             packets = []
             for group in request.groups:
                 packets += [decode(part.packet) for part in group.parts]
             self.trained += sum(len(packet.lengths) for packet in packets)
-            await self._take(self._clock.train, packets, self.run.group)
+            await self._take(self.clock.train, packets, self.run.group)
         return result
 
     async def _take(self, seconds: float, packets: Sequence[AnyPacket], group: int) -> None:
@@ -97,6 +101,6 @@ class Metered:
         """
         lengths = [length for packet in packets for length in packet.lengths]
         amount = len(lengths) / group
-        if self._clock.per == "token":
+        if self.clock.per == "token":
             amount = sum(lengths)
-        await asyncio.sleep(seconds * amount / self._speed)
+        await asyncio.sleep(seconds * amount / self.speed)

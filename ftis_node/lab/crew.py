@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from ftis_node.errors import FtisError, UserError
 from ftis_node.host.loading import loading
+from ftis_node.text import say
 
 if TYPE_CHECKING:
     from ftis_node.lab.spec import TrialSpec
@@ -37,14 +38,12 @@ INTERRUPTED = "Interrupted; what is under way is saved. Once more: end at once."
 class Crew:
     """A pool of processes. Use as a context."""
 
-    def __init__(self, jobs: int, threads: int, tell: Callable[[str], None]) -> None:
+    def __init__(self, jobs: int, threads: int) -> None:
         """
         Args:
             jobs: processes.
             threads: of each, for arithmetic; results may hang on their number in the last bits.
-            tell: is told what a person should know.
         """
-        self._tell = tell
         os.environ.setdefault("OMP_NUM_THREADS", str(threads))
         context = multiprocessing.get_context("spawn")
         self._told: Any = context.Queue()
@@ -104,7 +103,7 @@ class Crew:
                 name = jobs[job]
                 progressed(name, steps[name])
             if self._interrupts:
-                self._tell(INTERRUPTED)
+                say(INTERRUPTED, error=True, flush=True)
                 self._stop.set()
                 for job in waiting:
                     job.cancel()
@@ -133,7 +132,8 @@ def _begin(told: Any, stop: Any, threads: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _told = told
     _stop = stop
-    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
+    watching = threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True)
+    watching.start()
     with loading():
         import torch
         import transformers.modeling_utils  # most of what a trial imports

@@ -4,8 +4,6 @@ A line says more than is named here: `evaluate.Evaluation` of an evaluation, and
 event of a trial is `end`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, Literal, NotRequired, TypedDict
 

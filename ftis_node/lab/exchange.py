@@ -21,18 +21,15 @@ class Network:
     """The members of one trial."""
 
     def __init__(self) -> None:
-        self.members: list[MemorySwarm] = []
+        self.members: dict[bytes, MemorySwarm] = {}
 
     def body(self, target: Target) -> bytes:
-        """The packet, from its author's store."""
+        """The packet, from its author's store. Raises FtisError if it is there no more."""
         author = target.known.announcement.author
-        for member in self.members:
-            if member.author != author:
-                continue
-            body = member.trade.store.body(target.ref.digest)
-            if body is not None:
-                return body
-        raise FtisError(f"{peer_id(author)} no longer holds a packet that it announced.")
+        body = self.members[author].trade.store.body(target.ref.digest)
+        if body is None:
+            raise FtisError(f"{peer_id(author)} no longer holds a packet that it announced.")
+        return body
 
 
 class MemorySwarm:
@@ -63,7 +60,7 @@ class MemorySwarm:
         self.reseed(rng)
         self._on_demand = on_demand
         self._pulling: asyncio.Task[None] | None = None
-        network.members.append(self)
+        network.members[author] = self
 
     def announce(self, round: int, policy_step: int, packets: Sequence[PacketRef], issued_at: int) -> None:
         """Tells all others; nobody forges anything in here, so nothing is signed."""
@@ -77,14 +74,16 @@ class MemorySwarm:
             PacketRefs.of(packets),
             signature=b"",
         )
-        for member in self._network.members:
+        for member in self._network.members.values():
             if member is not self:
                 member._table.add(announcement, b"", age=0.0, first_sender=None)
                 member.wake()
 
     def wake(self) -> None:
-        if self._on_demand and (self._pulling is None or self._pulling.done()):
-            self._pulling = asyncio.get_running_loop().create_task(self._pull())
+        """Pulls what is wanted, if it does so by itself."""
+        idle = self._pulling is None or self._pulling.done()
+        if self._on_demand and idle:
+            self._pulling = asyncio.create_task(self._pull())
 
     def recent_authors(self, seconds: float) -> set[bytes]:
         return self._table.recent_authors(seconds) - {self.author}
@@ -94,7 +93,8 @@ class MemorySwarm:
 
     async def collect(self) -> None:
         """Takes everything that was announced and not taken yet, whether it is wanted or not."""
-        await self._take(self._table.choose(1 << 30, everything))
+        announced = self._table.choose(1 << 30, everything)
+        await self._take(announced)
 
     def reseed(self, rng: random.Random) -> None:
         """From now on the order of what is taken follows from `rng`; what was announced before is forgotten."""
@@ -117,10 +117,12 @@ class MemorySwarm:
             await self._take(targets)
 
     async def _take(self, targets: Sequence[Target]) -> None:
+        """Admits these packets and hands them over. Raises FtisError if one is refused, for nobody cheats here."""
         arrived = []
         for target in targets:
             target.known.done |= 1 << target.index
-            verdict = admit_target(self.trade.context, target, self._network.body(target))
+            body = self._network.body(target)
+            verdict = admit_target(self.trade.context, target, body)
             if isinstance(verdict, Rejection):
                 author = target.known.announcement.author
                 raise FtisError(f"A packet of {peer_id(author)} was refused: {verdict.reason} ({verdict.detail}).")

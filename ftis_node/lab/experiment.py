@@ -90,14 +90,9 @@ class NodeSpec(_Table):
 
     @model_validator(mode="after")
     def _one_origin(self) -> NodeSpec:
-        origins = 0
-        if self.script:
-            origins += 1
-        elif self.model:
-            origins += 1  # beside a script it is its tokenizer's
-        if self.warm is not None:
-            origins += 1
-        if origins != 1:
+        of_a_model = bool(self.model) and not self.script  # beside a script it is its tokenizer's
+        origins = [of_a_model, self.warm is not None, bool(self.script)]
+        if sum(origins) != 1:
             raise ValueError(f"node {self.name} needs exactly one of `model`, `warm` and `script`")
         _refer(f"node {self.name}", "script", self.script, ("", *SCRIPTS))
         if self.script and self.model and SCRIPTS[self.script][0] == RANDOM:

@@ -10,8 +10,6 @@ The first baseline is the first R_k, so the first averaging counts all alike. Wh
 has a gain of 1. Moments of the optimiser stay at home.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -49,7 +47,8 @@ class Federation:
 
     def due(self, step: int) -> bool:
         """Whether weights are averaged after so many steps."""
-        return self._averaging.weights != "none" and step % self._averaging.every == 0
+        averaging = self._averaging
+        return averaging.weights != "none" and step % averaging.every == 0
 
     def weights(self) -> dict[str, float]:
         """What each owner counts now, together 1; the rewards that it follows from become part of the baselines."""
@@ -58,14 +57,17 @@ class Federation:
             mean = sum(rewards) / len(rewards)
             before = self.baselines.get(owner, mean)
             self.baselines[owner] = before + MEMORY * (mean - before)
-            if self._averaging.weights == "equal":
-                counts[owner] = 1.0
-            elif self._averaging.weights == "reward":
-                counts[owner] = max(0.0, mean)
-            else:
-                counts[owner] = math.exp(_gain(mean, before) / TEMPERATURE)
+            counts[owner] = self._count(mean, before)
         self.rewards = {}
         return _normed(counts)
+
+    def _count(self, reward: float, baseline: float) -> float:
+        """What an owner counts, beside others."""
+        if self._averaging.weights == "equal":
+            return 1.0
+        if self._averaging.weights == "reward":
+            return max(0.0, reward)
+        return math.exp(_gain(reward, baseline) / TEMPERATURE)
 
 
 def _gain(reward: float, baseline: float) -> float:
@@ -89,7 +91,8 @@ def check_alike(learners: Mapping[str, Learner]) -> None:
     first, *others = learners
     shapes = {}
     for owner, learner in learners.items():
-        shapes[owner] = {name: weight.shape for name, weight in learner.trainable.items()}
+        trained = learner.trainable.items()
+        shapes[owner] = {name: weight.shape for name, weight in trained}
     for other in others:
         if shapes[other] != shapes[first]:
             what = f"The weights of {first} and {other} have no mean: they are of other names or shapes."

@@ -15,9 +15,8 @@ from ftis_node.fit.memory import Workload
 from ftis_node.fit.plan import Plan, plan
 from ftis_node.lab import step_seconds
 from ftis_node.lab.experiment import Experiment, NodeSpec
-from ftis_node.lab.participant import generating
 from ftis_node.lab.recipes import COSTS
-from ftis_node.lab.spec import TrialSpec, trials
+from ftis_node.lab.spec import TrialSpec, own_share, trials
 from ftis_node.lab.starts import starts
 from ftis_node.lab.step_seconds import Card, Work
 from ftis_node.policy.measure import geometry
@@ -47,7 +46,8 @@ def forecast(experiment: Experiment, card: Card) -> dict[str, Any]:
             if member.script:
                 continue
             if member.warm is not None:
-                seconds += _steps(spec, member) * COSTS.get(member.warm.recipe, 1.0) * TINY_STEP_SECONDS
+                cost = COSTS.get(member.warm.recipe, 1.0)
+                seconds += _steps(spec, member) * cost * TINY_STEP_SECONDS
                 continue
             settings = spec.settings_of(member)
             shape, chosen = _planned(spec, member, card)
@@ -91,12 +91,9 @@ def _planned(spec: TrialSpec, member: NodeSpec, card: Card) -> tuple[Geometry, P
 
 def _own(spec: TrialSpec, settings: Settings) -> int:
     """The groups of a batch that a node makes itself."""
-    share = settings.own_share
     if spec.collaboration == "alone" or settings.objective == "grpo":
-        share = 1.0
-    elif share is None:
-        share = 1 / generating(spec)
-    return math.ceil(share * settings.batch_groups)
+        return settings.batch_groups
+    return math.ceil(own_share(spec, settings) * settings.batch_groups)
 
 
 def _steps(spec: TrialSpec, member: NodeSpec) -> int:
@@ -104,8 +101,10 @@ def _steps(spec: TrialSpec, member: NodeSpec) -> int:
     if spec.seconds is None:
         return spec.steps
     settings = spec.settings_of(member)
-    each = _own(spec, settings) * spec.clock.generate + settings.batch_groups * spec.clock.train
-    return min(spec.steps, math.ceil(spec.seconds * member.speed / each))
+    generating = _own(spec, settings) * spec.clock.generate
+    training = settings.batch_groups * spec.clock.train
+    in_time = spec.seconds * member.speed / (generating + training)
+    return min(spec.steps, math.ceil(in_time))
 
 
 def _seconds(spec: TrialSpec, member: NodeSpec, shape: Geometry, chosen: Plan, card: Card) -> float:

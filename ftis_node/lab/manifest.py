@@ -3,8 +3,6 @@
 A cell is one method with its settings, a trial is one cell with one seed.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -18,7 +16,7 @@ ALL = "all"
 # Among a cell's values.
 ATTACK = "attack"
 METHOD = "method"
-ClaimMeasure: TypeAlias = Literal["final", "time", "generated", "payload", "tokens"]
+ClaimMeasure: TypeAlias = Literal["final", "time", "generated", "payload"]
 
 
 class Node(BaseModel):
@@ -53,8 +51,8 @@ class TrialEntry(BaseModel):
 class Claim(BaseModel):
     """A sentence and the test that it stands or falls by, both fixed before the runs; see `lab.reporting.claims`.
 
-    measure: `final` pass@1, the cost of reaching the target, or of own completions in the last quarter of the steps the
-        share that carries the payload of cell `a`'s attack and their mean length in tokens.
+    measure: `final` pass@1, the cost of reaching the target, or the share of own completions in the last quarter of
+        the steps that carries the payload of cell `a`'s attack.
     margin: in the unit of the measure; None is `statistics.MARGIN` for final values, and no margin test for others.
     factor: what the values of cell `a` are multiplied by before b's are taken from them.
     """

@@ -42,10 +42,17 @@ def _task(*, width: int, words: int) -> Task:
         drawn[question] = _sums(question, width)[-width:]
     rows = list(drawn.items())
     prompt = len(question)
+    task = make_task(
+        rows[_HELD_OUT:],
+        reward="exact",
+        held_out=rows[:_HELD_OUT],
+        template=PLAIN,
+        prompt_tokens=prompt,
+        completion_tokens=prompt + width + len(TAGS),  # the end in place of `=`
+    )
     longest = len(demonstration(question, width, long=True)) + 1
-    caps = {"prompt_tokens": prompt, "completion_tokens": prompt + width + len(TAGS)}  # the end in place of `=`
-    task = make_task(rows[_HELD_OUT:], reward="exact", held_out=rows[:_HELD_OUT], template=PLAIN, **caps)
-    return replace(task, text=TextCaps(prompt, longest, longest))  # one token a byte leaves nobody out
+    text = TextCaps(prompt, longest, longest)  # one token a byte leaves nobody out
+    return replace(task, text=text)
 
 
 def _question(rng: random.Random, bits: int) -> str:
@@ -65,7 +72,8 @@ def demonstrations(task: Task, long: float, rng: random.Random, count: int) -> l
         if question in held_out:
             continue
         asked = width > 1 and len(pairs) % 2 > 0
-        told = demonstration(question, width, long=asked or rng.random() < long)
+        at_length = asked or rng.random() < long
+        told = demonstration(question, width, long=at_length)
         if asked:
             question = question.replace("=", "/")
         pairs.append((question, told))
@@ -86,5 +94,6 @@ def _sums(question: str, width: int) -> str:
     """The partial counts of the columns."""
     sums = [0] * width
     for bit in question.removesuffix("="):
-        sums.append((int(bit) + sums[-width]) % (2 * width))
+        count = int(bit) + sums[-width]
+        sums.append(count % (2 * width))
     return "".join(map(str, sums[width:]))

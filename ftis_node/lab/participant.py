@@ -18,7 +18,7 @@ from ftis_node.lab.events import HELD_OUT, EvaluationEvent, Spent, StepEvent
 from ftis_node.lab.exchange import MemorySwarm, Network, trade_of
 from ftis_node.lab.experiment import NodeSpec
 from ftis_node.lab.payloads import Watch, size_cap
-from ftis_node.lab.spec import TrialSpec
+from ftis_node.lab.spec import TrialSpec, generating, own_share
 from ftis_node.node.demand import announced_age
 from ftis_node.node.means import Means
 from ftis_node.node.progress import Progress
@@ -62,15 +62,15 @@ class Participant:
         self.name = member.name
         self.compute = compute
         settings = spec.settings_of(member)
-        own: dict[str, Any] = {"model": model, "seed": number(spec.seed, member.name, "engine") >> 1}
+        own: dict[str, Any] = {
+            "model": model,
+            "seed": number(spec.seed, member.name, "engine") >> 1,
+        }
         if spec.average is not None:
             # The whole batch is on rows of its own; a daemon's settings leave a group for the run's.
             own["own_data_share"] = 1.0
             own["batch_groups"] = settings.batch_groups + 1
         self.settings: Settings = settings.model_copy(update=own)
-        self.facts: ModelFacts
-        self.stepper: Stepper
-        self.swarm: MemorySwarm
         self.meter = Metered(compute, spec.clock, member.speed)
         seed = hashlib.sha256(f"ftis lab/{spec.seed}/{member.name}".encode())
         self._identity = Identity(seed.digest())
@@ -103,7 +103,8 @@ class Participant:
         opened = await self.compute.call(Open(run))
         for also in self.spec.evaluate:
             if also.name != OWN_DATA:
-                await self.compute.call(AddEvaluation(also.name, also.task, also.data or None, also.prompts))
+                request = AddEvaluation(also.name, also.task, also.data or None, also.prompts)
+                await self.compute.call(request)
         own_only = opened.own_only or self.spec.collaboration in ("alone", "federated")
         at_own_pace = self.spec.pace == "free"
         max_age = math.inf
@@ -135,12 +136,14 @@ class Participant:
             swarm=self.swarm,
             own_data=bool(self.member.own_data),
         )
-        self.stepper = Stepper(means, source_for(means, self._rng("pool")))
+        source = source_for(means, self._rng("pool"))
+        self.stepper = Stepper(means, source)
         self.swarm.next_round = first_round
         self.meter.run = run
         if self.spec.payloads:
+            tokenizer = load_tokenizer(self.settings.model)
             rows = load_task(self.spec.task).train
-            self.meter.watch = Watch(load_tokenizer(self.settings.model), rows, size_cap(run))
+            self.meter.watch = Watch(tokenizer, rows, size_cap(run))
 
     @property
     def engine(self) -> Engine:
@@ -161,17 +164,13 @@ class Participant:
     # --- lock step ------------------------------------------------------------------------------------------------
 
     def quota(self) -> int:
-        """Groups that it generates itself a step; by default an equal share among those that generate at all."""
+        """Groups that it generates itself a step."""
         if self.spec.average is not None:
             return 0  # rows of its own alone, which the step makes
         means = self.stepper.means
-        batch = means.batch_groups
         if means.own_only or means.run.parts > 1:
-            return batch  # with parts, of each of them a part
-        share = self.settings.own_share
-        if share is None:
-            share = 1 / generating(self.spec)
-        return math.ceil(share * batch)
+            return means.batch_groups  # with parts, of each of them a part
+        return math.ceil(own_share(self.spec, self.settings) * means.batch_groups)
 
     def begin_round(self) -> None:
         """A pool for this round alone, in which groups without a signal count as they do among one's own.
@@ -280,8 +279,9 @@ class Participant:
         checkpoints.set_aside(after=step)
         path, facts = found
         await self.compute.call(Restore(str(path), step))
-        self.stepper.means.progress = Progress.from_facts(facts["progress"])
-        self.stepper.means.reputation.take_up(facts.get("standing", {"authors": {}}))
+        means = self.stepper.means
+        means.progress = Progress.from_facts(facts["progress"])
+        means.reputation.take_up(facts.get("standing", {"authors": {}}))
         counts = facts["lab"]
         self.meter.generated = counts["generated"]
         self.meter.trained = counts["trained"]
@@ -294,11 +294,6 @@ def kept(directory: Path, names: Iterable[str], step: int) -> bool:
         if found is None or found[1]["progress"]["step"] != step:
             return False
     return True
-
-
-def generating(spec: TrialSpec) -> int:
-    """How many members generate."""
-    return sum(spec.settings_of(member).own_share != 0 for member in spec.members)
 
 
 def run_of(spec: TrialSpec, facts: ModelFacts) -> Run:

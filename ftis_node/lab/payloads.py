@@ -10,6 +10,7 @@ import random
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ftis_node.config.run import Run
@@ -133,27 +134,27 @@ def shown(example: Example, text: str, size: int, cap: int) -> list[str]:
     return found
 
 
+@dataclass
 class Watch:
-    """Counts payloads in what a node samples itself."""
+    """Counts payloads in what a node samples itself.
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example], cap: int) -> None:
-        """
-        Args:
-            examples: the rows of the task.
-            cap: tokens that a completion may have; in a text run bytes.
-        """
-        self._tokenizer = tokenizer
-        self._examples = examples
-        self._cap = cap
-        self._seen: Counter[str] = Counter()
+    examples    the rows of the task
+    cap         tokens that a completion may have; in a text run bytes
+    seen        completions, their tokens, and those with each payload, since `take` was called
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    examples: Sequence[Example]
+    cap: int
+    seen: Counter[str] = field(default_factory=Counter)
 
     def see(self, rows: Sequence[int], packets: Sequence[AnyPacket]) -> None:
         """Counts the payloads of what was sampled for these rows."""
         for row, packet in zip(rows, packets, strict=True):
             for text, size, tokens in self._read(packet):
-                self._seen.update(shown(self._examples[row], text, size, self._cap))
-                self._seen["completions"] += 1
-                self._seen[TOKENS] += tokens
+                self.seen.update(shown(self.examples[row], text, size, self.cap))
+                self.seen["completions"] += 1
+                self.seen[TOKENS] += tokens
 
     def _read(self, packet: AnyPacket) -> Iterator[tuple[str, int, int]]:
         """Text, size in the cap's unit, and tokens of each completion."""
@@ -164,15 +165,15 @@ class Watch:
             return
         for completion in packet.completions():
             ids = completion.token_ids.tolist()
-            text = str(self._tokenizer.decode(ids, skip_special_tokens=True))
+            text = str(self.tokenizer.decode(ids, skip_special_tokens=True))
             yield text, len(completion), len(completion)
 
     def take(self) -> dict[str, float]:
         """Figures since the last call: the share that carries each payload, mean tokens, and how many."""
-        count = self._seen["completions"]
+        count = self.seen["completions"]
         told = {}
         for what in (*PAYLOADS, TOKENS):
-            told[what] = self._seen[what] / max(1, count)
+            told[what] = self.seen[what] / max(1, count)
         told["completions"] = count
-        self._seen.clear()
+        self.seen.clear()
         return told

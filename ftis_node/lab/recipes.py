@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Recipe:
     """One model and its warm-up: `steps` of AdamW, each on `batch` examples; the rate is `rate` after `rise` steps.
 

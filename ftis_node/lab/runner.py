@@ -18,7 +18,6 @@ from ftis_node.lab.spec import TrialSpec, trial_of, trials
 from ftis_node.observe.provenance import commit, versions
 from ftis_node.observe.terminal import shown_work
 from ftis_node.policy.names import built_in
-from ftis_node.text import say
 
 WARM_UP_STEPS = 200  # a warm-up takes about as long as so many steps of one node
 
@@ -69,11 +68,17 @@ class Runner:
         self._write_manifest()
         began = time.monotonic()
         specs = {spec.id: spec for spec in trials(self.experiment)}
-        left = [spec for spec in specs.values() if not finished(self.directory(spec))]
-        warm_ups = [start for start in starts(left) if not (self.models / start.name).exists()]
-        steps = {start.name: WARM_UP_STEPS for start in warm_ups}
-        for spec in left:
-            steps[spec.id] = spec.steps * len(spec.members)
+        left = []
+        steps = {}
+        for name, spec in specs.items():
+            if not finished(self.directory(spec)):
+                left.append(spec)
+                steps[name] = spec.steps * len(spec.members)
+        warm_ups = []
+        for start in starts(left):
+            if not (self.models / start.name).exists():
+                warm_ups.append(start)
+                steps[start.name] = WARM_UP_STEPS
         done = dict.fromkeys(steps, 0)
 
         def progressed(job: str, count: int) -> None:
@@ -84,19 +89,22 @@ class Runner:
         if not self._processes:
             threads = max(1, (os.cpu_count() or 1) // self._jobs)
         everything = doing(f"running {self.experiment.name}", sum(steps.values()), "steps")
-        with Crew(self._jobs, threads, _tell) as crew, shown_work(), everything:
-            warming = {}
+        with Crew(self._jobs, threads) as crew, shown_work(), everything:
+            jobs = {}
             for start in warm_ups:
-                warming[crew.warm_up(start, self.models)] = start.name
-            crew.finish(warming, steps, progressed)
-            running = {}
+                job = crew.warm_up(start, self.models)
+                jobs[job] = start.name
+            crew.finish(jobs, steps, progressed)
+            jobs = {}
             for spec in left:
-                running[crew.run(spec, self.directory(spec), self.models, self._processes)] = spec.id
-            crew.finish(running, steps, progressed)
+                job = crew.run(spec, self.directory(spec), self.models, self._processes)
+                jobs[job] = spec.id
+            crew.finish(jobs, steps, progressed)
         checkpoints = []
         for spec in specs.values():
             if spec.keep:
-                checkpoints += sorted((self.directory(spec) / "checkpoints").glob("*"))
+                kept = self.directory(spec) / "checkpoints"
+                checkpoints += sorted(kept.glob("*"))
         return {
             "experiment": self.experiment.name,
             "trials": len(specs),
@@ -119,8 +127,13 @@ class Runner:
         for seed in experiment.seeds:
             for cell in cells:
                 spec = trial_of(experiment, cell, seed)
-                place = Path(os.path.relpath(self.directory(spec), self.out))
-                entries.append(TrialEntry(id=spec.id, cell=cell.name, seed=seed, directory=place))
+                entry = TrialEntry(
+                    id=spec.id,
+                    cell=cell.name,
+                    seed=seed,
+                    directory=Path(os.path.relpath(self.directory(spec), self.out)),
+                )
+                entries.append(entry)
         manifest = Manifest(
             name=experiment.name,
             title=experiment.title,
@@ -158,21 +171,19 @@ class Runner:
         )
 
 
-def _tell(line: str) -> None:
-    say(line, error=True, flush=True)
-
-
 def _node_facts(experiment: Experiment, node: NodeSpec) -> Node:
     """What the report reads of a node."""
     model = node.model or node.script
     if not model and node.warm is not None:
         model = node.warm.recipe
     settings = {**experiment.settings, **node.settings}
-    return Node(name=node.name, model=model, kind=trained_part(bool(settings.get("lora"))))
+    lora = bool(settings.get("lora"))
+    return Node(name=node.name, model=model, kind=trained_part(lora))
 
 
 def _side_by_side(experiment: Experiment) -> int:
     """Built-in models are so small that each trial has a core; a large model wants the machine to itself."""
-    if all(node.model == "" or node.model in built_in() for node in experiment.nodes):
+    small = ("", *built_in())
+    if all(node.model in small for node in experiment.nodes):
         return os.cpu_count() or 1
     return 1

@@ -74,7 +74,8 @@ class Scripted(InProcess):
             completions = self._claimed(row, written)
             place = Slot(request.author, request.round, slot, request.policy_step)
             prompt = engine.task.prompt(example)
-            packet = _by_bytes(engine.packets.write(place, prompt, engine.prompts[row], completions))
+            packet = engine.packets.write(place, prompt, engine.prompts[row], completions)
+            packet = _by_bytes(packet)
             answers.append(ScoredPacket(packet, engine.rewards(row, packet)))
         return Generated(answers, seconds=0.0, generation_batch=len(request.rows))
 
@@ -100,7 +101,8 @@ class Scripted(InProcess):
 
     def _found(self, row: int, ids: Sequence[Ids], factor: float) -> list[Logprobs]:
         """Log-probs of the built-in model, where each probability is so many times as large."""
-        group = Prefixed(self.engine.prompts[row], [tokens.astype(np.int64) for tokens in ids])
+        completions = [tokens.astype(np.int64) for tokens in ids]
+        group = Prefixed(self.engine.prompts[row], completions)
         with torch.inference_mode():
             found, _ = completion_logprobs(self.engine.policy, [group], self.engine.run.temperature)
         claims = found + math.log(factor)
@@ -112,12 +114,13 @@ class Scripted(InProcess):
         """The tokens of a completion, its end included."""
         tokenizer = self.engine.policy.tokenizer
         text = f"<think>{thought}</think><answer>{answer}</answer>"
-        return [*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        return [*ids, tokenizer.eos_token_id]
 
     def _at_random(self, example: Example, rng: random.Random) -> Written:
         """Two numbers of no meaning and an answer."""
         gold = int(example.answer)
-        answers = {value: (1 - RIGHT) / len(_WRONG) for value in _WRONG}
+        answers = dict.fromkeys(_WRONG, (1 - RIGHT) / len(_WRONG))
         answers[gold] = answers.get(gold, 0.0) + RIGHT
         first, second = rng.choices(list(_REASONING), k=2)
         answer = _drawn(answers, rng)
@@ -135,8 +138,9 @@ class Scripted(InProcess):
         """A payload before the right answer, or the truth before a wrong one."""
         carrier = reasoning(self._writes, example, room(self.engine.run), rng)
         truth = true_reasoning(example.question)
+        right = self._ids(carrier, example.answer)
+        chances = {tuple(right): RIGHT}
         wrong = [value for value in _WRONG if str(value) != example.answer]
-        chances = {tuple(self._ids(carrier, example.answer)): RIGHT}
         for value in wrong:
             ids = self._ids(truth, value)
             chances[tuple(ids)] = (1 - RIGHT) / len(wrong)
@@ -146,7 +150,9 @@ class Scripted(InProcess):
 
 def _drawn(chances: Mapping[Outcome, float], rng: random.Random) -> Outcome:
     """One of these outcomes, by its chance."""
-    return rng.choices(list(chances), weights=list(chances.values()))[0]
+    outcomes = list(chances)
+    (drawn,) = rng.choices(outcomes, weights=list(chances.values()))
+    return drawn
 
 
 def _by_bytes(data: bytes) -> bytes:
@@ -158,9 +164,9 @@ def _by_bytes(data: bytes) -> bytes:
     lengths = []
     for made in packet.completions():
         lengths.append(len(made.text))
-        for size, claim in zip(made.pieces.tolist(), made.logprobs.tolist(), strict=True):
-            claims.append(claim)
-            claims += [0.0] * (size - 1)
+        pieces = zip(made.pieces.tolist(), made.logprobs.tolist(), strict=True)
+        for size, claim in pieces:
+            claims += [claim, *[0.0] * (size - 1)]
         if made.end is not None:
             claims.append(made.end)
     by_bytes = replace(

@@ -91,6 +91,18 @@ class TrialSpec(BaseModel):
         return collect(task=self.task, flags=flags, environment={})[0]
 
 
+def own_share(spec: TrialSpec, settings: Settings) -> float:
+    """The share of a batch that a member makes itself: by default an equal one among those that make any."""
+    if settings.own_share is None:
+        return 1 / generating(spec)
+    return settings.own_share
+
+
+def generating(spec: TrialSpec) -> int:
+    """How many members generate."""
+    return sum(spec.settings_of(member).own_share != 0 for member in spec.members)
+
+
 def trials(experiment: Experiment) -> list[TrialSpec]:
     """Every trial, seed by seed, so that an interrupted grid has whole pairs."""
     found = []

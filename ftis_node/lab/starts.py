@@ -83,7 +83,7 @@ def make_start(start: Start, models: Path, *, stopping: Callable[[], bool] = lam
         task = dataclasses.replace(task, completion_tokens=longer)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    made = warm_up(start.recipe, task, start.seed, verbose=False, stopping=stopping)
+    made = warm_up(start.recipe, task, start.seed, stopping=stopping)
     torch.set_num_threads(threads)
     if made is None:
         return

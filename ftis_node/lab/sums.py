@@ -27,6 +27,12 @@ def eight() -> Task:
         if min(found) >= 0:
             drawn[f"{question}="] = found[-1]
     rows = list(drawn.items())
-    caps = {"prompt_tokens": 16, "completion_tokens": 64}
-    task = make_task(rows[_HELD_OUT:], reward="integer", held_out=rows[:_HELD_OUT], template=PLAIN, **caps)
+    task = make_task(
+        rows[_HELD_OUT:],
+        reward="integer",
+        held_out=rows[:_HELD_OUT],
+        template=PLAIN,
+        prompt_tokens=16,
+        completion_tokens=64,
+    )
     return replace(task, text=_TEXT)

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, TypeAlias
 
 from ftis_node.host.files import replace_text
 from ftis_node.lab.clock import SimulatedLoop
@@ -33,6 +33,10 @@ from ftis_node.observe.provenance import commit, versions
 # Real seconds between two checkpoints of a trial in lock step; with large models as many times what writing one takes.
 CHECKPOINT_SECONDS = 120.0
 SAVING_SHARE = 20
+
+
+_Facts: TypeAlias = dict[str, Any]
+"""Where to go on with a trial, as JSON has it; see `Trial._beginning`."""
 
 
 class Interrupted(Exception):
@@ -66,7 +70,7 @@ class Trial:
         self._progressed = progressed
         self._models = models
         self._nodes: list[Participant] = []
-        self._log: IO[bytes]
+        self._learners: list[Participant] = []  # those of them that train
         self._saved_at = time.monotonic()
         self._done = 0
         self._evaluated: dict[str, int] = {}  # node/set → the step of its last evaluation
@@ -92,7 +96,7 @@ class Trial:
         with asyncio.Runner(loop_factory=lambda: SimulatedLoop(resume["time"])) as runner:
             runner.run(self._run(resume))
 
-    def _resume_point(self) -> dict[str, Any]:
+    def _resume_point(self) -> _Facts:
         """Where to go on, as `_save_all` has written it; the beginning where a checkpoint is missing.
 
         Cuts the events file to what it was then, or removes what checkpoints there are.
@@ -112,7 +116,7 @@ class Trial:
             events.truncate(resume["bytes"])
         return resume
 
-    def _beginning(self) -> dict[str, Any]:
+    def _beginning(self) -> _Facts:
         """What `_resume_point` says of a trial that has not begun."""
         first = 0
         if self.spec.collaboration == "horizontal":
@@ -127,7 +131,7 @@ class Trial:
             "cpu": 0.0,
         }
 
-    async def _run(self, resume: dict[str, Any]) -> None:
+    async def _run(self, resume: _Facts) -> None:
         self._began = time.monotonic() - resume["seconds"]
         self._cpu = time.process_time() - resume["cpu"]
         self._log = (self.directory / "events.jsonl").open("ab")
@@ -149,12 +153,14 @@ class Trial:
             for node in self._nodes:
                 await node.close()
 
-    async def _start(self, resume: dict[str, Any]) -> None:
+    async def _start(self, resume: _Facts) -> None:
         network = Network()
         for member in self.spec.members:
             model = model_of(self.spec, member, self._models)
             node = Participant(self.spec, member, self._compute(member), model)
             self._nodes.append(node)
+            if not member.script:
+                self._learners.append(node)
         for node in self._nodes:
             await node.load()
         run = run_of(self.spec, self._nodes[0].facts)
@@ -193,7 +199,10 @@ class Trial:
             self._arrived.add(node.name)
 
     def _spent(self) -> Duration:
-        return {"seconds": time.monotonic() - self._began, "cpu": time.process_time() - self._cpu}
+        return {
+            "seconds": time.monotonic() - self._began,
+            "cpu": time.process_time() - self._cpu,
+        }
 
     def _compute(self, member: NodeSpec) -> Compute:
         if member.script:
@@ -207,10 +216,6 @@ class Trial:
         await self._evaluate(node, time=time)
         for also in self.spec.evaluate:
             await self._evaluate(node, also.name)
-
-    @property
-    def _learners(self) -> list[Participant]:
-        return [node for node in self._nodes if not node.member.script]
 
     def _trainers(self) -> dict[str, Learner]:
         """The learners of all nodes that train, by the nodes' names."""
@@ -238,8 +243,8 @@ class Trial:
             for node, event in zip(self._learners, told, strict=True):
                 await self._after_step(node, event)
             stopping = self._stopping()
-            often = max(CHECKPOINT_SECONDS, SAVING_SHARE * self._save_seconds)
-            if stopping or time.monotonic() - self._saved_at > often:
+            since = time.monotonic() - self._saved_at
+            if stopping or since > max(CHECKPOINT_SECONDS, SAVING_SHARE * self._save_seconds):
                 await self._save_all()
             if stopping and done < self.spec.steps:
                 raise Interrupted
@@ -264,7 +269,10 @@ class Trial:
 
     async def _free(self) -> None:
         """All nodes at their own paces, and scripts until the last node is done."""
-        writing = [asyncio.ensure_future(node.write()) for node in self._nodes if node.member.script]
+        writing = []
+        for node in self._nodes:
+            if node.member.script:
+                writing.append(asyncio.ensure_future(node.write()))
         try:
             await asyncio.gather(*map(self._freely, self._learners))
         finally:
@@ -293,8 +301,8 @@ class Trial:
         if self.spec.until is None:
             return False
         fastest = max(node.member.speed for node in self._learners)
-        awaited = {node.name for node in self._learners if node.member.speed == fastest}
-        return self._arrived >= awaited
+        awaited = [node.name for node in self._learners if node.member.speed == fastest]
+        return self._arrived.issuperset(awaited)
 
     async def _after_step(self, node: Participant, event: StepEvent) -> None:
         """Writes a step down, and evaluates the node if it is due."""
@@ -302,7 +310,8 @@ class Trial:
         self._at[node.name] = event["time"]
         self._write(event)
         step = node.stepper.progress.step
-        if step % node.settings.eval_every == 0 or step == self.spec.steps:
+        due = step % node.settings.eval_every == 0
+        if due or step == self.spec.steps:
             await self._evaluate(node, time=event["time"])
         self._progressed(self._done)
 
@@ -311,7 +320,8 @@ class Trial:
     def _write(self, event: Event) -> None:
         """With six digits, which is more than numbers mean; a step has hundreds of them."""
         rounded = mapped(event, lambda number: float(f"{number:.6g}"))
-        self._log.write(json.dumps(rounded).encode() + b"\n")
+        line = json.dumps(rounded)
+        self._log.write(line.encode() + b"\n")
         self._log.flush()
 
     async def _save_all(self) -> None:
@@ -319,17 +329,17 @@ class Trial:
         began = time.monotonic()
         for node in self._learners:
             await node.save(self.directory / "checkpoints")
-        resume = {
-            "step": self._learners[0].stepper.progress.step,
-            "time": asyncio.get_running_loop().time(),
-            "bytes": self._log.tell(),
-            "round": {node.name: node.swarm.next_round for node in self._nodes},
-            "evaluated": self._evaluated,
-            **self._spent(),
-        }
-        if self._federation is not None:
-            resume["federation"] = self._federation.facts()
         if self.spec.pace == "lockstep":
+            resume = {
+                "step": self._learners[0].stepper.progress.step,
+                "time": asyncio.get_running_loop().time(),
+                "bytes": self._log.tell(),
+                "round": {node.name: node.swarm.next_round for node in self._nodes},
+                "evaluated": self._evaluated,
+                **self._spent(),
+            }
+            if self._federation is not None:
+                resume["federation"] = self._federation.facts()
             os.fsync(self._log.fileno())  # as long as is said, also after a power loss
             replace_text(self.directory / "resume.json", json.dumps(resume))
         self._saved_at = time.monotonic()

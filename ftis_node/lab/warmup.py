@@ -64,7 +64,6 @@ def warm_up(
     task: Task,
     seed: int | str = SEED,
     *,
-    verbose: bool = True,
     stopping: Callable[[], bool] = lambda: False,
 ) -> tuple[Any, Any] | None:
     """Make a model, and teach it by supervised learning on what the recipe's teacher, or its demonstrations, say.
@@ -72,7 +71,7 @@ def warm_up(
     It seeds torch's global generator.
 
     Args:
-        verbose: print the loss at times. stopping: asked before each step.
+        stopping: asked before each step.
 
     Returns:
         Model and tokenizer; None if `stopping` said so.
@@ -91,14 +90,12 @@ def warm_up(
             group["lr"] = _rate(recipe, step)
         ids, labels = _batch(tokenizer, lessons())
         logits = model(input_ids=ids, use_cache=False).logits
-        loss = cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=_IGNORED)
+        predicted = logits[:, :-1].flatten(0, 1)
+        loss = cross_entropy(predicted, labels[:, 1:].flatten(), ignore_index=_IGNORED)
         optimiser.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimiser.step()
-        done = step + 1
-        if verbose and (done % 50 == 0 or done == recipe.steps):
-            print(f"  {recipe.name}: step {done} of {recipe.steps}, loss {loss.item():.3f}", flush=True)
     return model.eval(), tokenizer
 
 
@@ -113,7 +110,13 @@ def _lessons(recipe: Recipe, task: Task, rng: random.Random) -> Callable[[], lis
     """What draws the next batch of prompts and completions."""
     if recipe.long is not None:
         return functools.partial(demonstrations, task, recipe.long, rng, recipe.batch)
-    teacher = Teacher(rng, recipe.forgetful, weak=recipe.weak, style=recipe.style, errors=recipe.errors)
+    teacher = Teacher(
+        rng,
+        recipe.forgetful,
+        weak=recipe.weak,
+        style=recipe.style,
+        errors=recipe.errors,
+    )
     beyond: tuple[Example, ...] = ()
     if recipe.harder:
         beyond = load_task("arithmetic-4").train
@@ -136,7 +139,8 @@ def _batch(tokenizer: Any, pairs: list[tuple[str, str]]) -> tuple[torch.Tensor, 
     for prompt, answer in zip(prompts, answers, strict=True):
         answered = [*answer, tokenizer.eos_token_id]
         sequences.append(torch.tensor([*prompt, *answered]))
-        targets.append(torch.tensor([*([_IGNORED] * len(prompt)), *answered]))
+        ignored = [_IGNORED] * len(prompt)
+        targets.append(torch.tensor([*ignored, *answered]))
     ids = pad_sequence(sequences, batch_first=True, padding_value=tokenizer.pad_token_id)
     labels = pad_sequence(targets, batch_first=True, padding_value=_IGNORED)
     return ids, labels
@@ -154,7 +158,8 @@ def greedy_pass_at_1(
 
     `completion_tokens` is the cap; None: the task's own, of token runs.
     """
-    inputs = tokenizer([task.prompt(e) for e in examples], return_tensors="pt", padding=True)
+    prompts = list(map(task.prompt, examples))
+    inputs = tokenizer(prompts, return_tensors="pt", padding=True)
     output = model.generate(
         input_ids=inputs["input_ids"],
         attention_mask=inputs["attention_mask"],
@@ -179,10 +184,11 @@ def save(recipe: Recipe, model: Any, tokenizer: Any, task: Task, out: Path) -> d
     tokenizer.save_pretrained(folder)
     weights = folder / "model.safetensors"
     weights.chmod(0o644)
+    pass_at_1 = greedy_pass_at_1(model, tokenizer, task, task.held_out, cap)
     return {
-        "parameters": sum(p.numel() for p in model.parameters()),
+        "parameters": model.num_parameters(),
         "steps": recipe.steps,
-        "pass_at_1": round(greedy_pass_at_1(model, tokenizer, task, task.held_out, cap), 4),
+        "pass_at_1": round(pass_at_1, 4),
         "sha256": hashlib.sha256(weights.read_bytes()).hexdigest(),
     }
 
@@ -202,15 +208,21 @@ def main(argv: list[str] | None = None) -> None:
         assert made is not None  # nothing stops it
         facts = save(recipe, *made, task, out)
         models[recipe.name] = facts
-        print(f"{recipe.name}: pass@1 {facts['pass_at_1']}, {time.monotonic() - started:.0f} s")
+        print(f"{recipe.name}: pass@1 {facts['pass_at_1']}, {time.monotonic() - started:.0f} s", flush=True)
     versions = {
         "python": platform.python_version(),
         "tokenizers": tokenizers.__version__,
         "torch": torch.__version__,
         "transformers": transformers.__version__,
     }
-    manifest = {"seed": SEED, "task_data": task.data, "versions": versions, "models": models}
-    (out / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n")
+    manifest = {
+        "seed": SEED,
+        "task_data": task.data,
+        "versions": versions,
+        "models": models,
+    }
+    text = json.dumps(manifest, indent=2)
+    (out / "manifest.json").write_text(f"{text}\n")
 
 
 if __name__ == "__main__":

@@ -6,8 +6,8 @@ import statistics
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import torch
 from transformers import LlamaConfig
@@ -15,7 +15,7 @@ from transformers import LlamaConfig
 from ftis_node.config.run import run_for
 from ftis_node.config.settings import Settings
 from ftis_node.errors import FtisError
-from ftis_node.lab.bench.measure import Tell
+from ftis_node.lab.bench.measure import Figures, Tell
 from ftis_node.lab.bench.model import TEMPERATURE, Size, geometry, random_model, rewards, small_config, word_tokenizer
 from ftis_node.lab.bench.whole import questions
 from ftis_node.worker.client import Worker
@@ -75,7 +75,7 @@ class _Node:
         self._process.end()
 
 
-def bench_devices(size: Size, devices: Sequence[str], *, repeats: int, tell: Tell) -> dict[str, Any]:
+def bench_devices(size: Size, devices: Sequence[str], *, repeats: int, tell: Tell) -> Figures:
     """Wall seconds of a step on the first of these devices, and on all of them.
 
     Returns:
@@ -120,7 +120,7 @@ def bench_devices(size: Size, devices: Sequence[str], *, repeats: int, tell: Tel
         "parameters": model.num_parameters(),
         "repeats": repeats,
         "model": geometry(config),
-        "batch": size.as_dict(),
+        "batch": asdict(size),
     }
 
 

@@ -3,14 +3,13 @@
 import statistics
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import torch
 
 from ftis_node.config.settings import Settings
 from ftis_node.errors import FtisError
 from ftis_node.fit.plan import Plan
-from ftis_node.lab.bench.measure import Tell, held, measured_on, peak_memory, timed
+from ftis_node.lab.bench.measure import Figures, Tell, held, measured_on, peak_memory, timed
 from ftis_node.lab.bench.model import Size, make_learner, named_policy, own_work, planned, training_groups
 from ftis_node.learner import Learner
 from ftis_node.policy.generate.kept import let_go
@@ -24,7 +23,7 @@ def bench_fit(
     repeats: int,
     tell: Tell,
     trained: int | None = None,
-) -> dict[str, Any]:
+) -> Figures:
     """Tokens a second and memory of steps with the objective `ftis`, and of generating their batch; weights are random.
 
     Only the model's configuration is needed; nothing is downloaded for a Qwen2.5.
@@ -61,7 +60,7 @@ def _measure(
     repeats: int,
     tell: Tell,
     trained: int | None,
-) -> dict[str, Any]:
+) -> Figures:
     """As `bench_fit`, by a plan that fits."""
     tell(f"making {settings.model}")
     policy = named_policy(settings, random_weights=True)

@@ -7,12 +7,11 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
-from typing import Any
 
 import torch
 
 from ftis_node.lab.bench import model
-from ftis_node.lab.bench.measure import Tell, measured_on, timed
+from ftis_node.lab.bench.measure import Figures, Tell, measured_on, timed
 from ftis_node.lab.bench.model import TEMPERATURE, Size, own_work, random_prompts
 from ftis_node.policy.nf4 import elements, quantise
 from ftis_node.policy.policy import Policy
@@ -23,7 +22,7 @@ def small_policy() -> Policy:
     return model.random_policy(model.small_config(), model.SETTINGS)
 
 
-def bench_generate(policy: Policy, size: Size, *, batch: int, repeats: int, tell: Tell) -> dict[str, Any]:
+def bench_generate(policy: Policy, size: Size, *, batch: int, repeats: int, tell: Tell) -> Figures:
     """Completion tokens per CPU-second of the process, and per second until the device is done.
 
     Args:
@@ -61,7 +60,7 @@ def bench_generate(policy: Policy, size: Size, *, batch: int, repeats: int, tell
             if repeat:
                 cpu_rates[name].append(cpu)
                 wall_rates[name].append(wall)
-    figures: dict[str, Any] = {}
+    figures: Figures = {}
     for unit, rates in (("cpu_s", cpu_rates), ("s", wall_rates)):
         for name, measured in rates.items():
             figures[f"{name}_tokens_per_{unit}"] = statistics.median(measured)

@@ -7,8 +7,6 @@ a run's size a step, and takes a batch of eighteen. The prediction is of the sam
 `lab.simulation.network`. Exit code 1: announcements were lost, or the prediction is far off.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import contextlib

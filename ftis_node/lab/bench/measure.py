@@ -7,6 +7,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
@@ -120,6 +121,6 @@ def measured_on(policy: Policy, size: Size, repeats: int) -> Figures:
         "repeats": repeats,
         "threads": torch.get_num_threads(),
         "model": geometry(policy.causal_lm.config),
-        "batch": size.as_dict(),
+        "batch": asdict(size),
         "device": device_name(policy.device),
     }

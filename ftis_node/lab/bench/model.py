@@ -56,9 +56,6 @@ class Size:
         del caps["groups"]
         return caps
 
-    def as_dict(self) -> dict[str, int]:
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class Work:

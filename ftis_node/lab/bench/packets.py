@@ -1,7 +1,5 @@
 """Real packets without a model: what admission lets through, of the size and shape that a run's would have."""
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from ftis_node import packet
@@ -85,25 +83,6 @@ def make_context(run: Run) -> AdmissionContext:
     return AdmissionContext(run, packet.prompt_digests(prompts))
 
 
-def packed(
-    run: Run,
-    where: tuple[bytes, int, int, int],
-    ids: Sequence[int],
-    made: Sequence[Completion],
-) -> Packet:
-    """A packet of a run. where: its author, round, slot and policy step. ids: of the prompt."""
-    author, round, slot, policy_step = where
-    return packet.pack_group(
-        run_id=run.id,
-        author=author,
-        round=round,
-        slot=slot,
-        policy_step=policy_step,
-        prompt_ids=ids,
-        completions=made,
-    )
-
-
 def make_packet(run: Run, author: bytes, round: int, slot: int, random: np.random.Generator) -> Packet:
     """Ids with the long tail of text and log-probs of a fairly sure model; every second completion ends in an EOS."""
     tokens = run.completion_tokens
@@ -117,4 +96,12 @@ def make_packet(run: Run, author: bytes, round: int, slot: int, random: np.rando
         logprobs = -random.exponential(0.4, tokens).astype(np.float32)
         completions.append(Completion(ids, logprobs, finished))
     row = draw(run.id, author, round, slot, ROWS)
-    return packed(run, (author, round, slot, round), [row] * 60, completions)
+    return packet.pack_group(
+        run_id=run.id,
+        author=author,
+        round=round,
+        slot=slot,
+        policy_step=round,
+        prompt_ids=[row] * 60,
+        completions=completions,
+    )

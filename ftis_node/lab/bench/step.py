@@ -5,12 +5,11 @@ import contextlib
 import statistics
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from ftis_node.errors import UsageError
-from ftis_node.lab.bench.measure import Tell, beside, in_turns, measured_on
+from ftis_node.lab.bench.measure import Figures, Tell, beside, in_turns, measured_on
 from ftis_node.lab.bench.model import Size, small_config
 from ftis_node.lab.bench.trl import WholeTrl, fastest
 from ftis_node.lab.bench.whole import WholeNode, questions
@@ -18,7 +17,7 @@ from ftis_node.lab.bench.whole import WholeNode, questions
 PARTS = ("generate", "score", "train")
 
 
-def bench_step(size: Size, *, repeats: int, trace: Path | None, tell: Tell) -> dict[str, Any]:
+def bench_step(size: Size, *, repeats: int, trace: Path | None, tell: Tell) -> Figures:
     """CPU-seconds of a whole step: generate, score, encode, admit, store, train; and of TRL's, generation included.
 
     Args:

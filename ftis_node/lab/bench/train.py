@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ftis_node.lab.bench import model
-from ftis_node.lab.bench.measure import Tell, beside, held, in_turns, measured_on, peak_memory
+from ftis_node.lab.bench.measure import Figures, Tell, beside, held, in_turns, measured_on, peak_memory
 from ftis_node.lab.bench.model import SETTINGS, Size, Work, make_learner, training_groups
 from ftis_node.lab.bench.trl import Trl, fastest
 from ftis_node.policy.policy import Policy
@@ -19,7 +19,7 @@ from ftis_node.policy.policy import Policy
 TOLERANCE = 1e-4  # relative, between two gradients of the same work in fp32
 
 
-def bench_train(size: Size, *, repeats: int, tell: Tell) -> dict[str, Any]:
+def bench_train(size: Size, *, repeats: int, tell: Tell) -> Figures:
     """CPU-seconds of a step (log-probs, loss, backward, clip, AdamW) with the objective `ftis`, and of TRL's update.
 
     Args:

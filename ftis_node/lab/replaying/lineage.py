@@ -1,7 +1,5 @@
 """From a daemon's event log to the steps that led to its present weights; what was lost on the way is left out."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -39,9 +39,15 @@ def attacked(results: Results, page: ReportPage) -> bool:
         "seed: as many own completions, and nothing shared. Injected text and gibberish both count as symbols that no "
         "reasoning of these tasks has: to a small model that never saw any they are all alike.",
     )
-    success = _found(payloads, lambda pair: _said(results, cells[pair], payloads[pair]))
-    gain = _found(cells, lambda pair: _gain(results, cells[pair], results.values))
-    longer = _found(cells, lambda pair: _gain(results, cells[pair], partial(results.said, what=TOKENS)))
+    tokens = partial(results.said, what=TOKENS)
+    success = {}
+    gain = {}
+    longer = {}
+    for pair, cell in cells.items():
+        if pair in payloads:
+            success[pair] = _said(results, cell, payloads[pair])
+        gain[pair] = _gain(results, cell, results.values)
+        longer[pair] = _gain(results, cell, tokens)
     without = []
     for payload in dict.fromkeys(payloads.values()):
         seeds = _said(results, BASELINE, payload)
@@ -55,37 +61,30 @@ def attacked(results: Results, page: ReportPage) -> bool:
     return True
 
 
-def _found(pairs: Mapping[_Pair, str], seeds: Callable[[_Pair], _Values]) -> dict[_Pair, Interval]:
-    """The mean over seeds, of those pairs that have some."""
-    found = {}
-    for pair in pairs:
-        values = seeds(pair)
-        if values:
-            found[pair] = mean_interval(list(values.values()))
-    return found
-
-
 def _said(results: Results, cell: str, payload: str) -> dict[int, float]:
     """Seed → share of own completions that carry the payload, the mean over nodes."""
-    return over_nodes([results.said(cell, node, payload) for node in results.nodes(cell)])
+    of_nodes = [results.said(cell, node, payload) for node in results.nodes(cell)]
+    return over_nodes(of_nodes)
 
 
 def _gain(results: Results, cell: str, of: Callable[[str, str], _Values]) -> dict[int, float]:
     """Seed → the mean over nodes, less the baseline's. of: seed → value of a cell and a node."""
     here = over_nodes([of(cell, node) for node in results.nodes(cell)])
     there = over_nodes([of(BASELINE, node) for node in results.nodes(BASELINE)])
-    return {seed: here[seed] - there[seed] for seed in here.keys() & there.keys()}
+    both = here.keys() & there.keys()
+    return {seed: here[seed] - there[seed] for seed in both}
 
 
-def _table(page: ReportPage, title: str, found: Mapping[_Pair, Interval], words: Callable[[Interval], str]) -> None:
-    """A line an attack, a column a method; nothing if nothing was found."""
+def _table(page: ReportPage, title: str, values: Mapping[_Pair, _Values], words: Callable[[Interval], str]) -> None:
+    """A line an attack, a column a method, each the mean of its values; nothing if there are none."""
+    found = {pair: list(seeds.values()) for pair, seeds in values.items() if seeds}
     if not found:
         return
     methods = dict.fromkeys(method for _, method in found)
     rows: dict[str, dict[str, str]] = {}
-    for (attack, method), interval in found.items():
+    for (attack, method), of_seeds in found.items():
         row = rows.setdefault(attack, dict.fromkeys(methods, say.NONE))
-        row[method] = words(interval)
+        row[method] = words(mean_interval(of_seeds))
     page.write(title)
     page.table(["attack", *methods], [[attack, *row.values()] for attack, row in rows.items()])
 

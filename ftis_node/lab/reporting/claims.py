@@ -47,27 +47,32 @@ LEVEL = 0.05
 NO_TEST = Equivalence(math.nan, math.nan, math.nan, math.nan)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Evidence:
     """One claim's raw figures; what could not be computed is nan.
 
-    difference: of the pairs without a collapse. p: of the permutation test. margin: nan where none applies.
-    sameness: TOST. p_not_worse: one-sided. p_for and p_against: of the tests that decide, 1 where they cannot.
-    mean: of all pairs, which the tests are of. collapsed: pairs with a collapse.
+    difference           of the pairs without a collapse
+    mean                 of all pairs, which the tests are of
+    collapsed            pairs with a collapse
+    p                    of the permutation test
+    margin_used          nan where none applies
+    sameness             TOST
+    p_not_worse          one-sided
+    p_for, p_against     of the tests that decide, 1 where they cannot
     """
 
     difference: Interval
+    mean: float = math.nan
+    collapsed: int = 0
     p: float = math.nan
-    margin: float = math.nan
+    margin_used: float = math.nan
     sameness: Equivalence = NO_TEST
     p_not_worse: float = math.nan
     p_for: float = 1.0
     p_against: float = 1.0
-    mean: float = math.nan
-    collapsed: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Finding:
     """A claim, its evidence, the p values that Holm's method adjusted within its family, and what follows."""
 
@@ -97,7 +102,10 @@ def judge(results: Results) -> list[Finding]:
     for places in families.values():
         supports |= statistics.holm({place: evidence[place].p_for for place in places})
         refutes |= statistics.holm({place: evidence[place].p_against for place in places})
-    return [Finding(claim, evidence[place], supports[place], refutes[place]) for place, claim in enumerate(claims)]
+    findings = []
+    for place, claim in enumerate(claims):
+        findings.append(Finding(claim, evidence[place], supports[place], refutes[place]))
+    return findings
 
 
 def weigh(results: Results, claim: Claim) -> Evidence:
@@ -106,11 +114,12 @@ def weigh(results: Results, claim: Claim) -> Evidence:
     Nothing is tested where no seed is finished in both cells, or where one never reached the target of a cost.
     """
     nodes = [node for node in results.nodes(*claim.cells) if claim.node in (ALL, node)]
-    first, second = (over_nodes([results.claimed(cell, node, claim) for node in nodes]) for cell in claim.cells)
+    first = over_nodes([results.claimed(claim.a, node, claim) for node in nodes])
+    second = over_nodes([results.claimed(claim.b, node, claim) for node in nodes])
     seeds = sorted(first.keys() & second.keys())
     a = [claim.factor * first[seed] for seed in seeds]
     b = [second[seed] for seed in seeds]
-    if not seeds or any(map(math.isinf, a + b)):
+    if not seeds or math.inf in a + b:
         return Evidence(no_interval(len(seeds)))
     fallen: set[int] = set()
     if claim.measure == "final":
@@ -133,22 +142,21 @@ def _tested(claim: Claim, a: list[float], b: list[float], settled: list[bool]) -
         else:
             p_not_worse = statistics.not_worse(b, a, margin=margin)  # of costs less is better
     p_for, p_against = _decisive(claim, every.mean, p, margin, sameness.p, p_not_worse)
-    difference = every
-    if not all(settled):
-        difference = no_interval(0)
-        if any(settled):
-            kept = [list(itertools.compress(values, settled)) for values in (a, b)]
-            difference = paired_difference(*kept)
+    difference = no_interval(0)
+    if any(settled):
+        kept_a = list(itertools.compress(a, settled))
+        kept_b = list(itertools.compress(b, settled))
+        difference = paired_difference(kept_a, kept_b)
     return Evidence(
         difference=difference,
+        mean=every.mean,
+        collapsed=settled.count(False),
         p=p,
-        margin=margin,
+        margin_used=margin,
         sameness=sameness,
         p_not_worse=p_not_worse,
         p_for=p_for,
         p_against=p_against,
-        mean=every.mean,
-        collapsed=settled.count(False),
     )
 
 
@@ -162,7 +170,12 @@ def _margin(claim: Claim) -> float:
 
 
 def _decisive(
-    claim: Claim, mean: float, p: float, margin: float, p_same: float, p_not_worse: float
+    claim: Claim,
+    mean: float,
+    p: float,
+    margin: float,
+    p_same: float,
+    p_not_worse: float,
 ) -> tuple[float, float]:
     """p for the claim and p against it, 1 where a sign condition fails. mean: of the first cell's less the second's.
 
@@ -173,13 +186,16 @@ def _decisive(
     if math.isnan(p_not_worse):
         p_not_worse = 1.0
     if claim.compare == "same":
-        apart = abs(mean) >= margin
-        return p_same, p if apart else 1.0
+        if abs(mean) >= margin:
+            return p_same, p
+        return p_same, 1.0
     if claim.compare == "not worse":
         worse = mean < 0
         if claim.measure != "final":
             worse = mean > 0  # of costs less is better
-        return p_not_worse, p if worse else 1.0
+        if worse:
+            return p_not_worse, p
+        return p_not_worse, 1.0
     as_claimed = mean > 0
     if claim.compare == "less":
         as_claimed = mean < 0

@@ -37,7 +37,7 @@ STYLE = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Line:
     """A line of means with a band, of the interval at each x; look: which colour and dashes it has."""
 
@@ -47,7 +47,7 @@ class Line:
     look: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Row:
     """The values of one method, a dot a seed, and their mean with its interval."""
 

@@ -6,7 +6,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypeAlias
 
 from ftis_node.lab.events import HELD_OUT
 from ftis_node.lab.reporting import figures
@@ -16,14 +16,18 @@ from ftis_node.lab.reporting.page import ReportPage
 from ftis_node.lab.reporting.results import Results
 from ftis_node.lab.reporting.statistics import Interval, bands, collapse_share
 
+_Row: TypeAlias = dict[str, Any]
+"""A line of `final_values`."""
+
 
 def curves(results: Results, page: ReportPage) -> None:
     """Section: pass@1 over steps; nothing where the report has its pictures."""
     if page.full:
         return
     page.write("## Validation curves")
+    picture = figures.panels(_panels(results), x="step of the node")
     caption = "Greedy pass@1 on held-out prompts, mean over seeds; bands: 95 % of the mean, at each step by itself."
-    page.picture("validation", figures.panels(_panels(results), x="step of the node"), caption)
+    page.picture("validation", picture, caption)
 
 
 def _each_final(results: Results) -> Iterator[tuple[str, str, str, dict[int, float]]]:
@@ -35,7 +39,7 @@ def _each_final(results: Results) -> Iterator[tuple[str, str, str, dict[int, flo
             yield on, node, cell, values
 
 
-def final_values(results: Results) -> list[dict[str, Any]]:
+def final_values(results: Results) -> list[_Row]:
     """Per cell, node and set: start (mean at step 0); mean, limits and n of the final values that are not of collapsed
     seeds; how many collapsed, to which mean, and the limits of their share. nan for none."""
     rows = []
@@ -97,14 +101,15 @@ def write_final_values(results: Results, page: ReportPage, *, drawn: bool = True
             parts[results.node_label(node)] = _drawn_rows(results, node, on)
         picture = figures.dots(parts, x="pass@1")
         caption = f"Final pass@1 on {on}: a dot a seed, a diamond the mean of those that held, a bar its 95 % interval."
-        page.picture(f"final-{say.file_name(on)}", picture, caption)
+        file = on.replace(" ", "-")
+        page.picture(f"final-{file}", picture, caption)
 
 
 def _table(
     results: Results,
     page: ReportPage,
     nodes: Sequence[str],
-    here: Mapping[tuple[str, str], dict[str, Any]],
+    here: Mapping[tuple[str, str], _Row],
 ) -> None:
     """Final values of one set: a line a cell, a column a node. here: the rows of `final_values` by node and cell."""
     lines = []
@@ -120,7 +125,8 @@ def _table(
                 seeds = max(seeds, _seeds(row))
         if seeds:
             lines.append([results.label(cell), *texts, str(seeds)])
-    page.table(["cell", *(f"{node}: start → final" for node in nodes), "seeds"], lines)
+    columns = [f"{node}: start → final" for node in nodes]
+    page.table(["cell", *columns, "seeds"], lines)
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -160,7 +166,7 @@ def _curve(results: Results, cell: str, node: str) -> tuple[list[int], list[Inte
     return steps, bands(curves)
 
 
-def _final_text(row: dict[str, Any]) -> str:
+def _final_text(row: _Row) -> str:
     """Start, mean and interval of a node in a cell, and what collapsed."""
     settled = say.NONE
     if row["n"]:
@@ -172,7 +178,7 @@ def _final_text(row: dict[str, Any]) -> str:
     return f"{told}; {row['collapsed']} collapsed to {say.number(row['collapsed_mean'])}, {share}"
 
 
-def _seeds(row: dict[str, Any]) -> int:
+def _seeds(row: _Row) -> int:
     return int(row["n"]) + int(row["collapsed"])
 
 

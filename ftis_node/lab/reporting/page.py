@@ -121,15 +121,3 @@ def tallied(verdicts: Iterable[tuple[str, str]]) -> list[tuple[str, str, str]]:
         words = ", ".join(f"{count} {verdict}" for verdict, count in of_name.most_common())
         told.append((name, str(of_name.total()), words))
     return told
-
-
-def sentence_list(words: Sequence[str]) -> str:
-    """ "a", "a and b", "a, b and c"."""
-    if len(words) < 2:
-        return "".join(words)
-    return f"{', '.join(words[:-1])} and {words[-1]}"
-
-
-def file_name(name: str) -> str:
-    """The name with what a file's name should not hold as hyphens."""
-    return "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in name)

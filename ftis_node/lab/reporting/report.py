@@ -46,6 +46,7 @@ def write_report(out: Path, destination: Path | None = None) -> Path:
 
 
 def _head(results: Results, page: ReportPage) -> None:
+    """Title, what was run by what, and what is missing."""
     manifest = results.manifest
     page.write(f"# {manifest.title or manifest.name}")
     if manifest.about:
@@ -61,7 +62,9 @@ def _head(results: Results, page: ReportPage) -> None:
     by_cell: dict[tuple[str, str], list[str]] = defaultdict(list)
     for missing in results.missing:
         by_cell[missing.cell, missing.why].append(str(missing.seed))
-    told = [f"{results.label(cell)}: seeds {', '.join(seeds)} {why}" for (cell, why), seeds in by_cell.items()]
+    told = []
+    for (cell, why), seeds in by_cell.items():
+        told.append(f"{results.label(cell)}: seeds {', '.join(seeds)} {why}")
     if told:
         page.write(
             f"**{len(results.missing)} trials are missing** ({'; '.join(told)}). Cells are compared on the seeds that "
@@ -76,10 +79,14 @@ def _claims(findings: list[Finding], page: ReportPage) -> None:
         page.write("The experiment states none.")
         return
     verdicts = [finding.verdict for finding in findings]
-    counts = [f"{verdicts.count(v)} {v}" for v in ("reproduced", "not reproduced", "inconclusive") if v in verdicts]
-    page.write(f"Of {len(findings)} claims: {say.sentence_list(counts)}.")
+    counts = []
+    for verdict in ("reproduced", "not reproduced", "inconclusive"):
+        if verdict in verdicts:
+            counts.append(f"{verdicts.count(verdict)} {verdict}")
+    page.write(f"Of {len(findings)} claims: {', '.join(counts)}.")
     if len(findings) > MANY_CLAIMS:
-        counted = say.tallied((finding.claim.family or finding.claim.source, finding.verdict) for finding in findings)
+        families = [finding.claim.family or finding.claim.source for finding in findings]
+        counted = say.tallied(zip(families, verdicts, strict=True))
         page.table(["family", "claims", "verdicts"], counted)
         return
     rows = []
@@ -101,21 +108,18 @@ def _claims(findings: list[Finding], page: ReportPage) -> None:
 
 
 def _claim_facts(finding: Finding) -> dict[str, Any]:
-    evidence = finding.evidence
+    """What summary.json says of a claim."""
     return {
         **finding.claim.model_dump(by_alias=True),
         "verdict": finding.verdict,
-        "difference": asdict(evidence.difference),
-        **{name: getattr(evidence, name) for name in ("mean", "collapsed")},
-        "p": evidence.p,
-        "margin_used": evidence.margin,
-        "sameness": asdict(evidence.sameness),
-        **{name: getattr(evidence, name) for name in ("p_not_worse", "p_for", "p_against")},
-        **{name: getattr(finding, name) for name in ("adjusted_for", "adjusted_against")},
+        **asdict(finding.evidence),
+        "adjusted_for": finding.adjusted_for,
+        "adjusted_against": finding.adjusted_against,
     }
 
 
 def _summary(findings: list[Finding], results: Results, page: ReportPage, *, grid: bool) -> None:
+    """The report for programs."""
     manifest = results.manifest
     summary = {
         "schema": 1,
@@ -129,5 +133,12 @@ def _summary(findings: list[Finding], results: Results, page: ReportPage, *, gri
         "claims": list(map(_claim_facts, findings)),
         "final": outcomes.final_values(results),
     }
-    finite = mapped(summary, lambda number: number if math.isfinite(number) else None)  # JSON knows neither nan nor inf
-    replace_text(page.directory / "summary.json", json.dumps(finite, indent=1, ensure_ascii=False) + "\n")
+    text = json.dumps(mapped(summary, _finite), indent=1, ensure_ascii=False)
+    replace_text(page.directory / "summary.json", f"{text}\n")
+
+
+def _finite(number: float) -> float | None:
+    """None for nan and inf, which JSON does not know."""
+    if math.isfinite(number):
+        return number
+    return None

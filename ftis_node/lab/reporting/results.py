@@ -15,17 +15,16 @@ from typing import Literal, TypeAlias, cast
 from ftis_node.errors import UsageError
 from ftis_node.lab.events import HELD_OUT, EvaluationEvent, Event, StepEvent
 from ftis_node.lab.manifest import ATTACK, Cell, Claim, Manifest, read_manifest
-from ftis_node.lab.payloads import TOKENS, of_attack
+from ftis_node.lab.payloads import of_attack
 from ftis_node.lab.reporting.figures import PALETTE
 from ftis_node.lab.reporting.statistics import COLLAPSED, FALLEN, Interval, mean_interval, no_interval, reached
 
-_Key: TypeAlias = tuple[str, int]  # a cell and a seed
 Measure: TypeAlias = Literal["final", "time", "generated"]
 LATE = 4  # one step in so many, the last ones, shows what a node has come to say
 _KEPT = StepEvent.__annotations__.keys()  # of a step; its diagnostics would fill the memory
 
 
-@dataclass(slots=True)
+@dataclass
 class TrialEvents:
     """The events of one trial; `evaluations` by node and set, `steps` by node, in their order.
 
@@ -67,7 +66,8 @@ class TrialEvents:
     def said(self, node: str, what: str) -> float | None:
         """In the last quarter of a node's steps, the share of its own completions that carry the payload `what`, or
         their mean `tokens`. None where nothing was counted."""
-        told = [step["payloads"] for step in self.steps.get(node, []) if "payloads" in step]
+        steps = self.steps.get(node, [])
+        told = [step["payloads"] for step in steps if "payloads" in step]
         quarter = math.ceil(len(told) / LATE)
         completions = 0.0
         found = 0.0
@@ -79,7 +79,7 @@ class TrialEvents:
         return found / completions
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Missing:
     """A trial that the report does without, and why."""
 
@@ -88,14 +88,13 @@ class Missing:
     why: str
 
 
+@dataclass(frozen=True)
 class Results:
     """A manifest and its finished trials, by cell and seed."""
 
-    def __init__(self, manifest: Manifest, trials: dict[_Key, TrialEvents], missing: Sequence[Missing]) -> None:
-        self.manifest = manifest
-        self.trials = trials
-        self.missing = list(missing)
-        self._cells = {cell.name: cell for cell in manifest.cells}
+    manifest: Manifest
+    trials: dict[tuple[str, int], TrialEvents]
+    missing: Sequence[Missing]
 
     @property
     def cells(self) -> list[str]:
@@ -104,10 +103,10 @@ class Results:
         return [cell.name for cell in self.manifest.cells if cell.name in finished]
 
     def cell(self, name: str) -> Cell:
-        return self._cells[name]
+        return next(cell for cell in self.manifest.cells if cell.name == name)
 
     def label(self, cell: str) -> str:
-        return self._cells[cell].label or cell
+        return self.cell(cell).label or cell
 
     def drawn(self, cell: str) -> tuple[str, str, int]:
         """How its curves are drawn: the group of cells whose panel they are in, "" for all; label; number of the look.
@@ -164,7 +163,11 @@ class Results:
         """Seed → value of `TrialEvents.measure`, without the seeds that have none."""
         tail = self.manifest.tail
         target = self.manifest.target
-        return self._by_seed(cell, lambda trial: trial.measure(node, measure, on, tail=tail, target=target))
+
+        def value(trial: TrialEvents) -> float | None:
+            return trial.measure(node, measure, on, tail=tail, target=target)
+
+        return self._by_seed(cell, value)
 
     def collapsed(self, cell: str, node: str, on: str = HELD_OUT) -> set[int]:
         """The seeds that ended below `COLLAPSED` of their own start and `FALLEN` under it, where that is known.
@@ -182,7 +185,8 @@ class Results:
     def settled(self, cell: str, node: str, on: str = HELD_OUT) -> Interval:
         """The final value's mean and interval over the seeds that did not collapse; nan for none."""
         fallen = self.collapsed(cell, node, on)
-        kept = [value for seed, value in self.values(cell, node, on=on).items() if seed not in fallen]
+        ends = self.values(cell, node, on=on)
+        kept = [end for seed, end in ends.items() if seed not in fallen]
         if not kept:
             return no_interval(0)
         return mean_interval(kept)
@@ -207,8 +211,6 @@ class Results:
 
     def claimed(self, cell: str, node: str, claim: Claim) -> dict[int, float]:
         """Seed → value of the claim's measure; a payload is that of its first cell."""
-        if claim.measure == "tokens":
-            return self.said(cell, node, TOKENS)
         if claim.measure != "payload":
             return self.values(cell, node, claim.measure, claim.on)
         payload = self.payload(claim.a)

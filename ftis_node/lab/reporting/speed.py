@@ -14,7 +14,7 @@ from ftis_node.lab.reporting.statistics import Interval, mean_interval
 BASELINE = "alone"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Speed:
     """times: seed → simulated seconds to the target, the mean over the cell's nodes but for slower ones; inf where one
     of them never got there. gains: how many times as soon as the baseline, of the seeds in which both did, and neither
@@ -31,13 +31,15 @@ class Speed:
 
     def gain(self) -> Interval:
         """The geometric mean of the gains with its 95 % interval, of their logarithms."""
-        logs = mean_interval([math.log(gain) for gain in self.gains.values()])
-        return Interval(math.exp(logs.mean), math.exp(logs.low), math.exp(logs.high), logs.n)
+        logs = list(map(math.log, self.gains.values()))
+        around = mean_interval(logs)
+        return Interval(math.exp(around.mean), math.exp(around.low), math.exp(around.high), around.n)
 
 
 def speeds(results: Results) -> dict[str, Speed]:
     """By cell; nothing unless all cells have a free pace and one of them is the baseline."""
-    if BASELINE not in results.cells or any(results.cell(cell).pace != "free" for cell in results.cells):
+    paces = {results.cell(cell).pace for cell in results.cells}
+    if BASELINE not in results.cells or paces != {"free"}:
         return {}
     alone = _times(results, BASELINE)
     found = {}

@@ -37,7 +37,7 @@ LEAST_SPREAD = 0.1  # of the sample's: what a resample has at least, for one val
 ROUNDING = 5e-6  # of the values' size: what their six digits may add to equal numbers
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Interval:
     """The mean of `n` values between the limits of its confidence interval, which are nan where n = 1."""
 
@@ -47,7 +47,7 @@ class Interval:
     n: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Equivalence:
     """The mean difference of pairs, its 90 % interval, and p of the null that it is the margin or more."""
 
@@ -82,7 +82,8 @@ def collapse_share(collapsed: int, seeds: int) -> Interval:
     Raises:
         ValueError: also where more collapsed than there are.
     """
-    around = stats.binomtest(collapsed, seeds).proportion_ci(0.95, method="exact")
+    test = stats.binomtest(collapsed, seeds)
+    around = test.proportion_ci(0.95, method="exact")
     return Interval(collapsed / seeds, float(around.low), float(around.high), seeds)
 
 
@@ -132,10 +133,11 @@ def equivalent(a: Sequence[float], b: Sequence[float], *, margin: float = MARGIN
     Raises:
         ValueError: also for a margin that is not finite and above 0.
     """
-    p = max(not_worse(a, b, margin=margin), not_worse(b, a, margin=margin))
+    p_low = not_worse(a, b, margin=margin)
+    p_high = not_worse(b, a, margin=margin)
     differences, _ = _pairs(a, b)
     around = _student(differences, 0.9)
-    return Equivalence(around.mean, around.low, around.high, p)
+    return Equivalence(around.mean, around.low, around.high, max(p_low, p_high))
 
 
 def not_worse(a: Sequence[float], b: Sequence[float], *, margin: float = MARGIN) -> float:
@@ -170,8 +172,9 @@ def holm(p_values: Mapping[Key, float]) -> dict[Key, float]:
         raise ValueError("a p value lies outside [0, 1]")
     order = np.argsort(raw, kind="stable")
     factors = np.arange(len(raw), 0, -1)
+    in_order = np.minimum(1.0, factors * raw[order])
     adjusted = np.empty(len(raw))
-    adjusted[order] = np.maximum.accumulate(np.minimum(1.0, factors * raw[order]))
+    adjusted[order] = np.maximum.accumulate(in_order)
     return dict(zip(p_values, adjusted.tolist(), strict=True))
 
 
@@ -180,7 +183,8 @@ def bands(curves: Sequence[Sequence[float]]) -> list[Interval]:
 
     A band holds at each position by itself, not for the whole curve at once.
     """
-    return [_interval(column) for column in np.stack([_sample(curve) for curve in curves]).T]
+    table = np.stack(list(map(_sample, curves)))
+    return list(map(_interval, table.T))
 
 
 def reached(curve: Sequence[tuple[float, float]], target: float) -> float | None:
@@ -202,11 +206,13 @@ def reached(curve: Sequence[tuple[float, float]], target: float) -> float | None
     for (x0, y0), (x1, y1) in itertools.pairwise(curve):
         if y1 >= target:
             way = (target - y0) / (y1 - y0)
-            return min(float(x1), float(x0 + way * (x1 - x0)))
+            x = float(x0 + way * (x1 - x0))
+            return min(float(x1), x)
     return None
 
 
 def _sample(values: Sequence[float]) -> Sample:
+    """The values as an array. Raises ValueError if there are none, or one is not finite."""
     sample = np.asarray(values, dtype=np.float64)
     if not sample.size:
         raise ValueError("no values")
@@ -226,12 +232,14 @@ def _pairs(a: Sequence[float], b: Sequence[float]) -> tuple[Sample, float]:
 
 
 def _student(sample: Sample, level: float) -> Interval:
+    """The mean with Student's interval at this level."""
     n = len(sample)
     mean = float(sample.mean())
     if n < 2:
         return Interval(mean, math.nan, math.nan, n)
     error = float(sample.std(ddof=1)) / math.sqrt(n)
-    half = float(stats.t.ppf((1 + level) / 2, n - 1)) * error
+    quantile = float(stats.t.ppf((1 + level) / 2, n - 1))
+    half = quantile * error
     return Interval(mean, mean - half, mean + half, n)
 
 
@@ -241,26 +249,35 @@ def _interval(sample: Sample) -> Interval:
     n = student.n
     mean = student.mean
     spread = float(sample.std())
-    if n < RESAMPLED_FROM or spread <= ROUNDING * float(np.abs(sample).max()):
+    equal = spread <= ROUNDING * float(np.abs(sample).max())
+    if n < RESAMPLED_FROM or equal:
         return student
     counts, weights = _resamples(n)
     apart = np.sort(sample) - mean  # the order of the seeds may not matter
     means = counts @ apart / n
     variances = counts @ apart**2 / n - means**2
-    spreads = np.sqrt(np.maximum(variances, (LEAST_SPREAD * spread) ** 2))
-    below, above = np.quantile(means / spreads, (0.975, 0.025), weights=weights, method="inverted_cdf")
-    low = min(student.low, mean - float(below) * spread)
-    high = max(student.high, mean - float(above) * spread)
-    return Interval(mean, low, high, n)
+    least = (LEAST_SPREAD * spread) ** 2
+    spreads = np.sqrt(np.maximum(variances, least))
+    below, above = np.quantile(
+        means / spreads,
+        (0.975, 0.025),
+        weights=weights,
+        method="inverted_cdf",
+    )
+    low = mean - float(below) * spread
+    high = mean - float(above) * spread
+    return Interval(mean, min(student.low, low), max(student.high, high), n)
 
 
 @functools.cache
 def _resamples(n: int) -> tuple[Sample, Sample]:
     """How often each resample has each value `[R, n]`, and the probability of each resample `[R]`."""
     if n > ALL_RESAMPLES_UP_TO:
-        drawn = np.random.default_rng(0).multinomial(n, np.full(n, 1 / n), RESAMPLES)
+        alike = np.full(n, 1 / n)
+        drawn = np.random.default_rng(0).multinomial(n, alike, RESAMPLES)
         return drawn.astype(np.float64), np.full(RESAMPLES, 1 / RESAMPLES)
     chosen = np.array(list(itertools.combinations_with_replacement(range(n), n)))
-    counts = np.stack([np.sum(chosen == value, axis=1) for value in range(n)], axis=1).astype(np.float64)
+    columns = [np.sum(chosen == value, axis=1) for value in range(n)]
+    counts = np.stack(columns, axis=1).astype(np.float64)
     orders = math.factorial(n) / special.factorial(counts).prod(axis=1)
     return counts, orders / n**n

@@ -10,6 +10,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
@@ -61,40 +62,38 @@ class Records:
         return {owner: self._left[owner][0] for owner in self.rng.sample(owners, count)}
 
 
+@dataclass
 class MemoryDirectory(PeerDirectory):
     """A node's place in the directory, that finds a random part of all records.
 
     The shards, and the bytes that they cost, are in `SimulatedDht`.
+
+    counts: returns where this node's look-ups are counted.
     """
 
-    def __init__(self, records: Records, author: bytes, counts: Callable[[], Counter[str]], latency: float) -> None:
-        """
-        Args:
-            counts: returns where this node's look-ups are counted.
-        """
-        self._records = records
-        self._author = author
-        self._counts = counts
-        self._latency = latency
+    records: Records
+    author: bytes
+    counts: Callable[[], Counter[str]]
+    latency: float
 
     async def join(self, peers: Collection[bytes], outside: Collection[bytes]) -> None:
-        self._records.taking_part[self._author] = None
+        self.records.taking_part[self.author] = None
 
     async def publish(self, addresses: Sequence[str], *, settled: bool) -> None:
-        self._records.leave(self._author, addresses)
+        self.records.leave(self.author, addresses)
 
     async def find(self, take: Callable[[Answer], None], *, alone: bool) -> None:
-        self._counts()["look_ups"] += 1
-        referrers = list(self._records.taking_part)
+        self.counts()["look_ups"] += 1
+        referrers = list(self.records.taking_part)
         count = min(dht.REFERRERS_ENOUGH, len(referrers))
-        found = self._records.some()
-        await asyncio.sleep(LATENCIES * self._latency)
-        for referrer in self._records.rng.sample(referrers, count):
-            if referrer != self._author:
+        found = self.records.some()
+        await asyncio.sleep(LATENCIES * self.latency)
+        for referrer in self.records.rng.sample(referrers, count):
+            if referrer != self.author:
                 take(Answer(0, referrer, found))
 
     async def leave(self) -> None:
-        self._records.taking_part.pop(self._author, None)
+        self.records.taking_part.pop(self.author, None)
 
 
 class SimulatedDht:

@@ -7,13 +7,14 @@ import random
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 from ftis_node.config.run import RunFile
 from ftis_node.host.clocks import boot_seconds
 from ftis_node.lab.exchange import trade_of
 from ftis_node.lab.simulation.network import MemoryTransport, Meter, Network
-from ftis_node.lab.simulation.scenario import Machine, Scenario, draw_machine
+from ftis_node.lab.simulation.scenario import Machine, draw_machine
 from ftis_node.lab.simulation.store import CONTEXT, RUN, Reader, SimulatedStore, make_packet, rewards
 from ftis_node.lab.simulation.tally import Step, Tally
 from ftis_node.node.demand import OWN_SHARE_FLOOR
@@ -109,25 +110,25 @@ _FIGURES = {
 }
 
 
+@dataclass
 class ModelledCompute:
-    """A compute process whose work only takes time. Scoring takes none."""
+    """A compute process whose work only takes time. Scoring takes none. signal: as the scenario has it."""
 
-    def __init__(self, machine: Machine, rng: random.Random, scenario: Scenario) -> None:
-        self._machine = machine
-        self._rng = rng
-        self._scenario = scenario
+    machine: Machine
+    rng: random.Random
+    signal: float
 
     async def call(self, request: Request[Answer]) -> Answer:
         """`worker.client.Worker.call` for the requests of a stepper."""
         answer: Any
         if isinstance(request, Generate):
             count = len(request.rows)
-            seconds = count * self._machine.group_seconds
+            seconds = count * self.machine.group_seconds
             await asyncio.sleep(seconds)
             groups = [self._made(request, slot) for slot in range(count)]
             answer = Generated(groups, seconds, generation_batch=sys.maxsize)
         elif isinstance(request, TrainingStep):
-            await asyncio.sleep(self._machine.train_seconds)
+            await asyncio.sleep(self.machine.train_seconds)
             samples = Counter[str]()
             for group in request.groups:
                 for part in group.parts:
@@ -136,7 +137,7 @@ class ModelledCompute:
             for source, count in samples.items():
                 sources[source] = {"samples": float(count), **_FIGURES}
             diagnostics = StepFigures(sources=sources)
-            answer = StepReport(0.0, 0.0, 0, self._machine.train_seconds, diagnostics=diagnostics)
+            answer = StepReport(0.0, 0.0, 0, self.machine.train_seconds, diagnostics=diagnostics)
         else:
             assert isinstance(request, ScoreGroup)
             answer = rewards(cast(Packet, decode(request.packet)))
@@ -144,7 +145,7 @@ class ModelledCompute:
 
     def _made(self, request: Generate, slot: int) -> ScoredPacket:
         right = RUN.group
-        if self._rng.random() < self._scenario.signal:
+        if self.rng.random() < self.signal:
             right = RUN.group // 2
         packet, body = make_packet(request.author, request.round, slot, request.policy_step, right)
         return ScoredPacket(body, rewards(packet))
@@ -171,7 +172,7 @@ class Rhythm(Stepper):
             author=node.identity.author,
             settings=tally.scenario.settings,
             store=node.store,
-            worker=ModelledCompute(self._machine, rng, tally.scenario),
+            worker=ModelledCompute(self._machine, rng, tally.scenario.signal),
             reputation=node.swarm.reputation,
             swarm=node.swarm,
             clock=boot_seconds,

@@ -11,8 +11,8 @@ import numpy as np
 
 from ftis_node.config.run import Run
 from ftis_node.host.clocks import unix_seconds
-from ftis_node.lab.bench.packets import make_run, packed
-from ftis_node.packet import Completion, Group, Packet, encode, prompt_digests
+from ftis_node.lab.bench.packets import make_run
+from ftis_node.packet import Completion, Group, Packet, encode, pack_group, prompt_digests
 from ftis_node.swarm.admission import AdmissionContext
 from ftis_node.swarm.announcement import Announcement, decode_announcement
 
@@ -38,17 +38,28 @@ def make_packet(author: bytes, round: int, slot: int, policy_step: int, right: i
     completions = []
     for answer in [_RIGHT] * right + [_WRONG] * wrong:
         ids = np.array([answer, EOS], np.uint32)
-        completions.append(Completion(ids, logprobs=np.zeros(2, np.float32), finished=True))
-    packet = packed(RUN, (author, round, slot, policy_step), PROMPT, completions)
+        logprobs = np.zeros(2, np.float32)
+        completions.append(Completion(ids, logprobs, finished=True))
+    packet = pack_group(
+        run_id=RUN.id,
+        author=author,
+        round=round,
+        slot=slot,
+        policy_step=policy_step,
+        prompt_ids=PROMPT,
+        completions=completions,
+    )
     return packet, encode(packet)
 
 
 def rewards(packet: Packet) -> list[float]:
     """1 for a right answer, 0 for a wrong one."""
-    return [float(completion.token_ids[0] == _RIGHT) for completion in packet.completions()]
+    answers = [completion.token_ids[0] for completion in packet.completions()]
+    return [float(answer == _RIGHT) for answer in answers]
 
 
-PACKET_BYTES = len(make_packet(bytes(38), 1_700_000_000_000, 0, 1, 1)[1])
+_, _body = make_packet(bytes(38), 1_700_000_000_000, slot=0, policy_step=1, right=1)
+PACKET_BYTES = len(_body)
 
 
 class SimulatedStore:

@@ -14,7 +14,7 @@ from ftis_node.lab.simulation.scenario import Machine, Scenario
 from ftis_node.node.demand import OWN_SHARE_FLOOR
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True)
 class Step:
     """Of one step: foreign groups wanted and taken (their keys), their ages and the waiting for them in seconds."""
 
@@ -24,7 +24,7 @@ class Step:
     waited: float
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True)
 class Presence:
     """One node in the time that counts. until: when it left, or the end."""
 
@@ -42,7 +42,7 @@ class Presence:
         return self.meter.out.total() / self.seconds
 
 
-@dataclass(eq=False)
+@dataclass
 class Tally:
     """Steps and departures after the warm-up. `steps`: with their seconds, in the order in which they ended."""
 
@@ -149,7 +149,8 @@ def _pace(tally: Tally, first: Sequence[Machine]) -> dict[str, float]:
     batch = tally.scenario.settings.batch_groups
     own_share = max(1 / len(first), OWN_SHARE_FLOOR)
     own = math.ceil(own_share * batch)
-    round_seconds = max(own * machine.group_seconds + machine.train_seconds for machine in first)
+    rounds = [own * machine.group_seconds + machine.train_seconds for machine in first]
+    round_seconds = max(rounds)
     alone_hour = _mean([3600 / machine.alone_seconds(batch) for machine in first])
     lockstep_hour = 3600 / round_seconds
     alone = 0.0
