@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from ftis_node.lab.spec import TrialSpec
     from ftis_node.lab.starts import Start
 
-Progressed = Callable[[str, int], None]
-
 POLL_SECONDS = 0.3
 INTERRUPTED = "Interrupted; what is under way is saved. Once more: end at once."
 
@@ -80,7 +78,12 @@ class Crew:
         """Begins a trial, or goes on with it; see `trial.Trial`."""
         return self._pool.submit(_run_trial, spec, directory, models, processes)
 
-    def finish(self, jobs: Mapping[Future[None], str], steps: Mapping[str, int], progressed: Progressed) -> None:
+    def finish(
+        self,
+        jobs: Mapping[Future[None], str],
+        steps: Mapping[str, int],
+        progressed: Callable[[str, int], None],
+    ) -> None:
         """Waits for all jobs.
 
         Args:

@@ -17,7 +17,7 @@ from ftis_node.errors import did_you_mean
 from ftis_node.lab.events import HELD_OUT
 from ftis_node.lab.manifest import ALL, ATTACK, METHOD, Claim
 from ftis_node.lab.payloads import RANDOM, SCRIPTS
-from ftis_node.lab.recipes import LARGER, RECIPES
+from ftis_node.lab.recipes import NAMED
 from ftis_node.lab.vocabularies import TOKENIZERS
 from ftis_node.worker.messages import OWN_DATA
 
@@ -67,8 +67,7 @@ class WarmUp(_Table):
 
     @model_validator(mode="after")
     def _known(self) -> WarmUp:
-        recipes = [recipe.name for recipe in (*RECIPES, *LARGER)]
-        _refer("a warm-up", "recipe", self.recipe, recipes)
+        _refer("a warm-up", "recipe", self.recipe, NAMED)
         _refer("a warm-up", "tokenizer", self.tokenizer, ("", *TOKENIZERS))
         return self
 

@@ -34,7 +34,7 @@ WARM_UP_SECONDS = 40.0
 def forecast(experiment: Experiment, card: Card) -> dict[str, Any]:
     """Plans, memory and hours of an experiment, in plain values. Raises UserError for a model that is not known."""
     specs = {spec.id: spec for spec in trials(experiment)}
-    plans: dict[str, dict[str, Any]] = {}
+    plans = {}
     largest = 0.0
     fits = True
     seconds = 0.0
@@ -107,7 +107,13 @@ def _steps(spec: TrialSpec, member: NodeSpec) -> int:
     return min(spec.steps, math.ceil(in_time))
 
 
-def _seconds(spec: TrialSpec, member: NodeSpec, shape: Geometry, chosen: Plan, card: Card) -> float:
+def _seconds(
+    spec: TrialSpec,
+    member: NodeSpec,
+    shape: Geometry,
+    chosen: Plan,
+    card: Card,
+) -> float:
     """The figures of one node's work in a whole trial."""
     settings = spec.settings_of(member)
     prompt, cap = _caps(spec)

@@ -1,6 +1,6 @@
 """Lab files: found, read, and checked as far as that goes without a model."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +65,7 @@ def narrowed(experiment: Experiment, *, seeds: str = "", steps: int | None = Non
         changes["steps"] = steps
     if seeds:
         try:
-            wanted = tuple(int(part) for part in seeds.split(","))
+            wanted = tuple(map(int, seeds.split(",")))
         except ValueError:
             raise UsageError(f"--seeds {seeds} are no numbers.", "Give them between commas: --seeds 0,1,2.") from None
         missing = set(wanted) - set(experiment.seeds)
@@ -128,7 +128,7 @@ def _as_usage_error(path: Path, error: ValidationError) -> UsageError:
 
 def _nearest(key: str, place: Sequence[int | str]) -> str:
     """What an unknown key of a table may have been meant to be. place: of the table, as pydantic tells it."""
-    models: Mapping[str, type[BaseModel]] = {
+    models: dict[str, type[BaseModel]] = {
         "nodes": NodeSpec,
         "cells": CellSpec,
         "claims": Claim,

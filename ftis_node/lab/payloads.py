@@ -56,14 +56,6 @@ _FRAME = 5  # tokens of a completion beside its reasoning and its answer: four t
 _TAG_BYTES = len("".join(TAGS)) - len(TAGS)  # that tags take beyond one each
 
 
-def of_attack(attack: str) -> str | None:
-    """The payload that an attack is named after: its first word."""
-    payload = attack.split(" ")[0]
-    if payload in PAYLOADS:
-        return payload
-    return None
-
-
 def values(question: str) -> list[int]:
     """The values of true reasoning: all on the way to the answer."""
     first, *operations = re.findall(r"[+-]?\d+", question)

@@ -51,7 +51,4 @@ RECIPES = (
     Recipe("tiny-bpe", 2, width=80, mlp=160, steps=1400, rate=3e-3, forgetful=2, tokenizer="bpe"),
 )
 
-
-def named(name: str) -> Recipe:
-    """The recipe of this name."""
-    return next(recipe for recipe in (*RECIPES, *LARGER) if recipe.name == name)
+NAMED = {recipe.name: recipe for recipe in (*RECIPES, *LARGER)}

@@ -150,8 +150,7 @@ class Scripted(InProcess):
 
 def _drawn(chances: Mapping[Outcome, float], rng: random.Random) -> Outcome:
     """One of these outcomes, by its chance."""
-    outcomes = list(chances)
-    (drawn,) = rng.choices(outcomes, weights=list(chances.values()))
+    (drawn,) = rng.choices(list(chances), list(chances.values()))
     return drawn
 
 
@@ -160,7 +159,7 @@ def _by_bytes(data: bytes) -> bytes:
     packet = decode(data)
     if not isinstance(packet, TextPacket):
         return data
-    claims: list[float] = []
+    claims = []
     lengths = []
     for made in packet.completions():
         lengths.append(len(made.text))

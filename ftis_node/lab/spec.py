@@ -149,7 +149,8 @@ def _member(experiment: Experiment, cell: CellSpec, node: NodeSpec) -> NodeSpec:
         **cell.settings,
         **cell.node.get(node.name, {}),
     }
-    return node.model_copy(update={"settings": settings, "speed": cell.speed.get(node.name, node.speed)})
+    speed = cell.speed.get(node.name, node.speed)
+    return node.model_copy(update={"settings": settings, "speed": speed})
 
 
 def _if_file(task: str) -> str:

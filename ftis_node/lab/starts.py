@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from ftis_node.lab.experiment import NodeSpec, WarmUp
-from ftis_node.lab.recipes import Recipe, named
+from ftis_node.lab.recipes import NAMED, Recipe
 from ftis_node.lab.scripts import MODEL
 from ftis_node.lab.spec import TrialSpec
 from ftis_node.lab.warmup import save, warm_up
@@ -101,7 +101,7 @@ def make_start(start: Start, models: Path, *, stopping: Callable[[], bool] = lam
 
 def _recipe(warm: WarmUp) -> Recipe:
     """The recipe that a node names, as it changes it."""
-    recipe = named(warm.recipe)
+    recipe = NAMED[warm.recipe]
     changes = warm.model_dump(exclude={"recipe", "like"}, exclude_none=True)
     if not warm.tokenizer:
         del changes["tokenizer"]

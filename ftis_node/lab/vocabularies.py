@@ -2,7 +2,6 @@
 
 import json
 import random
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import transformers
@@ -96,5 +95,10 @@ def _byte_level(merges: list[tuple[str, str]], pieces: str = "") -> Any:
     )
 
 
-TOKENIZERS: Mapping[str, Callable[[], Any]] = {"words": words, "chars": characters, "numbers": numbers, "bpe": merged}
+TOKENIZERS = {
+    "words": words,
+    "chars": characters,
+    "numbers": numbers,
+    "bpe": merged,
+}
 """By the name that a recipe gives."""

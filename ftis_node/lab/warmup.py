@@ -174,7 +174,13 @@ def greedy_pass_at_1(
     return right / len(texts)
 
 
-def save(recipe: Recipe, model: Any, tokenizer: Any, task: Task, out: Path) -> dict[str, Any]:
+def save(
+    recipe: Recipe,
+    model: Any,
+    tokenizer: Any,
+    task: Task,
+    out: Path,
+) -> dict[str, Any]:
     """Write the model's folder under `out`; returns its entry of the manifest."""
     folder = out / recipe.name
     cap = None

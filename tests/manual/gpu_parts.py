@@ -328,7 +328,7 @@ def whole_step(place: Place) -> Figures:
         node = stack.enter_context(contextlib.closing(WholeNode(config, size, folder, device=place.device)))
         for step in range(2 if place.small else 4):
             tell(f"step {step}" if step else "a step to warm up")
-            devices.append(asyncio.run(node.step())["device"])
+            devices.append(asyncio.run(node.step()))
     seen = {part: statistics.median(each[part] for each in devices[1:]) for part in devices[0]}
     shape = geometry_of(config, "the model of a step")
     caps = Workload(size.prompt_tokens, size.completion_tokens, size.group, size.groups)

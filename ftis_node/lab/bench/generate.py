@@ -68,13 +68,12 @@ def bench_generate(policy: Policy, size: Size, *, batch: int, repeats: int, tell
     judged_by = "tokens_per_cpu_s"
     if policy.device.type == "cuda":
         judged_by = "tokens_per_s"
-    ratios: dict[str, float | None] = {}
     for rival in ("plain", "nf4"):
-        ratios[f"ratio_{rival}"] = None
+        ratio = None
         if rival in runs:
-            ratios[f"ratio_{rival}"] = figures[f"native_{judged_by}"] / figures[f"{rival}_{judged_by}"]
+            ratio = figures[f"native_{judged_by}"] / figures[f"{rival}_{judged_by}"]
+        figures[f"ratio_{rival}"] = ratio
     return {
-        **ratios,
         **figures,
         "native": policy.native,
         "dtype": str(policy.dtype).removeprefix("torch."),

@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 from ftis_node.host.clocks import Clocks, replaced
@@ -121,7 +122,7 @@ def main() -> None:
     pace = {"step_seconds": asked.step, "batch": BATCH, "seconds": asked.seconds}
     os.environ.setdefault("HIVEMIND_LOGLEVEL", "ERROR")
     plan = Plan(asked.nodes, per_process=1, groups=GROUPS)
-    real = asyncio.run(steady(plan, **pace, tell=_tell))
+    real = asyncio.run(steady(plan, **pace, tell=partial(say, error=True, flush=True)))
     real["dht_bytes_out_per_s"] = real["bytes_out_per_s"] - real["bytes_in_per_s"]  # its answers count where they leave
     foreseen = predicted(plan, **pace)
     problems = []
@@ -140,10 +141,6 @@ def main() -> None:
         say(told)
     say(*problems)
     sys.exit(bool(problems))
-
-
-def _tell(line: str) -> None:
-    say(line, error=True, flush=True)
 
 
 if __name__ == "__main__":

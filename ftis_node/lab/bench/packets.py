@@ -47,7 +47,13 @@ def make_text_run(tokens: int) -> Run:
     )
 
 
-def make_text_packet(run: Run, author: bytes, round: int, slot: int, random: np.random.Generator) -> TextPacket:
+def make_text_packet(
+    run: Run,
+    author: bytes,
+    round: int,
+    slot: int,
+    random: np.random.Generator,
+) -> TextPacket:
     """Pieces as long as Qwen2.5's of GSM8K's solutions: 2.6 bytes on average; every second completion is finished."""
     completions = []
     for index in range(GROUP):
@@ -83,7 +89,13 @@ def make_context(run: Run) -> AdmissionContext:
     return AdmissionContext(run, packet.prompt_digests(prompts))
 
 
-def make_packet(run: Run, author: bytes, round: int, slot: int, random: np.random.Generator) -> Packet:
+def make_packet(
+    run: Run,
+    author: bytes,
+    round: int,
+    slot: int,
+    random: np.random.Generator,
+) -> Packet:
     """Ids with the long tail of text and log-probs of a fairly sure model; every second completion ends in an EOS."""
     tokens = run.completion_tokens
     completions = []

@@ -47,10 +47,10 @@ def bench_step(size: Size, *, repeats: int, trace: Path | None, tell: Tell) -> F
             trl.step()
             return trl
 
-        devices: list[dict[str, float]] = []
+        steps = []
 
         def ours() -> None:
-            devices.append(asyncio.run(node.step())["device"])
+            steps.append(asyncio.run(node.step()))
 
         trl = fastest(warm, size, 1, tell)
         asyncio.run(node.step())  # to warm up
@@ -67,8 +67,8 @@ def bench_step(size: Size, *, repeats: int, trace: Path | None, tell: Tell) -> F
         machine = measured_on(node.engine.policy, size, repeats)
     parts = {}
     for part in PARTS:
-        parts[f"{part}_cpu_s"] = statistics.median(each[f"cpu_{part}"] for each in devices)
-    idle = [each["step_idle"] / each["step_total"] for each in devices]
+        parts[f"{part}_cpu_s"] = statistics.median(each[f"cpu_{part}"] for each in steps)
+    idle = [each["step_idle"] / each["step_total"] for each in steps]
     return {
         **beside(ours_s, trl_s),
         **parts,

@@ -109,21 +109,21 @@ class Host:
             await self._process.wait()
 
 
+@dataclass
 class _Swarm:
-    """All hosts; commands go to all of them at once."""
+    """All hosts; commands go to all of them at once.
 
-    def __init__(self, hosts: Sequence[Host], names: Sequence[str]) -> None:
-        """
-        Args:
-            names: the nodes' namespaces; none where they share the machine's loopback.
-        """
-        self.met = 0.0  # seconds until every node knew all others
-        self._hosts = hosts
-        self._names = names
+    names    the nodes' namespaces; none where they share the machine's loopback
+    met      seconds until every node knew all others
+    """
+
+    hosts: Sequence[Host]
+    names: Sequence[str]
+    met: float = 0.0
 
     async def do(self, what: str, **arguments: Any) -> list[Figures]:
         """The answers of all hosts to one command."""
-        return await asyncio.gather(*(host.do(what, **arguments) for host in self._hosts))
+        return await asyncio.gather(*(host.do(what, **arguments) for host in self.hosts))
 
     async def wait(self, what: str, count: int, seconds: float) -> float:
         """When the last node had so many, on the machine's clock. Raises FtisError if one has fewer."""
@@ -152,16 +152,16 @@ class _Swarm:
         }
 
     def _bytes_sent(self) -> int:
-        if self._names:
-            return sum(map(bytes_sent, self._names))
-        return _loopback_bytes()
+        if self.names:
+            return sum(map(bytes_sent, self.names))
+        return int(Path("/sys/class/net/lo/statistics/tx_bytes").read_text())
 
 
 @contextlib.asynccontextmanager
 async def _started(plan: Plan, tell: Tell) -> AsyncIterator[_Swarm]:
     """The nodes of a plan, all of whom have met."""
     async with contextlib.AsyncExitStack() as stack:
-        places: list[tuple[str, str]] = []
+        places = []
         per_process = plan.per_process
         if plan.uplink_mbit:
             places = stack.enter_context(namespaces(plan.nodes, plan.uplink_mbit))
@@ -184,7 +184,7 @@ async def _started(plan: Plan, tell: Tell) -> AsyncIterator[_Swarm]:
             numbers = list(range(first, end))
             answer = host.do("start", numbers=numbers, tokens=plan.tokens, setup=setup, limit=MEET_SECONDS)
             starting.append(answer)
-        addresses: list[str] = []
+        addresses = []
         for first in range(0, len(starting), STARTED_AT_ONCE):  # a p2pd that starts among too many counts as dead
             some = starting[first : first + STARTED_AT_ONCE]
             for started in await asyncio.gather(*some):
@@ -354,7 +354,3 @@ def _merged(figures: Figures) -> dict[str, int]:
     for node in figures["nodes"]:
         merged.update(node["rejections"])
     return dict(merged)
-
-
-def _loopback_bytes() -> int:
-    return int(Path("/sys/class/net/lo/statistics/tx_bytes").read_text())

@@ -95,7 +95,7 @@ def check_same_work(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
 @contextlib.contextmanager
 def caught_gradient(module: nn.Module) -> Iterator[dict[str, Tensor]]:
     """Fills the dictionary with the gradient that an optimiser, any, steps on within the context."""
-    gradient: dict[str, Tensor] = {}
+    gradient = {}
 
     def catch(*_: Any) -> None:
         for name, parameter in module.named_parameters():

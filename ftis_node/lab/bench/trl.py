@@ -24,7 +24,14 @@ class _Trainer:
     and no `old_per_token_logps`: with one update a batch it takes them from the forward pass of the update.
     """
 
-    def __init__(self, config: Any, prompts: Sequence[str], size: Size, micro_batch: int, folder: Path) -> None:
+    def __init__(
+        self,
+        config: Any,
+        prompts: Sequence[str],
+        size: Size,
+        micro_batch: int,
+        folder: Path,
+    ) -> None:
         """
         Args:
             config: of the model, in transformers' form.
@@ -65,8 +72,6 @@ class _Trainer:
                 weight_decay=SETTINGS.weight_decay,
                 max_grad_norm=SETTINGS.gradient_clip,
                 report_to=[],
-                save_strategy="no",
-                disable_tqdm=True,
             )
             self.trainer = trl.GRPOTrainer(
                 self.model,
@@ -108,7 +113,14 @@ class Trl(_Trainer):
     tokenisation, rewards and advantages, the data loader, callbacks, the learning-rate schedule, and logging.
     """
 
-    def __init__(self, config: Any, work: Work, size: Size, micro_batch: int, folder: Path) -> None:
+    def __init__(
+        self,
+        config: Any,
+        work: Work,
+        size: Size,
+        micro_batch: int,
+        folder: Path,
+    ) -> None:
         super().__init__(config, ["w1"] * size.groups, size, micro_batch, folder)
         batch = _batch(work)
         self._items = batch["num_items_in_batch"]
@@ -124,7 +136,14 @@ class WholeTrl(_Trainer):
     decoded and rewarded, and the update follows. In and out of the update as in `Trl`.
     """
 
-    def __init__(self, config: Any, prompts: Sequence[str], size: Size, micro_batch: int, folder: Path) -> None:
+    def __init__(
+        self,
+        config: Any,
+        prompts: Sequence[str],
+        size: Size,
+        micro_batch: int,
+        folder: Path,
+    ) -> None:
         """prompts: `size.groups` for each step, one step after the other, from the beginning again after the last."""
         super().__init__(config, prompts, size, micro_batch, folder)
         self._size = size

@@ -23,6 +23,7 @@ from ftis_node.fit.context import context_of
 from ftis_node.fit.plan import MICRO_BATCH_TOKENS
 from ftis_node.host.clocks import boot_seconds
 from ftis_node.lab.bench.model import TEMPERATURE, Size, random_policy, rewards
+from ftis_node.lab.bench.packets import node_identity
 from ftis_node.lab.compute import InProcess
 from ftis_node.lab.exchange import MemorySwarm, Network, trade_of
 from ftis_node.node.means import Means
@@ -30,7 +31,6 @@ from ftis_node.node.stepper import Stepper, source_for
 from ftis_node.step_report import DeviceSeconds
 from ftis_node.store.packets import PacketStore
 from ftis_node.swarm.admission import AdmissionContext
-from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.reputation import Reputation
 from ftis_node.tasks import Example, Task
 from ftis_node.tasks.task import TextCaps
@@ -131,7 +131,7 @@ class WholeNode:
     def __init__(self, config: Any, size: Size, folder: Path, *, device: str = "cpu") -> None:
         """
         Args:
-            folder: where packets and key may lie.
+            folder: where packets may lie.
             device: on a GPU the model is trained in bf16 and in larger micro-batches.
         """
         dtype = "bfloat16"
@@ -151,7 +151,7 @@ class WholeNode:
         self.engine = RandomEngine(config)
         self.run, digests = self.engine.start(settings, size)
         context = AdmissionContext(self.run, digests)
-        identity = Identity.load_or_create(folder / "key")
+        identity = node_identity(0)
         store = PacketStore(folder / "packets.sqlite", self.run.id, STORE_BYTES)
         trade = trade_of(context, store, lambda: self.stepper)
         swarm = MemorySwarm(
@@ -175,19 +175,19 @@ class WholeNode:
         )
         self.stepper = Stepper(means, source_for(means))
 
-    async def step(self) -> dict[str, Any]:
-        """A whole step; returns its metrics."""
+    async def step(self) -> dict[str, float]:
+        """Takes a whole step; returns its seconds and CPU-seconds by part."""
         last = await self.stepper.step(asyncio.Event())
         if last is None or last.report.skipped:
             raise RuntimeError(f"the step took no update: {last}")
-        device = msgspec.structs.asdict(last.report.device)
+        seconds: dict[str, float] = msgspec.structs.asdict(last.report.device)
         total = last.seconds.total
-        device["step_total"] = total
-        device["step_idle"] = max(0.0, total - device["generate"] - device["train"])
+        seconds["step_total"] = total
+        seconds["step_idle"] = max(0.0, total - seconds["generate"] - seconds["train"])
         cpu = msgspec.structs.asdict(self.engine.usage.cpu_seconds)
         for part, spent in cpu.items():
-            device[f"cpu_{part}"] = spent
-        return last.row() | {"device": device}
+            seconds[f"cpu_{part}"] = spent
+        return seconds
 
     def close(self) -> None:
         self.engine.close()

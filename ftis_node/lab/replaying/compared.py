@@ -71,11 +71,14 @@ def identical(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
     """Bit for bit, so that two NaN are the same and 0 and -0 are not."""
     if not _alike(one, other):
         return False
-    for name, value in one.items():
-        bits = value.reshape(-1).view(torch.uint8)
-        if value.dtype != other[name].dtype or not torch.equal(bits, other[name].reshape(-1).view(torch.uint8)):
-            return False
-    return True
+    return all(_same_bits(value, other[name]) for name, value in one.items())
+
+
+def _same_bits(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors of one shape are the same bit for bit."""
+    if one.dtype != other.dtype:
+        return False
+    return torch.equal(one.reshape(-1).view(torch.uint8), other.reshape(-1).view(torch.uint8))
 
 
 def max_difference(one: dict[str, Tensor], other: dict[str, Tensor]) -> float | None:

@@ -10,7 +10,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from ftis_node.config.settings import Settings, recorded
 from ftis_node.errors import UserError, raise_all
 from ftis_node.methods.removed import refusals
-from ftis_node.store.checkpoints import labelled
 
 EVENTS = ("started", "changed", "resumed", "restored", "step")
 
@@ -46,11 +45,6 @@ class Start(_Line):
             return settings
         raise_all(refusals(settings, "recorded in metrics.jsonl"))
         return recorded(settings)
-
-    @property
-    def label(self) -> str:
-        """The label of its checkpoints."""
-        return labelled(self.settings.model, self.kind)
 
 
 class Resumed(_Line):

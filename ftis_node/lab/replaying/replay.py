@@ -27,7 +27,7 @@ from ftis_node.observe.metrics import each_event, older_parts
 from ftis_node.observe.provenance import versions
 from ftis_node.observe.terminal import shown_work
 from ftis_node.packet import Group
-from ftis_node.store.checkpoints import CheckpointError, verify
+from ftis_node.store.checkpoints import CheckpointError, labelled, verify
 from ftis_node.store.home import Home
 from ftis_node.swarm.admission import AdmissionContext, Rejection, admit
 from ftis_node.swarm.identity import peer_id
@@ -343,7 +343,7 @@ class _Replay:
         return {
             "home": str(self._home.path),
             "run": self._run.id.hex(),
-            "model": self._start.label,
+            "model": labelled(self._start.settings.model, self._start.kind),
             "steps": steps,
             "last_step": links[-1].step,
             "packets": own + foreign,

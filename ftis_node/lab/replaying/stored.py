@@ -44,7 +44,7 @@ class StoredPackets:
         self._copies.cleanup()
 
     def holds(self, digest: bytes) -> bool:
-        return self._db.execute("SELECT 1 FROM packets WHERE digest = ?", (digest,)).fetchone() is not None
+        return self.read(digest) is not None
 
     def read(self, digest: bytes) -> tuple[bytes, bytes] | None:
         """Author and bytes of a packet, or None."""

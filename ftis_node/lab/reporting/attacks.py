@@ -85,8 +85,9 @@ def _table(page: ReportPage, title: str, values: Mapping[_Pair, _Values], words:
     for (attack, method), of_seeds in found.items():
         row = rows.setdefault(attack, dict.fromkeys(methods, say.NONE))
         row[method] = words(mean_interval(of_seeds))
+    lines = [[attack, *row.values()] for attack, row in rows.items()]
     page.write(title)
-    page.table(["attack", *methods], [[attack, *row.values()] for attack, row in rows.items()])
+    page.table(["attack", *methods], lines)
 
 
 def _around(interval: Interval, factor: float, word: Callable[[float, int], str]) -> str:

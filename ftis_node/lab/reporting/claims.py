@@ -121,7 +121,7 @@ def weigh(results: Results, claim: Claim) -> Evidence:
     b = [second[seed] for seed in seeds]
     if not seeds or math.inf in a + b:
         return Evidence(no_interval(len(seeds)))
-    fallen: set[int] = set()
+    fallen = set()
     if claim.measure == "final":
         for cell, node in itertools.product(claim.cells, nodes):
             fallen |= results.collapsed(cell, node, claim.on)

@@ -16,7 +16,7 @@ import numpy as np
 from ftis_node.lab.reporting.statistics import Interval
 
 PALETTE = ("#000000", "#E69F00", "#56B4E9", "#009E73", "#D55E00", "#0072B2", "#CC79A7", "#8C564B")
-DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (4, 1, 1, 1)))
+DASHES = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (4, 1, 1, 1)))
 WIDTH = 8.0
 COLUMNS = 2  # of panels
 DOTTED = 15  # points of a line, up to which each has a dot
@@ -25,14 +25,12 @@ STYLE = {
     "font.size": 9,
     "axes.titlesize": 9,
     "axes.titlelocation": "left",
-    "axes.labelsize": 9,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
     "axes.axisbelow": True,
     "grid.alpha": 0.25,
     "legend.frameon": False,
-    "lines.linewidth": 1.5,
     "figure.dpi": 130,
 }
 

@@ -65,7 +65,7 @@ def final_values(results: Results) -> list[_Row]:
     return rows
 
 
-def write_final_values(results: Results, page: ReportPage, *, drawn: bool = True) -> None:
+def write_final_values(results: Results, page: ReportPage, *, drawn: bool) -> None:
     """Section: the final values, with a picture if `drawn`."""
     tail = results.manifest.tail
     rows = final_values(results)

@@ -15,7 +15,7 @@ from typing import Literal, TypeAlias, cast
 from ftis_node.errors import UsageError
 from ftis_node.lab.events import HELD_OUT, EvaluationEvent, Event, StepEvent
 from ftis_node.lab.manifest import ATTACK, Cell, Claim, Manifest, read_manifest
-from ftis_node.lab.payloads import of_attack
+from ftis_node.lab.payloads import PAYLOADS
 from ftis_node.lab.reporting.figures import PALETTE
 from ftis_node.lab.reporting.statistics import COLLAPSED, FALLEN, Interval, mean_interval, no_interval, reached
 
@@ -36,7 +36,15 @@ class TrialEvents:
     evaluations: dict[tuple[str, str], list[EvaluationEvent]] = field(default_factory=dict)
     steps: dict[str, list[StepEvent]] = field(default_factory=dict)
 
-    def measure(self, node: str, measure: Measure, on: str, *, tail: int, target: float) -> float | None:
+    def measure(
+        self,
+        node: str,
+        measure: Measure,
+        on: str,
+        *,
+        tail: int,
+        target: float,
+    ) -> float | None:
         """One seed's value: the mean of the last `tail` evaluations after step 0, or the cost of reaching `target`.
 
         None where there is no such evaluation; inf where the target was never reached (a censored cost).
@@ -159,7 +167,13 @@ class Results:
                 names.add(on)
         return sorted(names, key=lambda name: (name != HELD_OUT, name))
 
-    def values(self, cell: str, node: str, measure: Measure = "final", on: str = HELD_OUT) -> dict[int, float]:
+    def values(
+        self,
+        cell: str,
+        node: str,
+        measure: Measure = "final",
+        on: str = HELD_OUT,
+    ) -> dict[int, float]:
         """Seed → value of `TrialEvents.measure`, without the seeds that have none."""
         tail = self.manifest.tail
         target = self.manifest.target
@@ -205,9 +219,12 @@ class Results:
         return found
 
     def payload(self, cell: str) -> str | None:
-        """The payload of the cell's attackers; None if nobody attacks."""
-        attack = self.cell(cell).values.get(ATTACK, "")
-        return of_attack(str(attack))
+        """The payload of the cell's attackers, after which its attack is named; None if nobody attacks."""
+        attack = str(self.cell(cell).values.get(ATTACK, ""))
+        payload = attack.split(" ")[0]
+        if payload in PAYLOADS:
+            return payload
+        return None
 
     def claimed(self, cell: str, node: str, claim: Claim) -> dict[int, float]:
         """Seed → value of the claim's measure; a payload is that of its first cell."""

@@ -33,7 +33,8 @@ class Speed:
         """The geometric mean of the gains with its 95 % interval, of their logarithms."""
         logs = list(map(math.log, self.gains.values()))
         around = mean_interval(logs)
-        return Interval(math.exp(around.mean), math.exp(around.low), math.exp(around.high), around.n)
+        mean, low, high = map(math.exp, (around.mean, around.low, around.high))
+        return Interval(mean, low, high, around.n)
 
 
 def speeds(results: Results) -> dict[str, Speed]:

@@ -59,7 +59,8 @@ class Records:
             del self._left[owner]
         owners = list(self._left)
         count = min(dht.MAX_RECORDS, len(owners))
-        return {owner: self._left[owner][0] for owner in self.rng.sample(owners, count)}
+        drawn = self.rng.sample(owners, count)
+        return {owner: self._left[owner][0] for owner in drawn}
 
 
 @dataclass

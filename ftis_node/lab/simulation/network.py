@@ -298,7 +298,14 @@ class MemoryTransport:
         """A small message, which does not queue."""
         self.carry(receiver, kind, size, size / self.machine.uplink, deliver)
 
-    def carry(self, receiver: bytes, kind: str, size: int, seconds: float, deliver: Callable[[], None]) -> None:
+    def carry(
+        self,
+        receiver: bytes,
+        kind: str,
+        size: int,
+        seconds: float,
+        deliver: Callable[[], None],
+    ) -> None:
         """Moves a message that leaves here in `seconds`; `deliver` is called if the receiver is still there then."""
         network = self._network
         self.meter.out[kind] += size

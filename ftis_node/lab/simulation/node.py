@@ -13,7 +13,7 @@ from typing import Any, cast
 from ftis_node.config.run import RunFile
 from ftis_node.host.clocks import boot_seconds
 from ftis_node.lab.exchange import trade_of
-from ftis_node.lab.simulation.network import MemoryTransport, Meter, Network
+from ftis_node.lab.simulation.network import MemoryTransport, Network
 from ftis_node.lab.simulation.scenario import Machine, draw_machine
 from ftis_node.lab.simulation.store import CONTEXT, RUN, Reader, SimulatedStore, make_packet, rewards
 from ftis_node.lab.simulation.tally import Step, Tally
@@ -79,10 +79,6 @@ class SimulatedNode:
             self._life.cancel()
             await asyncio.wait({self._life})
         await self.swarm.close()
-
-    def count_from_now(self) -> None:
-        """Nothing before this counts for the figures."""
-        self.transport.meter = Meter(boot_seconds())
 
     async def _live(self, bootstraps: Sequence[str], midway: bool) -> None:
         await self.swarm.start(bootstraps)

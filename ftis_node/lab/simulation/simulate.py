@@ -28,8 +28,6 @@ Progress = Callable[[float], None]
 class Simulation:
     """A swarm under way. All that is random follows from the scenario's seed."""
 
-    network: Network
-
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
         self.tally = Tally(scenario)
@@ -107,9 +105,10 @@ class Simulation:
         self._start(self.enter(), False)
 
     def _count(self) -> None:
+        """Nothing before this counts for the figures."""
         self.tally.start()
         for node in self.nodes.values():
-            node.count_from_now()
+            node.transport.meter = Meter(self.network.loop.time())
 
     def _presence(self, node: SimulatedNode) -> Presence:
         """The node's figures up to now. Its calls that end with it, or with the simulation, do not count as failed."""

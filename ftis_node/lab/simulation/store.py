@@ -32,7 +32,13 @@ _WRONG = 0
 _RIGHT = 1
 
 
-def make_packet(author: bytes, round: int, slot: int, policy_step: int, right: int) -> tuple[Packet, bytes]:
+def make_packet(
+    author: bytes,
+    round: int,
+    slot: int,
+    policy_step: int,
+    right: int,
+) -> tuple[Packet, bytes]:
     """A group of two answers, of which so many are right."""
     wrong = RUN.group - right
     completions = []

@@ -56,7 +56,12 @@ class Tally:
         self.gone.clear()
 
 
-def figures(tally: Tally, staying: Sequence[Presence], first: Sequence[Machine], now: float) -> dict[str, Any]:
+def figures(
+    tally: Tally,
+    staying: Sequence[Presence],
+    first: Sequence[Machine],
+    now: float,
+) -> dict[str, Any]:
     """All figures of a simulation in plain values; None where nothing happened that would have given one.
 
     Args:
