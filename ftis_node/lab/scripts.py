@@ -150,8 +150,7 @@ class Scripted(InProcess):
 
 def _drawn(chances: Mapping[Outcome, float], rng: random.Random) -> Outcome:
     """One of these outcomes, by its chance."""
-    (drawn,) = rng.choices(list(chances), list(chances.values()))
-    return drawn
+    return rng.choices(list(chances), list(chances.values()))[0]
 
 
 def _by_bytes(data: bytes) -> bytes:
