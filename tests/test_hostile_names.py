@@ -195,7 +195,6 @@ ALLOWED = {  # where a print, a Text or a Console may be made: these make them s
     "observe/terminal.py": {"Text", "Console"},
     "observe/live.py": {"Text"},
     **{name: {"print"} for name in ("text.py", "cli/common.py", "preflight/smoke.py", "lab/warmup.py")},
-    "lab/runner.py": {"TextColumn"},
     **{name: {"print"} for name in ("lab/reporting/index.py", "lab/bench/host.py")},
 }
 
