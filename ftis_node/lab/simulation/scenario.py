@@ -1,7 +1,5 @@
 """The scenario: how many nodes of what kind, for how long."""
 
-from __future__ import annotations
-
 import math
 import random
 from dataclasses import dataclass, field, replace
@@ -43,7 +41,7 @@ class Scenario:
     arrival_seconds: float = 30.0
     settings: Settings = field(default_factory=Settings)
 
-    def with_success(self, chance: float) -> Scenario:
+    def with_success(self, chance: float) -> "Scenario":
         """With the dead groups of `RUN_DEFAULTS["group"]` answers, each right with this chance (from 0 to 1)."""
         answers = RUN_DEFAULTS["group"]
         all_right = chance**answers
