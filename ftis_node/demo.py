@@ -278,7 +278,7 @@ class Demo:
         """As `_rounds`, while the nodes end with an evaluation; a large model needs longer for it than `_stop` has."""
         for member in self.members:
             with suppress(UserError):  # it has ended by itself
-                ask(member.home.api_socket(), "/finish", NodeState, action=True)
+                ask(member.home.api_socket(), "/finish", NodeState, order={})
         ends = time.monotonic() + LAST_SECONDS
         while time.monotonic() < ends:
             self._end_if_asked()

@@ -88,10 +88,14 @@ class Doing(msgspec.Struct, frozen=True):
 
 
 class Watched(msgspec.Struct, frozen=True):
-    """What is seen of a compute process from outside; None: it has no GPU, or does nothing."""
+    """What is seen of a compute process from outside; None: it has no GPU, or does nothing.
+
+    facts: what a new run is made from, see `config.run.run_for`, while the model is loading.
+    """
 
     gpu: GpuFigures | None = None
     doing: Doing | None = None
+    facts: dict[str, Any] | None = None
 
 
 class Generator(msgspec.Struct, frozen=True):

@@ -9,7 +9,7 @@ import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from ftis_node.node.status import status_row
 from ftis_node.observe import answers
 from ftis_node.observe.answers import Status
 from ftis_node.observe.api import ask
-from ftis_node.observe.web import Answer, Api
+from ftis_node.observe.web import Answer, Api, Order
 from ftis_node.store.home import Home
 from ftis_node.swarm.reputation import PeerStanding
 from ftis_node.swarm.sessions import ClockDifference
@@ -55,7 +55,7 @@ def socket_path() -> Iterator[Path]:
 async def stopped(socket_path: Path) -> AsyncIterator[asyncio.Event]:
     event = asyncio.Event()
 
-    def stop() -> dict[str, Any]:
+    async def stop(_: Any) -> dict[str, Any]:
         event.set()
         return {"stopping": True}
 
@@ -67,8 +67,8 @@ async def stopped(socket_path: Path) -> AsyncIterator[asyncio.Event]:
 
 
 @asynccontextmanager
-async def served(path: Path, reads: dict[str, Answer], **actions: Answer) -> AsyncIterator[None]:
-    api = Api(reads, {f"/{name}": action for name, action in actions.items()})
+async def served(path: Path, reads: dict[str, Answer], **orders: Order) -> AsyncIterator[None]:
+    api = Api(reads, {f"/{name}": order for name, order in orders.items()})
     await api.start(path)
     yield
     await api.close()
@@ -77,7 +77,7 @@ async def served(path: Path, reads: dict[str, Answer], **actions: Answer) -> Asy
 async def test_it_answers_reads_and_actions(socket_path: Path, stopped: asyncio.Event) -> None:
     assert await asyncio.to_thread(ask, socket_path, "/status", dict) == {"state": "ONLINE", "step": 3}
     assert not stopped.is_set()
-    assert await asyncio.to_thread(ask, socket_path, "/stop", dict, action=True) == {"stopping": True}
+    assert await asyncio.to_thread(ask, socket_path, "/stop", dict, order={}) == {"stopping": True}
     assert stopped.is_set()
 
 
@@ -193,14 +193,14 @@ def test_a_dead_daemons_socket_is_as_none_and_a_silent_one_is_left(socket_path: 
     ],
 )
 async def test_commands_import_their_needs(needed: str, commands: list[str], socket_path: Path, tmp_path: Path) -> None:
-    async def ordered(order: Mapping[str, str]) -> Mapping[str, str]:
-        return order
+    async def ordered(_: Any) -> Any:
+        return status
 
     status = status_row(answered(**TRAINING), None) | {"page": "http://127.0.0.1/"}
     reads: dict[str, Answer] = {"/status": lambda: status, "/peers": lambda: {"peers": []}}
     (tmp_path / "node.log").write_text("It began.\n")
     Home(tmp_path).record_runtime(socket_path.parent)
-    api = Api(reads, {"/pause": lambda: status, "/finish": lambda: status}, orders={"/set": ordered})
+    api = Api(reads, dict.fromkeys(("/pause", "/finish", "/set"), ordered))
     await api.start(socket_path)
     environment = os.environ | {"FTIS_HOME": str(tmp_path)}
     for command in commands:

@@ -79,10 +79,9 @@ def test_evaluations_take_no_more_than_their_share_of_the_time() -> None:
     now = 0.0
     evaluations = EvaluationSchedule(lambda: now)
     found = GreedyResult((), seconds=50.0, batch=4).figures()
-    assert evaluations.due(), "the first is taken in any case"
     evaluations.taken(0, found, found.seconds)  # before any training, so not counted
     for now, due in ((0.0, False), (499.0, False), (500.0, True), (999.0, False), (1000.0, True)):  # noqa: B007
-        assert evaluations.due() is due
+        assert (not evaluations.due_seconds()) is due
         if due:
             evaluations.taken(0, found, found.seconds)
 
@@ -96,14 +95,18 @@ def test_slow_evaluations_ask_fewer_questions_more_often_and_say_when(tmp_path: 
     evaluations.taken(0, whole, whole.seconds)
     assert evaluations.parts() == 3 and evaluations.due_seconds() == pytest.approx(250.0)
     now = 250.0
-    assert evaluations.due()
+    assert not evaluations.due_seconds()
     third = msgspec.structs.replace(whole, prompts=16, seconds=25.0)
     evaluations.taken(9, third, third.seconds, 3)
     assert evaluations.parts() == 3 and evaluations.due_seconds() == pytest.approx(250.0)
-    for step, each, due in ((9, 30.0, 250.0), (9, 300.0, 300.0), (10, 200.0, 1000.0)):  # after every fifth step
+    means.progress.pass_at_1_step = 5
+    for step, each, due in ((9, 30.0, 250.0), (9, 300.0, 300.0), (5, 200.0, 1000.0)):
         means.progress.step = step
         means.pace.steps = deque([each])
         assert evaluations.due_seconds(means.until_evaluation()) == pytest.approx(due)
+    slow = EvaluationSchedule(lambda: now)
+    slow.taken(0, msgspec.structs.replace(whole, prompts=64, seconds=870.0), 870.0)
+    assert slow.parts() == 5, "16 questions would come more seldom than every half hour"
 
 
 def of_scores(scores: list[Score]) -> Any:

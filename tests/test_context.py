@@ -63,7 +63,10 @@ def test_every_rotary_embedding_that_transformers_knows_is_tried() -> None:
     assert ROPES.keys() == {"default", *ROPE_INIT_FUNCTIONS}
 
 
-@pytest.mark.parametrize("packed", [True, False], ids=["packed", "padded"])
+LAYOUTS = pytest.mark.parametrize("packed", [True, False], ids=["packed", "padded"])
+
+
+@LAYOUTS
 @pytest.mark.parametrize("rope", ROPES)
 def test_within_its_context_a_models_log_probs_do_not_depend_on_neighbours(rope: str, packed: bool) -> None:
     policy = policy_with(rope)
@@ -73,7 +76,7 @@ def test_within_its_context_a_models_log_probs_do_not_depend_on_neighbours(rope:
     torch.testing.assert_close(beside, alone, atol=2e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("packed", [True, False], ids=["packed", "padded"])
+@LAYOUTS
 @pytest.mark.parametrize("rope", ["dynamic", "longrope"])
 def test_beyond_it_they_do_and_padding_does_not_help(rope: str, packed: bool) -> None:
     """One long sample changes the frequencies of all that are computed with it. So none may be longer."""

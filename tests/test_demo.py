@@ -73,7 +73,7 @@ def test_two_nodes_train_a_model_of_the_owner_s_on_sums(tmp_path: Path) -> None:
     for node in nodes:
         assert node["reward_before"] is not None and node["reward_after"] is not None
         log = (output / node["name"].lower() / "node.log").read_text()
-        assert "is saved; the same command goes on from there." in log, "it ended in its own time, evaluation and all"
+        assert "was saved last. The same command goes on." in log, "it ended in its own time, evaluation and all"
     assert (
         refused("demo", "--model", "tiny-bpe", "--mixed", "--output", output).fix == "Leave out --listener and --mixed."
     )

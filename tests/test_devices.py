@@ -117,7 +117,12 @@ def distance(one: Mapping[str, Tensor], other: Mapping[str, Tensor] | None = Non
 # --- the same as one ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("kind", "ranks"), some(*TWO, later=[("full", 3), ("lora", 2), ("lora", 3), ("shards", 3)]))
+ALL = pytest.mark.parametrize(
+    ("kind", "ranks"), some(*TWO, later=[("full", 3), ("lora", 2), ("lora", 3), ("shards", 3)])
+)
+
+
+@ALL
 def test_the_gradient_and_five_steps_are_those_of_one_process(node_of: NodeOf, kind: str, ranks: int) -> None:
     alone = node_of(kind, 1)
     together = node_of(kind, ranks)
@@ -138,7 +143,7 @@ def test_the_gradient_and_five_steps_are_those_of_one_process(node_of: NodeOf, k
     assert distance(expected, found) <= 1e-3 * distance(expected, alone.renewed)
 
 
-@pytest.mark.parametrize(("kind", "ranks"), some(*TWO, later=[("full", 3), ("lora", 3), ("shards", 3)]))
+@ALL
 def test_tokens_answers_and_their_figures_are_the_same(node_of: NodeOf, kind: str, ranks: int) -> None:
     alone = node_of(kind, 1)
     together = node_of(kind, ranks)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from ftis_node.config.run import run_for
 from ftis_node.host.doing import advance, doing, now
 from ftis_node.observe import terminal
 from ftis_node.observe.live import node_view
@@ -21,9 +22,12 @@ from tests.support.statuses import JOINING, answered
 def test_work_within_other_work_counts_for_the_whole_and_leaves_nothing_behind() -> None:
     with doing("evaluating", 4, "questions"):
         with doing("generating", 2, "completions"):
+            advance(read=12)
+            reading = now()
             advance(1, tokens=30, begun=0.5)
         work = now()
     assert work is not None and (work.what, work.done, work.of, work.tokens) == ("evaluating", 1, 4, 30)
+    assert reading is not None and reading.what == "evaluating (12 prompts read)"
     assert work.left == pytest.approx(work.seconds * 2.5 / 1.5)
     assert now() is None
 
@@ -77,14 +81,16 @@ def test_each_long_work_of_an_engine_says_what_it_is_and_reaches_its_end(monkeyp
 
 
 def test_loading_says_so(monkeypatch: Any) -> None:
-    seen: list[str] = []
-    before = Engine().watch().doing
+    seen: list[Any] = []
+    engine = Engine()
+    before = engine.watch()
 
     def checked(policy: Policy, texts: Sequence[str]) -> Policy:
-        work = now()
-        seen.append(work.what if work is not None else "")
+        seen.append(engine.watch())
         return ready(policy, texts)
 
     monkeypatch.setattr("ftis_node.policy.load.ready", checked)
-    Engine().load(arithmetic_settings(), "arithmetic")
-    assert before is None and seen == ["checking the fast paths"]
+    loaded = engine.load(arithmetic_settings(), "arithmetic")
+    (found,) = seen
+    assert before.doing is None and found.doing.what == "checking the fast paths"
+    assert run_for(found.facts) == run_for(loaded.shared()), "known before it has loaded"

@@ -124,7 +124,7 @@ def test_what_has_an_id_without_a_row_here_is_not_trained_on(engine: Engine) -> 
         packet = written(engine, text, False)
         assert (
             packets.read(packet).readable() is readable
-            and (packets.read(packet).completions(own=False) == [None]) is not readable
+            and (list(packets.read(packet).completions(own=False)) == [None]) is not readable
         )
 
 

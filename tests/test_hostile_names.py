@@ -10,6 +10,7 @@ import threading
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -63,9 +64,13 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
     event = json.dumps({"time": HOSTILE, "level": HOSTILE, "message": HOSTILE})
     home.log.write_text(HOSTILE.replace("\n", " ") + f"\n{event}\n")
     answer = {"state": "STOPPING", "reason": HOSTILE, "pausing": True, "finishing": False}
+
+    async def ordered(_: Any) -> Any:
+        return answer
+
     api = Api(
         {"/status": lambda: STATUS, "/peers": lambda: PEERS, "/page": lambda: {"link": "x"}},
-        {f"/{name}": lambda: answer for name in ("stop", "finish", "pause", "resume")},
+        {f"/{name}": ordered for name in ("stop", "finish", "pause", "resume")},
     )
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)

@@ -51,7 +51,7 @@ def test_row_47_every_lie_of_a_text_run_is_refused_for_what_it_is_and_the_rest_i
             codec = Codec(tokenizer)
             packets = TextPackets(WORLD.run, tokenizer)
             for *_, data in made[:: ROUNDS // 4]:
-                read = packets.read(data).completions(own=False)
+                read = list(packets.read(data).completions(own=False))
                 assert len(packets.read(data).texts()) == len(read) == WORLD.run.group
                 assert all(one is None or 0 < len(one) <= WORLD.run.completion_tokens for one in read)
                 assert not any(codec.end in one.token_ids[:-1] for one in read if one is not None)

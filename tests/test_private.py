@@ -15,10 +15,14 @@ from ftis_node.cli import invitations as invitations_module
 from ftis_node.cli.invitations import invitation_in, keep_invitation
 from ftis_node.config.run import Run, RunFile, dump_run_file
 from ftis_node.config.run import make_run as make_run_of
+from ftis_node.config.settings import collect
 from ftis_node.errors import UsageError, UserError
 from ftis_node.host.clocks import unix_seconds
+from ftis_node.node.daemon import Node
+from ftis_node.node.options import JoinOptions
 from ftis_node.packet import packet_digest
 from ftis_node.preflight.redaction import Redactor
+from ftis_node.step_report import Watched
 from ftis_node.store.home import Home
 from ftis_node.swarm import certificates, chronicle, ftis_pb2
 from ftis_node.swarm.certificates import Chain, MembersBook, decode, encode
@@ -362,7 +366,17 @@ def test_what_the_commands_refuse(home_of: Homes, tmp_path: Path) -> None:
     assert "founder cannot be removed" in refused("remove", FOUNDER.peer_id, "--home", founder).what
     assert "no address" in refused("invite", "--home", founder, "--address", "/ip4/127.0.0.1/tcp/1025").what
     assert "is no time" in refused("invite", "--home", founder, "--expires", "soon", *HERE).what
-    assert "no run yet" in refused("members", "--home", home_of(CARA, run=None)).what
+    assert "No ftis-node daemon" in refused("members", "--home", home_of(CARA, run=None)).what
+
+
+async def test_a_node_that_still_loads_invites_to_the_run_that_it_begins(home_of: Homes) -> None:
+    home = home_of(FOUNDER, None)
+    node = Node(JoinOptions(Home(home), private=True), lambda task: collect(task=task, flags={})[0])
+    await node._begin_to_tell(node._open_home())
+    node._compute.watched = Watched(facts=RUN.model_dump() | {"turns": 1, "chat": "", "prefix": ()})
+    told = await asyncio.to_thread(answer, "invite", "--home", home, *HERE)
+    assert told["run"] == node.status().run
+    await node._stack.aclose()
 
 
 def test_what_join_refuses(home_of: Homes, tmp_path: Path) -> None:
@@ -397,7 +411,7 @@ def test_daemons_an_invitation_and_a_removal(join: Join) -> None:
     assert invited.status()["state"] == "ALONE" and not invited.status()["peers"]
     assert "  this node; no member: Ben (" in printed("members", "--home", invited.home.path)
     assert invited.stop() == 0
-    assert "is saved; the same command goes on from there" in invited.log() and "ftis-node invite" not in invited.log()
+    assert "was saved last. The same command goes on." in invited.log() and "ftis-node invite" not in invited.log()
     assert "ftis-node invite" in founder.log() and founder.status()["run"] in printed("status", *at)
     removed = join("invited", line, "--model", "tiny-b")
     assert removed.process is not None and removed.process.wait(PATIENCE) == 1

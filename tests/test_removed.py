@@ -18,12 +18,9 @@ from tests.support.cli import refused
 from tests.support.lab import spec
 from tests.support.steps import started, took
 from tests.support.swarm import RUN
+from tests.test_migration import contents
 
 NAMES = [(name, "geometric" if value is ... else str(value), fix) for (name, value), (_, fix) in REMOVED.items()]
-
-
-def contents(path: Path) -> dict[str, bytes]:
-    return {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()}
 
 
 def error_of(ask: Callable[[], object]) -> UserError:

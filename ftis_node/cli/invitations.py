@@ -6,26 +6,27 @@ import contextlib
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from ftis_node.cli.common import HomeOption, JsonOption, nobody_to_ask, print_json, seconds_in
-from ftis_node.config.run import Run, load_run_file
+from ftis_node.cli.local import ask_daemon
+from ftis_node.config.run import Run, load_run_file, run_file_from_json
 from ftis_node.errors import UsageError, UserError
 from ftis_node.host.clocks import unix_seconds
 from ftis_node.host.files import replace_bytes
+from ftis_node.observe.answers import Peers, Status
+from ftis_node.observe.api import ask
 from ftis_node.store.home import DEFAULT_HOME, Home
 from ftis_node.swarm.certificates import MembersBook, Removal, day, decode, encode
+from ftis_node.swarm.chronicle import names_in, read_chronicle
 from ftis_node.swarm.identity import Identity, author_of, peer_id
 from ftis_node.swarm.invitation import CHARACTERS_MAX, PREFIX, Invitation, read_line
 from ftis_node.swarm.invitation import invite as make_invitation
 from ftis_node.swarm.roster import RECORDS_MAX, read_book
 from ftis_node.swarm.signed import Malformed
 from ftis_node.text import called, say, with_names
-
-if TYPE_CHECKING:
-    from ftis_node.observe.answers import Peers
 
 DAYS_OF_AN_INVITATION = "7d"
 DAYS_OF_A_CERTIFICATE = "180d"
@@ -42,9 +43,6 @@ def invite(
     json: JsonOption = False,
 ) -> None:
     """Print a line for `ftis-node join` that invites to this node's run. The node must run meanwhile."""
-    from ftis_node.cli.local import ask_daemon
-    from ftis_node.observe.answers import Status
-
     place, identity, run = _of(home)
     if run.founder and not _book(place, run).may_invite(identity.author, unix_seconds()):
         raise UserError("This node may not invite to its run.", "Join by the founder's invitation with --may-invite.")
@@ -210,10 +208,11 @@ def keep_invitation(home: Home, invitation: Invitation) -> None:
 
 def _of(home: Path) -> tuple[Home, Identity, Run]:
     place = Home(home.expanduser())
-    identity = Identity.load(place.key)
-    if not place.run_file.exists():
-        raise UsageError(f"The home {place.path} has no run yet.", "Start its node once: `ftis-node join`.")
-    return place, identity, load_run_file(place.run_file).run
+    if place.run_file.exists():
+        found = load_run_file(place.run_file)
+    else:  # the node may be loading for the first time
+        found = run_file_from_json(ask_daemon(home, "/run", dict[str, str], order={})["run_file"])
+    return place, Identity.load(place.key), found.run
 
 
 def _book(place: Home, run: Run) -> MembersBook:
@@ -249,10 +248,6 @@ def _no_remover(asked: bytes, names: Mapping[str, str]) -> UserError:
 
 def _heard(place: Home, run: Run) -> Peers:
     """Return what the daemon knows of others; for a home without one it is the names that it knew."""
-    from ftis_node.observe.answers import Peers
-    from ftis_node.observe.api import ask
-    from ftis_node.swarm.chronicle import names_in, read_chronicle
-
     try:
         return ask(place.api_socket(), "/peers", Peers)
     except UserError:

@@ -32,7 +32,6 @@ def ask_daemon(
     route: str,
     kind: type[Kind],
     *,
-    action: bool = False,
     timeout: float = ANSWER_SECONDS,
     starting: float = STARTING_SECONDS,
     order: Mapping[str, str] | None = None,
@@ -51,7 +50,7 @@ def ask_daemon(
     told = False
     while True:
         try:
-            return ask(place.api_socket(), route, kind, action=action, timeout=timeout, order=order)
+            return ask(place.api_socket(), route, kind, timeout=timeout, order=order)
         except NoDaemon:
             if not place.in_use() or place.observes:
                 raise _none(place) from None
@@ -225,7 +224,11 @@ def finish(home: HomeOption = DEFAULT_HOME, wait: WaitOption = False, json: Json
 def pause(home: HomeOption = DEFAULT_HOME, wait: WaitOption = False, json: JsonOption = False) -> None:
     """Save after this step and free the GPU (or cores); the node goes on serving its peers."""
     answer = _command(home, "pause", wait=wait)
-    said = {"PAUSED": "The node is paused.", "STOPPING": "The node ends."}
+    said = {
+        "PAUSED": "The node is paused.",
+        "STOPPING": "The node ends.",
+        "LOADING": "The node pauses once it has loaded.",
+    }
     _say(answer, said.get(answer.state, "The node completes its step and pauses."), json=json)
 
 
@@ -274,7 +277,7 @@ def saved(home: Path) -> Status:
 
 def _command(home: Path, name: str, *, wait: bool = False) -> NodeState:
     """The node's answer; wait: that of a node that has paused, or trains again."""
-    answer = ask_daemon(home, f"/{name}", NodeState, action=True)
+    answer = ask_daemon(home, f"/{name}", NodeState, order={})
     pausing = name == "pause"
     while wait and (answer.state != "PAUSED" if pausing else answer.state in ("PAUSED", "LOADING")):
         if answer.pausing != pausing or answer.finishing or answer.state == "STOPPING":

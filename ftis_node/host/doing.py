@@ -17,6 +17,7 @@ class Work:
     unit: str
     done: int = 0
     begun: float = 0.0
+    read: int = 0
     tokens: int = 0
     since: float = field(default_factory=time.monotonic)
 
@@ -42,8 +43,8 @@ def doing(what: str, of: int | None = None, unit: str = "") -> Iterator[Work]:
         _works.remove(work)
 
 
-def advance(done: int = 0, *, tokens: int = 0, begun: float = 0.0) -> None:
-    """Note progress: so many more are done, and so many more tokens were made.
+def advance(done: int = 0, *, read: int = 0, tokens: int = 0, begun: float = 0.0) -> None:
+    """Note progress: so many more are done, so many more prompts were read, and so many more tokens were made.
 
     Args:
         begun: how many are half done, counted in parts; it replaces what was said before.
@@ -51,6 +52,7 @@ def advance(done: int = 0, *, tokens: int = 0, begun: float = 0.0) -> None:
     if _works:
         work = _works[0]
         work.done += done
+        work.read += read
         work.tokens += tokens
         work.begun = begun
 
@@ -70,4 +72,7 @@ def now() -> Doing | None:
     done = work.done
     if work.of is not None:
         done = min(done, work.of)
-    return Doing(work.what, done, work.of, work.unit, work.tokens, seconds, left)
+    what = work.what
+    if work.read and not work.tokens:
+        what += f" ({work.read} prompts read)"
+    return Doing(what, done, work.of, work.unit, work.tokens, seconds, left)

@@ -225,6 +225,13 @@ class Saving:
         return CheckpointStatus(step, self.next_bytes or None, age, due, self._asked is not None)
 
     @property
+    def last(self) -> str:
+        """The newest checkpoint, in words."""
+        if self._saved_at is None:
+            return "there was nothing to save yet"
+        return f"step {self.saved_step} was saved last"
+
+    @property
     def writing(self) -> bool:
         """Whether a checkpoint is in progress."""
         return self._writing is not None and not self._writing.done()
@@ -253,7 +260,7 @@ class Saving:
             return
         error = writing.exception()
         if error is not None:
-            logger.warning("A checkpoint was not written (%s); step %d was saved last.", error, self.saved_step)
+            logger.warning("A checkpoint was not written (%s); %s.", error, self.last)
 
     async def _go_back(self, worker: Worker, progress: Progress) -> None:
         """Load weights and optimiser of a checkpoint from which a step succeeded; the count of steps continues."""

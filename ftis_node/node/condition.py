@@ -114,7 +114,10 @@ def condition(signs: Signs) -> Condition:
     return Condition(state, reason)
 
 
-_ALONE = "If there should be some: `ftis-node doctor net --peers ADDRESS` says whether they can be reached."
+_ALONE = (
+    "`ftis-node invite` prints a line for others. If there should be some already: `ftis-node doctor net --peers "
+    "ADDRESS` says whether they can be reached."
+)
 _UPGRADE = "Upgrade ftis-node where it is older: `ftis-node peers"
 _OUT = ", all over connections that this node opened: nobody can dial it"
 _REACHED = {

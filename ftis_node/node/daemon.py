@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ftis_node.config.run import Run, RunFile, check_fit, dump_run_file, in_short, run_for
+from ftis_node.config.run import RunFile, check_fit, dump_run_file, in_short, run_file_as_json, run_for
 from ftis_node.config.settings import Settings, changed
 from ftis_node.errors import UserError
 from ftis_node.host.clocks import boot_seconds
@@ -136,7 +136,21 @@ class Node:
         logger.info("Settings changed: %s", ", ".join(f"{name} = {value}" for name, value in new.items()))
         return new
 
-    def _asked(self, what: Callable[[], None]) -> dict[str, object]:
+    async def run_file(self, _: Mapping[str, str]) -> dict[str, object]:
+        """Answer with the run file, as a peer gets it. Raises UserError: the run is not decided yet."""
+        run_file = self._decided()
+        if run_file is None:
+            raise UserError("The node has no run yet.", "Try again when `ftis-node status` names one.")
+        return {"run_file": run_file_as_json(run_file)}
+
+    def _decided(self) -> RunFile | None:
+        """The run file; that of a new run from before its model is loaded."""
+        facts = self._compute.watched.facts
+        if self._run_file is None and facts is not None:
+            return self._new_run(facts)
+        return self._run_file
+
+    async def _asked(self, what: Callable[[], None], _: Mapping[str, str]) -> dict[str, object]:
         """Answer a request of the local API; a node that is stopping ignores it."""
         commands = self._commands
         if not commands.stopping.is_set():
@@ -153,7 +167,7 @@ class Node:
         bootstraps = [parse_address(text)[0] for text in self.options.bootstraps]
         transport = await self._open_network(runtime, identity, bootstraps)
         known = await self._find_run(transport, bootstraps)
-        run_file = await self._load(known, identity)
+        run_file = await self._load(known)
         self._run_file = run_file
         opened = await self._compute.worker.call(Open(run_file.run))
         replace_text(self.home.run_file, dump_run_file(run_file), durable=True)  # the run's rows fit the model
@@ -179,11 +193,13 @@ class Node:
         self._training = training
         self._stack.callback(asyncio.create_task(forever(self._commands.keep_hours)).cancel)
         await training.go_on_from()
-        await self._greet(components, run_file, identity, transport)
+        await self._greet(components, transport)
         self._overview = Overview(components.swarm, run_file.run, identity.author, self.home.swarm_history)
         self._overview.begin(self._stack)
         assembly.refill_pool(components)
-        self._tell_how_to_join(components, run_file.run)
+        logger.info("Run %s: %s", run_file.run.id.hex(), in_short(run_file.run))
+        if components.swarm.roster.may_invite:
+            logger.info("Others join it with what `ftis-node invite%s` prints", self.home.flag)
         return training
 
     def _open_home(self) -> Path:
@@ -201,7 +217,7 @@ class Node:
         commands = self._commands
         actions = {"stop": self.stop, "finish": self.finish, "pause": commands.pause, "resume": commands.resume}
         asked = {f"/{name}": functools.partial(self._asked, what) for name, what in actions.items()}
-        api = await self._page.api(runtime / "api.sock", asked, {"/set": self.change})
+        api = await self._page.api(runtime / "api.sock", {**asked, "/set": self.change, "/run": self.run_file})
         self._stack.push_async_callback(api.close)
         self._stack.push_async_callback(self._page.close)
         await self._page.show(self.settings)
@@ -233,7 +249,7 @@ class Node:
         set_level(self.settings.log_level)
         return found
 
-    async def _load(self, known: RunFile | None, identity: Identity) -> RunFile:
+    async def _load(self, known: RunFile | None) -> RunFile:
         """Load task and model; return the run, a new one for them if none is known.
 
         Raises:
@@ -243,16 +259,17 @@ class Node:
         self._telling.set_apart(State.LOADING, f"Loading {self.settings.model}.")
         await self._compute.start(self.settings, known)
         shared = self._compute.facts.shared()
-        run_file = known
-        if run_file is None:
-            founder = ""
-            if self.options.private:
-                founder = identity.peer_id
-            run_file = RunFile(run=run_for(shared, founder=founder))
+        run_file = known or self._new_run(shared)
         check_fit(run_file.run, shared, self.settings.model, begun=self.home.run_file.exists())
         return run_file
 
-    async def _greet(self, components: Components, run_file: RunFile, identity: Identity, transport: Libp2p) -> None:
+    def _new_run(self, facts: Mapping[str, Any]) -> RunFile:
+        founder = ""
+        if self.options.private:
+            founder = Identity.load(self.home.key).peer_id
+        return RunFile(run=run_for(facts, founder=founder))
+
+    async def _greet(self, components: Components, transport: Libp2p) -> None:
         """Join the swarm, and the nodes of the local network.
 
         Raises:
@@ -261,8 +278,8 @@ class Node:
         self._telling.set_apart(State.LOADING, "Greeting peers.")
         options = self.options
         swarm = components.swarm
-        run = run_file.run
-        hints = run_file.hints.bootstraps
+        run = components.run_file.run
+        hints = components.run_file.hints.bootstraps
         swarm.hear_on_lan(options.on_lan)
         given = [*options.given]
         if options.run is not None:
@@ -273,14 +290,9 @@ class Node:
             about = {}
             if swarm.reports.telling:
                 about = {"model": public_name(self.settings.model), "name": options.name or ""}
-            await assembly.open_lan(self._stack, swarm, run, identity.author, transport, about)
+            await assembly.open_lan(self._stack, swarm, run, swarm.membership.identity.author, transport, about)
         if options.run is None:
             assembly.check_peers(swarm.membership, [*options.peers, *options.given], self.home.path, run)
-
-    def _tell_how_to_join(self, components: Components, run: Run) -> None:
-        logger.info("Run %s: %s", run.id.hex(), in_short(run))
-        if components.swarm.roster.may_invite:
-            logger.info("Others join it with what `ftis-node invite%s` prints", self.home.flag)
 
     def _note_p2pd(self, pid: int) -> None:
         self._p2pd = pid
@@ -322,6 +334,7 @@ class Node:
 
     def status(self) -> Status:
         """The node's status; without the training part before the swarm exists."""
+        run_file = self._decided()
         status = Status(
             name=self.options.name or "",
             **vars(self.condition()),
@@ -330,7 +343,7 @@ class Node:
             finishing=self._commands.finishing,
             model=self.settings.model,
             addresses=self._addresses,
-            run=self._run_file.run.id.hex() if self._run_file is not None else None,
+            run=run_file.run.id.hex() if run_file is not None else None,
             page=self._page.address,
             uptime=boot_seconds() - self._started,
             **self._of_model(),
@@ -345,10 +358,10 @@ class Node:
         return joined(status, self._training.components, self._training.evaluations)
 
     def _of_model(self) -> dict[str, Any]:
-        """The status's part on the model; each None before it is loaded."""
+        """The status's part on the model; nothing before it is loaded."""
         loaded = self._compute.loaded
         if loaded is None:
-            return dict.fromkeys(("kind", "parameters", "tokenizer", "plan"))
+            return {}
         return {
             "kind": loaded.kind,
             "parameters": loaded.parameters,

@@ -90,10 +90,10 @@ class Dashboard:
         if server is not None:
             await server.close()
 
-    async def api(self, path: Path, actions: Mapping[str, Answer], orders: Mapping[str, Order]) -> Api:
-        """Start the local API on a socket; `actions` and `orders` are the owner's requests by route."""
+    async def api(self, path: Path, orders: Mapping[str, Order]) -> Api:
+        """Start the local API on a socket; `orders` are the owner's by route."""
         routes: dict[str, Answer] = {"/status": self._status, "/peers": self._peers, "/page": self.invitation}
-        api = Api(routes, actions, {"/metrics": self._metrics}, {**orders, "/save": self._save})
+        api = Api(routes, {**orders, "/save": self._save}, {"/metrics": self._metrics})
         await api.start(path)
         return api
 

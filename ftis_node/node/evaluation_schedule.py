@@ -17,14 +17,14 @@ from ftis_node.node.condition import ENOUGH_GROUPS
 from ftis_node.node.means import Compute, Means
 from ftis_node.observe.metrics import MetricsLog, read_events
 from ftis_node.tasks.rewards import FORMS, form_of
-from ftis_node.text import duration
 from ftis_node.worker.messages import OWN_DATA, Evaluate
 
 CURVE = 70  # evaluations in the status
 CURVE_BYTES = 1 << 20  # at the end of the log, from which they are read
 SHARE = 0.1  # of all time, for evaluations
 OFTEN = 300.0  # seconds between two of them; where that is too little for all questions, each asks only a part of them
-FEWEST = 16  # questions of a part
+FEWEST = 16  # questions of a part, unless then a part would be asked more seldom than this:
+SELDOM = 1800.0  # seconds
 BY_HEART = 0.2  # between their reward and the upper end of pass@1's interval
 FORMLESS = (
     "None of %d answers had the rewarded form, %s. Until some do, "
@@ -83,8 +83,6 @@ class EvaluationSchedule:
         means.progress.evaluated(found.pass_at_1)
         step = means.progress.step
         self.taken(step, found, seconds, parts, rule=means.run.reward, rewards=rewards)
-        due = self.due_seconds(means.until_evaluation()) or 0.0
-        logger.info("It asked %d questions; the next is due in %s.", found.prompts, duration(due))
         if also:
             logger.info("Step %d: pass@1 %.3f on your own data", step, also["own_data"]["pass_at_1"])
         metrics.write("evaluation", step=step, since_start=since_start, **asdict(found), **also)
@@ -144,7 +142,8 @@ class EvaluationSchedule:
     def parts(self) -> int:
         """Return into how many parts the questions are divided: evaluations ask one after another."""
         often = math.ceil(self._whole / (SHARE * OFTEN))
-        return max(1, min(often, self._questions // FEWEST))
+        seldom = math.ceil(self._whole / (SHARE * SELDOM))
+        return max(1, min(often, self._questions // FEWEST), min(seldom, self._questions))
 
     def due_seconds(self, ahead: float = 0.0) -> float | None:
         """Seconds until another evaluation fits into the share; None before the first.
@@ -156,7 +155,3 @@ class EvaluationSchedule:
             return None
         spent = self._spent + self._whole / self.parts() + self._besides
         return max(ahead, spent / SHARE - (self._clock() - self._began))
-
-    def due(self) -> bool:
-        """Whether another evaluation fits into the share."""
-        return not self.due_seconds()

@@ -107,9 +107,9 @@ class Means:
     waiting_for: str = ""
 
     def until_evaluation(self) -> float:
-        """About how many seconds it is to the next step after which the model may be evaluated."""
-        every = self.settings.eval_every
-        return self.pace.step_seconds() * (every - self.progress.step % every)
+        """About how many seconds it is to the first step after which the model may be evaluated again."""
+        step = self.progress.pass_at_1_step + self.settings.eval_every
+        return self.pace.step_seconds() * max(0, step - self.progress.step)
 
     @property
     def run(self) -> Run:

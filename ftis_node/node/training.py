@@ -24,6 +24,7 @@ from ftis_node.node.progress import Progress
 from ftis_node.node.status import StepLog
 from ftis_node.node.telling import Telling
 from ftis_node.step_report import TakenStep
+from ftis_node.text import duration
 from ftis_node.worker.client import WorkerDied, WorkerFault
 from ftis_node.worker.messages import Change, Open
 
@@ -77,6 +78,10 @@ class Training:
     def progress(self) -> Progress:
         return self._means.progress
 
+    @property
+    def _goes_on(self) -> bool:
+        return not self._commands.ending and self.progress.step < (self.settings.steps or math.inf)
+
     def change(self, settings: Settings, names: set[str]) -> None:
         """Go by these settings, of which the named ones are new; the compute process gets them before the next step."""
         self._changed |= names & set(LIVE_CONSTANTS)
@@ -90,7 +95,7 @@ class Training:
     async def run(self) -> None:
         """Train until a request to end or the last step, then save and evaluate."""
         self._telling.trains()
-        while not self._commands.ending and self.progress.step < (self.settings.steps or math.inf):
+        while self._goes_on:
             try:
                 if self._commands.pausing:
                     await self._rest()
@@ -171,13 +176,16 @@ class Training:
         await self._saving.after_step(self._compute.worker, self.progress, last.report)
         self._compute.saved(self._saving.written)
         components.reputation_file.after_step()
-        if self.progress.step % self.settings.eval_every == 0 and self.evaluations.due():
+        if not self.evaluations.due_seconds(self._means.until_evaluation()):
             await self._evaluate()
 
     async def _evaluate(self) -> None:
         since = boot_seconds() - self._started
         rewards = [reward for reward, _ in self.components.stepper.source.maker.latest]
         await self.evaluations.evaluate(self._compute.worker, self._means, self.components.metrics, since, rewards)
+        due = self.evaluations.due_seconds(self._means.until_evaluation())
+        if self._goes_on and due:
+            logger.info("The next evaluation is due in %s.", duration(due))
 
     # --- pauses and the end ---------------------------------------------------------------------------------------
 
@@ -186,7 +194,7 @@ class Training:
         try:
             await self._unless_stopped(self._save_last())
         except (WorkerDied, WorkerFault) as fault:
-            logger.warning("Pausing unsaved (%s); step %d was saved last.", fault, self._saving.saved_step)
+            logger.warning("Pausing unsaved (%s); %s.", fault, self._saving.last)
         await self._compute.stop()
         self._compute.note()
         self._means.resting = True
@@ -217,14 +225,13 @@ class Training:
             await asyncio.wait({ending}, timeout=max(0.0, self._commands.deadline - time.monotonic()))
         ending.cancel()
         await asyncio.wait({ending})
-        saved = self._saving.saved_step
         try:
             ending.result()
         except (asyncio.CancelledError, WorkerDied, WorkerFault) as fault:
-            logger.warning("The end was cut short (%s); step %d was saved last.", str(fault) or "out of time", saved)
+            logger.warning("The end was cut short (%s); %s.", str(fault) or "out of time", self._saving.last)
         else:
             if self._commands.ending:
-                logger.info("Step %d is saved; the same command goes on from there.", saved)
+                logger.info("The node ends: %s. The same command goes on.", self._saving.last)
 
     async def _end(self) -> None:
         await self._save_last()

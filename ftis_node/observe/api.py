@@ -46,7 +46,6 @@ def ask(
     route: str,
     kind: type[Kind],
     *,
-    action: bool = False,
     timeout: float = 5.0,
     order: Mapping[str, str] | None = None,
 ) -> Kind:
@@ -60,15 +59,13 @@ def ask(
         UserError: the daemon does not answer in time, not this, or not what `kind` needs.
     """
     try:
-        answer = json.loads(ask_text(path, route, action=action, timeout=timeout, order=order))
+        answer = json.loads(ask_text(path, route, timeout=timeout, order=order))
     except ValueError as error:
         raise NoDaemon from error
     return read(answer, kind)
 
 
-def ask_text(
-    path: Path | None, route: str, *, action: bool = False, timeout: float = 5.0, order: Mapping[str, str] | None = None
-) -> bytes:
+def ask_text(path: Path | None, route: str, *, timeout: float = 5.0, order: Mapping[str, str] | None = None) -> bytes:
     """The text of a running daemon's answer.
 
     Args:
@@ -85,7 +82,7 @@ def ask_text(
     connection = _UnixConnection(path, timeout)
     try:
         sent = None if order is None else json.dumps(order)
-        connection.request("POST" if action or sent is not None else "GET", route, sent)
+        connection.request("GET" if sent is None else "POST", route, sent)
         response = connection.getresponse()
         body = response.read()
         if response.status == http.HTTPStatus.UNPROCESSABLE_ENTITY:

@@ -102,7 +102,8 @@ def _headline(status: Status) -> Text:
     state = status.state
     text = words(state, f"bold {_COLOURS.get(state, 'cyan')}") + words(f"  {status.reason}")
     if status.pausing and state != "PAUSED":
-        text.append("  It pauses after this step.")
+        when = "once it has loaded" if state == "LOADING" else "after this step"
+        text.append(f"  It pauses {when}.")
     if status.finishing:
         text.append("  It ends after this step.")
     return text

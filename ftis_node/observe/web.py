@@ -315,21 +315,19 @@ def _file_handler(body: bytes, kind: str) -> Handler:
 
 
 class Api:
-    """Serves JSON answers under GET to `reads` and POST to `actions`, and Prometheus' text under GET to `texts`.
+    """Serves JSON answers under GET to `reads` and POST to `orders`, and Prometheus' text under GET to `texts`.
 
-    `orders` are POSTed with a JSON object of texts; the UserError of one is answered with status 422.
+    An order may have a JSON object of texts with it; its UserError is answered with status 422.
     """
 
     def __init__(
         self,
         reads: dict[str, Answer],
-        actions: Mapping[str, Answer],
+        orders: Mapping[str, Order],
         texts: Mapping[str, Text] = MappingProxyType({}),
-        orders: Mapping[str, Order] = MappingProxyType({}),
     ) -> None:
         app = web.Application()
         app.add_routes(web.get(path, _handler(answer)) for path, answer in reads.items())
-        app.add_routes(web.post(path, _handler(answer)) for path, answer in actions.items())
         app.add_routes(web.get(path, text_handler(text)) for path, text in texts.items())
         app.add_routes(web.post(path, _order_handler(order)) for path, order in orders.items())
         self._runner = web.AppRunner(app, access_log=None)
@@ -358,7 +356,9 @@ def _handler(answer: Answer) -> Any:
 def _order_handler(order: Order) -> Any:
     async def handle(request: web.Request) -> web.Response:
         try:
-            return web.json_response(await order(msgspec.json.decode(await request.read(), type=dict[str, str])))
+            return web.json_response(
+                await order(msgspec.json.decode(await request.read() or b"{}", type=dict[str, str]))
+            )
         except UserError as error:
             refusal = {"what": error.what, "fix": error.fix}
             return web.json_response(refusal, status=http.HTTPStatus.UNPROCESSABLE_ENTITY)

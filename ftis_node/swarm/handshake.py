@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import ftis_node
 from ftis_node.config.run import ANY, Run, RunFile, run_file_from_json
-from ftis_node.errors import UsageError, UserError, brief
+from ftis_node.errors import UsageError, UserError
 from ftis_node.host.clocks import unix_seconds
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.addresses import parse_address
@@ -111,7 +111,7 @@ async def _ask_run(transport: Transport, address: str, invitation: Invitation | 
         run_file = run_file_from_json(answer.run_file)
     except Unreachable as error:
         if connected:
-            return _NoRun(f"it is there and serves no run yet; it may be loading its model ({error})", connected=True)
+            return _NoRun("it is there and serves no run yet; it may be loading its model", connected=True)
         return _NoRun(str(error))
     except UsageError as error:
         return _NoRun(plain(error.what, 200))
@@ -161,4 +161,4 @@ async def shake(transport: Transport, peer: bytes, hello: ftis_pb2.Handshake) ->
     try:
         return await transport.handshake(peer, hello, HANDSHAKE_SECONDS)
     except Exception as error:  # see `Transport.handshake`
-        raise Unreachable(f"no answer to the handshake: {brief(error)}") from error
+        raise Unreachable("no answer to the handshake; it may be starting, or ending") from error

@@ -30,7 +30,7 @@ class Supervisor:
         """Restart p2pd whenever it fails. Meanwhile the node trains on its own groups."""
         while True:
             trouble = await self.transport.trouble()
-            logger.error("The network daemon p2pd %s; it is started again.", trouble)
+            logger.warning("The network daemon p2pd %s; it is started again.", trouble)
             await self._bring_back()
             self.restarts += 1
             logger.info("The network is back.")

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import math
 import os
 import socket
 import subprocess
@@ -65,9 +66,7 @@ class Worker:
     def owing_seconds(self) -> float:
         """Seconds since the oldest open request; 0 without one, and during a load, which may be a long download."""
         asked = [since for _, _, since in list(self._waiting.values())]
-        if asked:
-            return max(0.0, time.monotonic() - min(asked))
-        return 0.0
+        return max(0.0, time.monotonic() - min(asked, default=math.inf))
 
     def start(self, log: IO[bytes] | None = None, threads: int | None = None, nice: int = 0) -> None:
         """Spawn the process.

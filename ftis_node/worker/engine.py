@@ -42,7 +42,7 @@ from ftis_node.tasks.score_columns import ScoreColumns
 from ftis_node.tasks.trial import refuse_unskilled
 from ftis_node.worker import messages as m
 from ftis_node.worker.checkpoint import ALPHA, Checkpointer
-from ftis_node.worker.facts import facts_of
+from ftis_node.worker.facts import facts_before
 from ftis_node.worker.formats import Packets, Reading, Slot, chat_in, group_text, packets_of, prompts_of
 from ftis_node.worker.gpu import gpu_figures
 from ftis_node.worker.own_data import figures, groups_of, rows_of_step
@@ -73,6 +73,7 @@ class Engine:
         self.learner: Learner
         self.random: torch.Generator
         self.usage = Usage()
+        self._facts: dict[str, Any] | None = None  # see `facts_before`
         self._context: Context
         self._starting: dict[str, int]  # see `planning.starting_sizes`
         self._generating: Room  # sequences side by side
@@ -141,12 +142,30 @@ class Engine:
         self._starting = starting_sizes(remembered, workload)
         self._generating = self._room("generation_batch")
         self._crowded = plan.budget < plan.memory.training + plan.memory.sampling + plan.memory.kv_cache
+        self._facts = facts_before(tokenizer, self.task, self._settings)
         self._planned(self._settings)
         server = server_of(settings)
         questions = [example.question for example in self.task.train[:PROBE_ROWS]]
         self.policy = replace(load_policy(self._settings, questions, tokenizer), server=server)
         self.random = torch.Generator().manual_seed(self._settings.seed)
-        return facts_of(self.policy, self.task, self.own_task, self._settings, plan)
+        return self._loaded(self._facts, plan)
+
+    def _loaded(self, facts: dict[str, Any], plan: Plan) -> m.ModelFacts:
+        """The facts of tokenizer and task, and those of the model."""
+        policy = self.policy
+        return m.ModelFacts(
+            **facts,
+            parameters=policy.parameters(),
+            checkpoint_bytes=4 * policy.trainable() + plan.memory.optimiser,
+            kind=policy.kind,
+            device=str(policy.device),
+            threads=torch.get_num_threads(),
+            settings=self._settings,
+            rows=len(self.task.train),
+            held_out=len(self.task.held_out),
+            own_rows=len(self.own_task.train) if self.own_task is not None else 0,
+            plan=replace(plan, reasons=(*plan.reasons, policy.way)),
+        )
 
     def init_process_group(self, rank: int, size: int, place: str, sharded: bool = False) -> None:
         """Join the other ranks, see `learner.team`, and take over the first one's weights; sharded: keep a part."""
@@ -356,7 +375,7 @@ class Engine:
 
     def _part(self, part: m.GroupPart) -> Part:
         completions = self.packets.read(part.packet).completions(own=part.source == m.OWN)
-        return Part(part.source, completions, part.rewards, part.weight)
+        return Part(part.source, list(completions), part.rewards, part.weight)
 
     def evaluate(self, also: str | None = None, part: int = 0, parts: int = 1) -> Evaluation:
         """Greedy pass@1 on held-out prompts (strict), with the format rate and the lenient accuracy.
@@ -385,7 +404,7 @@ class Engine:
         """The GPU's figures, see `gpu_figures`, and the work under way; runs in a thread of its own."""
         policy: Policy | None = getattr(self, "policy", None)  # there is none while it is being loaded
         if policy is None:
-            return Watched(None, now())
+            return Watched(None, now(), self._facts)
         graphs = policy.graphs and policy.native and not failed()
         return Watched(gpu_figures(policy.device, graphs), now())
 
@@ -451,7 +470,7 @@ class Engine:
         """Rewards [G] of a packet on one of these rows. Columns of the verdicts are kept by the packet's bytes."""
         example = of.examples[row]
         if of.episodes is not None:
-            completions = [one for one in reading.each(own=False) if one is not None]
+            completions = [one for one in reading.completions(own=False) if one is not None]
             return of.episodes.rewards(completions, example, scorer)
         texts = reading.texts()
         scorer.begin()

@@ -112,17 +112,13 @@ class Reading:
         """The texts [G]; of each only so many of its author's tokens."""
         raise NotImplementedError
 
-    def completions(self, *, own: bool) -> list[Completion | None]:
+    def completions(self, *, own: bool) -> Iterator[Completion | None]:
         """The completions [G] in this node's tokens; None for one that it cannot train on. own: it made them."""
-        return list(self.each(own=own))
-
-    def each(self, *, own: bool) -> Iterator[Completion | None]:
-        """As `completions`, one after another."""
         raise NotImplementedError
 
     def readable(self) -> bool:
         """Whether this node can train on any of another's completions."""
-        return any(completion is not None for completion in self.each(own=False))
+        return any(completion is not None for completion in self.completions(own=False))
 
 
 class TokenPackets(Packets):
@@ -159,7 +155,7 @@ class TokenReading(Reading):
             written.append(Written(text, completion.finished, cut=len(ids) < len(completion)))
         return written
 
-    def each(self, *, own: bool) -> Iterator[Completion | None]:
+    def completions(self, *, own: bool) -> Iterator[Completion | None]:
         for completion in self.read:
             known = completion.token_ids.max(initial=0) < self.vocabulary
             yield completion if known else None
@@ -215,7 +211,7 @@ class TextReading(Reading):
             written.append(Written(text, completion.finished, cut=size < len(completion.text)))
         return written
 
-    def each(self, *, own: bool) -> Iterator[Completion | None]:
+    def completions(self, *, own: bool) -> Iterator[Completion | None]:
         for completion in self.read:
             found = self.codec.from_text(completion, own=own)
             yield None if isinstance(found, Unreadable) else self._within_cap(found)

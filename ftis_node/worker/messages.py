@@ -83,10 +83,8 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     plan: Plan
 
     def shared(self) -> dict[str, object]:
-        """The facts that a run must agree with, see `config.run.run_for`."""
-        names = ("task", "data", "template", "reward", "prompt_tokens", "completion_tokens", "turns", "text")
-        words = ("text_refusal", "tokenizer", "vocabulary", "eos", "chat", "prefix", "ends", "names")
-        return {name: getattr(self, name) for name in (*names, *words)}
+        """All of them by name; a run must agree with some, see `config.run.run_for`."""
+        return msgspec.structs.asdict(self)
 
 
 class OpenedRun(msgspec.Struct, frozen=True):

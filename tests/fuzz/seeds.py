@@ -24,6 +24,7 @@ from tests.fuzz.frames import Frame, join
 from tests.fuzz.messages import ADDRESSES, BODIES, HELD
 from tests.fuzz.world import AUTHOR, EOS, HORIZONTAL, NOW, PEERS, RUN, TEXT, TURNS, drawn_digest, stopped_clock
 from tests.support.swarm import CAP, content
+from tests.test_packet_turns import episode
 
 
 def packet(run: Run = RUN, round: int = 7, slot: int = 3) -> bytes:
@@ -58,13 +59,7 @@ def turn_packet(round: int = 7, slot: int = 3) -> bytes:
     """A packet of episodes that is admitted: of one, two and three answers, and one that was cut off."""
     completions = []
     for runs in ([[1, 998]], [[2, 999], [998, 3], [998]], [[999], [4], [5, 998], [6], [7, 999]], [[8] * CAP]):
-        where = np.concatenate([np.full(len(run), index % 2 == 1) for index, run in enumerate(runs)])
-        claims = np.full(int((~where).sum()), -0.5, np.float32)
-        completions.append(
-            Completion(
-                np.array([token for run in runs for token in run], np.uint32), claims, len(runs[0]) < CAP, given=where
-            )
-        )
+        completions.append(episode(*runs, finished=len(runs[0]) < CAP))
     made = pack_group(
         run_id=TURNS.id,
         author=AUTHOR.author,

@@ -29,6 +29,8 @@ from ftis_node.worker.messages import GroupPart, ModelFacts, ScoredPacket, StepG
 BUILT_IN = Path(ftis_node.__file__).parent / "models"
 QWEN = Path(__file__).resolve().parents[3] / "shared" / "data" / "qwen2.5-tokenizer"
 GPT2 = QWEN.parent / "gpt2-tokenizer"
+
+
 PROMPTS = [[5, 9, 14], [20], [7, 7, 8, 3, 2, 25, 11, 6, 4], [12, 13, 14, 15, 16, 17]]
 
 

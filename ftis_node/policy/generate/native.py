@@ -50,7 +50,7 @@ def decode(
     )
     under_way = _decoding(policy, size)
     under_way.begin(rows, group)
-    at_a_time = together(prompts)
+    at_a_time = together(policy, prompts)
 
     def reads(first: int) -> Read:
         return read(policy, prompts[first : first + at_a_time], first)

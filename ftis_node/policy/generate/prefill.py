@@ -11,6 +11,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from ftis_node.fit.memory import PREFILL_TOKENS
+from ftis_node.host.doing import advance
 from ftis_node.policy.generate.cache import ALIGNED, Ids
 from ftis_node.policy.generate.sampler import choose
 from ftis_node.policy.generate.sampling import Prompts, Sampling, left_padded
@@ -83,7 +84,7 @@ def read_whole(policy: Policy, prompts: Prompts) -> Read:
     config = policy.causal_lm.config.get_text_config(decoder=True)
     size = len(prompts)
     if all(type(layer) is DynamicLayer for layer in DynamicCache(config=config).layers):
-        size = together(prompts)
+        size = together(policy, prompts)
     width = max(map(len, prompts))
     parts = [
         read(policy, prompts[first : first + size], first, DynamicCache(config=config), width)
@@ -96,9 +97,12 @@ def read_whole(policy: Policy, prompts: Prompts) -> Read:
     return Read(0, logits, _joined([part.cache for part in parts]), mask)
 
 
-def together(prompts: Prompts) -> int:
-    """How many of the prompts are read at a time."""
-    return max(1, PREFILL_TOKENS // max(map(len, prompts)))
+def together(policy: Policy, prompts: Prompts) -> int:
+    """How many of the prompts are read at a time; on a CPU, where that takes seconds, few: people see how far it is."""
+    tokens = PREFILL_TOKENS
+    if policy.device.type == "cpu":
+        tokens //= 4
+    return max(1, tokens // max(map(len, prompts)))
 
 
 @dataclass(eq=False)
@@ -141,6 +145,7 @@ class WaitingRows:
 
     def _drawn(self, read: Read) -> tuple[Read, Tensor, Tensor]:
         """These prompts with the first token of each row behind them, and its log-prob."""
+        advance(read=len(read.mask))
         rows = slice(read.first * self.group, (read.first + len(read.mask)) * self.group)
         uniform = None if self.noise is None else self.noise[rows, 0].view(-1, self.group)
         vocabulary = self.policy.vocabulary
