@@ -20,6 +20,8 @@ from ftis_node.step_report import DeviceSeconds
 from ftis_node.swarm.certificates import Certificate, Removal, encode
 from ftis_node.swarm.known import Arrival
 from ftis_node.swarm.roster import Roster
+from ftis_node.worker.messages import Generated, ScoredPacket
+from tests.support.clock import Clock
 from tests.support.steppers import BATCH, stepper, vertical
 from tests.support.swarm import CONTEXT, RUN, group, identity, packet, scored
 
@@ -170,6 +172,23 @@ async def test_what_is_written_to_disk_does_not_keep_the_worker_waiting() -> Non
 
     assert await beside(work(), lambda: order.append("written")) == {"done": True}
     assert order == ["asked", "written", "answered"]
+
+
+async def test_peers_are_told_the_time_at_which_a_round_is_announced(tmp_path: Path) -> None:
+    """Not that before it was generated, which takes minutes on a CPU: they would think that this clock is behind."""
+
+    class Slow:
+        async def call(self, request: Any) -> Generated:
+            clock.now += 100.0
+            made = [packet(identity(1).author, request.round, slot) for slot in request.slots]
+            return Generated([ScoredPacket(one, [0.0, 1.0]) for one in made], 100.0, 9)
+
+    clock = Clock()
+    node = stepper(tmp_path, context=CONTEXT, identity=identity(1), worker=Slow(), unix=clock)
+    told: list[int] = []
+    node.means.swarm.announce = lambda round, step, refs, issued_at: told.append(issued_at)  # type: ignore[method-assign]
+    await vertical(node).make(2)
+    assert told == [1100]
 
 
 async def test_where_the_disk_is_full_the_worker_is_not_waited_for() -> None:

@@ -77,12 +77,15 @@ class Maker:
         self.generation_batch = answer.generation_batch
         means.pace.groups.append((means.clock() - began) / len(slots))
         groups = self._admitted(number, slots, issued_at, answer)
-        means.totals.add_round([one.group for one in groups])
-        means.store.add([one.group for one in groups], own=True)
+        made = [one.group for one in groups]
+        means.totals.add_round(made)
+        means.store.add(made, own=True)
         refs = []
         for one in groups:
             group = one.group
             refs.append(PacketRef(group.packet.slot, group.digest, len(group.data), right_of(one.rewards)))
+        if not means.run.common:
+            issued_at = int(means.unix())  # peers take it for this node's time now
         means.swarm.announce(number, means.progress.step, refs, issued_at)
         return groups
 
