@@ -208,7 +208,7 @@ def test_prompts_that_are_read_a_few_at_a_time_are_read_as_well(kind: str, monke
     watched = policy.causal_lm.register_forward_pre_hook(
         lambda _, __, kwargs: passes.append(len(kwargs["input_ids"])), with_kwargs=True
     )
-    monkeypatch.setattr(prefill_module, "PREFILL_TOKENS", 12 * max(len(prompt) for prompt in PROMPTS))
+    monkeypatch.setattr(prefill_module, "PREFILL_TOKENS", {"cpu": 3 * max(len(prompt) for prompt in PROMPTS)})
     assert_same(generate(policy, PROMPTS, group=2, sampling=GREEDY), whole)
     watched.remove()
     assert passes[:2] == ([4, 8] if kind == "lfm2" else [3, 1]), "a cache that cannot be joined is made at once"

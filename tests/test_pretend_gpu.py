@@ -33,7 +33,7 @@ STEP = {
     "objective/diagnostics.py:_evidence": 2,
     "objective/diagnostics.py:_rows": 1,
     "objective/diagnostics.py:add": 8,
-    "objective/objective.py:terms": 3,
+    "objective/objective.py:_divergence": 3,
     "objective/packed.py:owners": 1,
     "policy/packing.py:_placed": 2,
 }

@@ -340,7 +340,7 @@ def test_row_44_a_table_of_the_largest_announcements_keeps_within_its_bytes(cloc
 
 def test_row_44_what_a_mention_says_is_held_is_kept_for_the_runs_slots_only() -> None:
     bob = Talker(BOB)
-    mention = gossip.ftis_pb2.Mention(id=7, held=b"\xff" * 600)
-    bob.gossip.answer(gossip.ftis_pb2.ExchangeRequest(mentions=[mention]), MALLORY.author)
+    mention = gossip.Mention(id=7, held=b"\xff" * 600)
+    bob.gossip.answer(gossip.ExchangeRequest(mentions=[mention]), MALLORY.author)
     [lacking] = bob.gossip.sessions[MALLORY.author].lacking.values()
     assert lacking.held.bit_length() <= 8 * ((RUN.slots + 7) // 8)

@@ -48,9 +48,9 @@ SPREAD = 3
 # Fp32 matrices [rows, vocabulary], of so many rows that they have `CHUNK_BYTES`, while tokens are drawn.
 DRAWN = 2
 
-# Prompt tokens that `generate` reads at a time, ahead of those whose completions are under way; with graphs, places for
-# prompts have a multiple of so many tokens.
-PREFILL_TOKENS = 2_048
+# Prompt tokens that `generate` reads at a time, ahead of those whose completions are under way: few on a CPU, where
+# that takes seconds and people see how far it is. With graphs, places for prompts have a multiple of so many tokens.
+PREFILL_TOKENS: dict[str, int] = {"cpu": 512, "cuda": 2_048}
 PROMPT_WIDTHS = 64
 
 # Elements whose fp32 gradients exist at a time while master weights are updated.
@@ -344,7 +344,7 @@ def _generating(g: Geometry, workload: Workload, setup: Setup, device: Device) -
     row_bytes = 2 * g.layers * g.kv_heads * g.head_dim * setup.width
     prompts = rows * workload.prompt_tokens
     drawing = rows * g.vocabulary * setup.width + DRAWN * min(CHUNK_BYTES, 4 * rows * g.vocabulary)
-    together = min(prompts, max(PREFILL_TOKENS, workload.prompt_tokens))
+    together = min(prompts, max(PREFILL_TOKENS[device], workload.prompt_tokens))
     token = setup.width * (3 * g.intermediate + 4 * g.hidden + 2 * g.head_dim) + workload.prompt_tokens
     reading = together * token
     scores = rows * g.heads * workload.longest * (3 * 4 + 2 * setup.width)

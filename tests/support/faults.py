@@ -29,9 +29,9 @@ def in_decoder(fault: str, *, static_only: bool = False) -> Iterator[None]:
         shift = 0 if static_only and not self.static else _SHIFT.get(fault, 0)
         return (positions(self) + shift).clamp(max=self.size.width + self.size.tokens - 1)
 
-    def wrong_attend(self: SharedCache, layer: int, query: Any, scaling: float) -> Any:
+    def wrong_attend(self: SharedCache, layer: int, query: Any, scaling: float, bias: Any) -> Any:
         wrong = self.static or not static_only
-        found = attend(self, layer, query, scaling * 1.1 if wrong and fault == FAULTS[2] else scaling)
+        found = attend(self, layer, query, scaling * 1.1 if wrong and fault == FAULTS[2] else scaling, bias)
         return torch.zeros_like(found) if wrong and fault == FAULTS[3] and layer == _LAYER else found
 
     with pytest.MonkeyPatch.context() as patch:

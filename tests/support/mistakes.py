@@ -140,8 +140,8 @@ ROWS = {
     "a run of no model": Row(f"{NEW} --task {{tmp}}/rows.jsonl", "no --model", "--model qwen", **a_task(GOOD, OTHER)),
     "a run to nowhere": Row("run new -o {tmp}/none/run.toml", "cannot be written", "--output"),
     "a name too long": Row(f"{NEW} --name {'n' * 300}", "hint 'name'", "Shorten"),
-    "a misspelt task": Row(f"{NEW} --task gsm8", "no task", "Did you mean 'gsm8k'"),
-    "a test to train on": Row(f"{NEW} --task math500", "math500 is a test", "eval --task math500"),
+    "a misspelt task": Row(f"{NEW} --model tiny-a --task gsm8", "no task", "Did you mean 'gsm8k'"),
+    "a test to train on": Row(f"{NEW} --model tiny-a --task math500", "math500 is a test", "eval --task math500"),
     # data
     "data for a task that makes its own": Row(f"{JOIN} --data {{tmp}}/x", "makes its own data", "Leave out"),
     "data that are missing": Row(f"{JOIN} --task {{tmp}}/none.jsonl", "Cannot read", "exists"),

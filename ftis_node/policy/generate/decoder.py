@@ -205,11 +205,11 @@ class _Layer:
 class _Weights:
     """The parts of a model that the pass needs; nothing is copied.
 
-    scale   of the embedding, as its dtype has it
+    scale   of the embedding, `[]`
     """
 
     embedding: Tensor
-    scale: float
+    scale: Tensor | None
     layers: Sequence[_Layer]
     norm: _Norm
     head: Tensor
@@ -223,13 +223,10 @@ class _Weights:
         embedding = decoder.embed_tokens
         if type(embedding).__name__ not in _EMBEDDINGS or type(head) is not nn.Linear:
             raise NotUnderstoodError("an embedding or head of another kind")
-        scale = 1.0
-        if hasattr(embedding, "embed_scale"):
-            scale = float(embedding.embed_scale.to(embedding.weight.dtype))
         layers = [_Layer.of(layer, model.config) for layer in decoder.layers]
         return cls(
             embedding=embedding.weight,
-            scale=scale,
+            scale=getattr(embedding, "embed_scale", None),
             layers=layers,
             norm=_Norm.of(decoder.norm),
             head=head.weight,
@@ -312,8 +309,8 @@ class Decoder:
         turns = {kind: table.index_select(0, positions)[:, None] for kind, table in self._turns.items()}
         biases = {window: self.cache.bias(window) for window in {layer.window for layer in weights.layers}}
         x = functional.embedding(tokens, weights.embedding)
-        if weights.scale != 1.0:
-            x = x * weights.scale
+        if weights.scale is not None:
+            x = x * weights.scale.to(x.dtype)
         for index, layer in enumerate(weights.layers):
             found = self._attention(index, layer, layer.before_attention(x), turns[layer.kind], biases[layer.window])
             _add(x, layer.out, found, layer.after_attention)

@@ -98,11 +98,8 @@ def read_whole(policy: Policy, prompts: Prompts) -> Read:
 
 
 def together(policy: Policy, prompts: Prompts) -> int:
-    """How many of the prompts are read at a time; on a CPU, where that takes seconds, few: people see how far it is."""
-    tokens = PREFILL_TOKENS
-    if policy.device.type == "cpu":
-        tokens //= 4
-    return max(1, tokens // max(map(len, prompts)))
+    """How many of the prompts are read at a time."""
+    return max(1, PREFILL_TOKENS[policy.device.type] // max(map(len, prompts)))
 
 
 @dataclass(eq=False)
