@@ -100,9 +100,10 @@ def ready(policy: Policy, texts: Sequence[str] = TEXTS) -> Policy:
     if unlike(padded[: len(training)], training):
         raise UsageError(f"{policy.name} has a dropout that cannot be switched off.", other)
     policy, layout = _packed(policy, probe, tolerance)
-    with _narrow(policy.causal_lm):
-        expected = _logprobs(replace(policy, packed=False), probe)
-        policy, engine = _generating(replace(policy, native=False), probe, expected, tolerance)
+    with _narrow(policy.causal_lm) as windows:
+        if windows:
+            padded = _logprobs(replace(policy, packed=False), probe)
+        policy, engine = _generating(replace(policy, native=False), probe, padded, tolerance)
     return replace(policy, way=f"Sequences are {layout}. {policy.name} {engine}.")
 
 
@@ -174,14 +175,15 @@ def _fused(expected: tuple[Tensor, Tensor], policy: Policy, probe: Probe, tolera
 
 
 @contextmanager
-def _narrow(model: Any) -> Iterator[None]:
-    """Within, windows are shorter than the probe's sequences: it would not show a longer one that is left out."""
+def _narrow(model: Any) -> Iterator[list[Any]]:
+    """Within, windows are shorter than the probe's sequences: it would not show a longer one that is left out. Yield
+    what has one, nothing if all see everything."""
     found = [one for one in (model.config, *model.modules()) if isinstance(vars(one).get("sliding_window"), int)]
     before = [one.sliding_window for one in found]
     try:
         for one in found:
             one.sliding_window = min(one.sliding_window, _WINDOW)
-        yield
+        yield found
     finally:
         for one, window in zip(found, before, strict=True):
             one.sliding_window = window

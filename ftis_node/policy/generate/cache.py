@@ -323,8 +323,7 @@ class SharedCache:
         bias = self._bias[:rows, None, :columns]
         if window is None or window >= columns:
             return bias
-        first = torch.arange(rows, device=bias.device) * self._bias.shape[1]  # of each row in the flat bias
-        newest = self._next[1, :rows] - first
+        newest = self._next[1, :rows] % self._bias.shape[1]  # its column
         column = torch.arange(columns, device=bias.device)
         return bias.masked_fill(column <= (newest - window)[:, None, None], -torch.inf)
 

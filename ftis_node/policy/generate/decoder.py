@@ -22,7 +22,6 @@ from ftis_node.policy.nf4 import NF4Linear
 
 _FAMILIES = (Gemma3ForCausalLM, LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
 _NORMS = ("LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm")
-_GEMMA_NORM = "Gemma3RMSNorm"
 _EMBEDDINGS = ("Embedding", "Gemma3TextScaledWordEmbedding")
 
 # Kinds of rotary embedding whose frequencies do not change with the length of what is read.
@@ -129,7 +128,7 @@ class _Norm:
     @classmethod
     def of(cls, module: Any) -> _Norm:
         name = type(module).__name__
-        if name == _GEMMA_NORM:
+        if name == "Gemma3RMSNorm":
             return cls(module.weight, module.eps, gemma=True)
         if name not in _NORMS:
             raise NotUnderstoodError(name)
@@ -275,6 +274,7 @@ class Decoder:
         embedding = self._weights.embedding
         heads = model.config.num_key_value_heads
         self._turns = {layer.kind: self._turns_of(layer.kind, size) for layer in self._weights.layers}
+        self._windows = {layer.window for layer in self._weights.layers}
         self._dim = next(iter(self._turns.values())).shape[-1] // 2
         like = embedding.new_empty(0, self._dim)
         self.cache = SharedCache(size, len(self._weights.layers), heads, like, static=static)
@@ -307,7 +307,7 @@ class Decoder:
         weights = self._weights
         positions = self.cache.positions()
         turns = {kind: table.index_select(0, positions)[:, None] for kind, table in self._turns.items()}
-        biases = {window: self.cache.bias(window) for window in {layer.window for layer in weights.layers}}
+        biases = {window: self.cache.bias(window) for window in self._windows}
         x = functional.embedding(tokens, weights.embedding)
         if weights.scale is not None:
             x = x * weights.scale.to(x.dtype)
