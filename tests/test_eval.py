@@ -14,10 +14,12 @@ import torch
 from msgspec.structs import asdict
 from safetensors.torch import load_file, save_file
 
+from ftis_node.cli import eval as eval_cli
 from ftis_node.errors import FtisError, UsageError
 from ftis_node.evaluate.greedy import evaluate, tokenised
 from ftis_node.evaluate.intervals import paired_figures, wilson
 from ftis_node.evaluate.judging import Judged, judge
+from ftis_node.host.doing import now
 from ftis_node.packet import Completion
 from ftis_node.policy.generate.stream import Sampling
 from ftis_node.policy.policy import Policy
@@ -203,8 +205,25 @@ def test_a_checkpoint_is_compared_with_its_base_model(home: Path, tmp_path: Path
     assert [row["of"] for row in rows] == ["checkpoint"] * 60 + ["base"] * 60
     right = [sum(row["reward"] == 1 for row in rows if row["of"] == of) for of in ("checkpoint", "base")]
     assert right == [figures["correct"], base["correct"]]
-    told = printed("eval", "--checkpoint", home, *flags, "--compare", "--set", "device=cpu")
-    assert "beside it tiny-a" in told and "McNemar" in told
+
+
+def test_a_comparison_says_which_model_it_asks_and_what_the_first_answered(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    measure, begun = eval_cli._measure, []
+
+    def watched(*args: Any) -> Any:
+        work = now()
+        begun.append((work and work.what, capsys.readouterr().out))
+        return measure(*args)
+
+    monkeypatch.setattr(eval_cli, "_measure", watched)
+    eval_cli.evaluate("arithmetic", str(home), compare=True, prompts=60, set_=["device=cpu"])
+    (first, nothing), (second, told) = begun
+    assert (first, second) == ("evaluating the checkpoint", "evaluating the base")
+    assert "pass@1" not in nothing and "pass@1" in told and "beside it" not in told
+    rest = capsys.readouterr().out
+    assert "beside it tiny-a" in rest and "McNemar" in rest
 
 
 def test_a_model_by_its_name_has_no_base_model() -> None:

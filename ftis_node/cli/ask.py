@@ -18,8 +18,8 @@ from ftis_node.cli.common import (
     held_checkpoint,
     parse_pairs,
     print_json,
-    tell_choice,
 )
+from ftis_node.cli.eval import chosen_models
 from ftis_node.errors import UsageError
 from ftis_node.store.home import DEFAULT_HOME
 from ftis_node.text import say
@@ -27,10 +27,8 @@ from ftis_node.text import say
 if TYPE_CHECKING:
     from ftis_node.config.run import Run
     from ftis_node.config.settings import Settings
-    from ftis_node.export.record import TrainingRecord
     from ftis_node.policy.policy import Policy
     from ftis_node.tasks import Example, Task
-    from ftis_node.worker.restore import Checkpoint
 
 PROMPT = "> "
 
@@ -67,7 +65,14 @@ def ask(
         if cap is None:
             cap = record.run.completion_tokens if record.run else 512
         with shown_work(), doing("loading the model"):
-            answerers = list(_answerers(checkpoint, found, record, parse_pairs(set_ or []), compare=compare))
+            from ftis_node.worker.restore import load_trained
+
+            flags = parse_pairs(set_ or [])
+            models = chosen_models(checkpoint, found, record, None, flags, "", compare=compare)
+            answerers = [
+                _Answerer(name, load_trained(one.settings, one.found), one.settings, one.run)
+                for name, one in models.items()
+            ]
         if loaded is not None:
             loaded = as_trained(loaded, record.run, reward, None)
         asked: Iterable[str] = _lines(json)
@@ -129,27 +134,6 @@ class _Answerer:
         if not completion.finished:
             text += " …"
         return text
-
-
-def _answerers(
-    name: str, found: Checkpoint | None, record: TrainingRecord, flags: dict[str, str], *, compare: bool
-) -> Iterator[_Answerer]:
-    """Load the model that is meant, and with `compare` its base model."""
-    from ftis_node.worker.restore import load_trained, settings_for
-
-    if found is not None:
-        name = found.model
-    elif compare:
-        raise UsageError(f"{name} is no checkpoint, so it has no base model.", "Leave out --compare.")
-    run = record.run
-    if "chat" in flags:
-        run = None
-    settings, origins = settings_for(found, name, {**record.asked(), **flags}, "")
-    tell_choice(found, settings, origins)
-    yield _Answerer("checkpoint", load_trained(settings, found), settings, run)
-    if compare:
-        base, _ = settings_for(None, settings.model, {"dtype": settings.dtype, **flags}, "")
-        yield _Answerer("base", load_trained(base, None), base, run)
 
 
 def _example(name: str | None, row: int, reward: str | None) -> tuple[Task | None, Example | None]:

@@ -12,7 +12,7 @@ import typer
 
 from ftis_node.config.profiles import TASK_KINDS
 from ftis_node.errors import UsageError
-from ftis_node.store.home import DEFAULT_HOME
+from ftis_node.store.home import DEFAULT_HOME, Home
 from ftis_node.text import further_lines, in_json, say
 
 if TYPE_CHECKING:
@@ -147,7 +147,9 @@ def held_checkpoint(stack: ExitStack, name: str) -> Checkpoint | None:
     from ftis_node.store.checkpoints import under
 
     path = Path(name).expanduser()
-    if path.is_dir() or path == DEFAULT_HOME.expanduser():
+    if path == DEFAULT_HOME.expanduser():
+        Home(path).refuse_missing()
+    if path.is_dir():
         under(path)  # so that a home without one is refused before torch is imported
     with shown_work(), doing("reading the checkpoint"):
         from ftis_node.worker.restore import find_checkpoint, hold

@@ -6,7 +6,7 @@ import contextlib
 import gc
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any
 
@@ -65,6 +65,7 @@ def evaluate(
     if "eval_prompts" in flags:
         raise UsageError("eval_prompts says how many questions a node asks in training.", "Here name --prompts.")
     from ftis_node.export.record import record_of
+    from ftis_node.host.doing import doing
     from ftis_node.tasks import load_evaluation, scoring, with_columns
     from ftis_node.tasks.templates import as_trained
 
@@ -81,31 +82,29 @@ def evaluate(
         scorer = stack.enter_context(scoring(chosen.reward, chosen.scorer))
         from ftis_node.observe.terminal import shown_work
 
-        stack.enter_context(shown_work())
-        first = _choose(checkpoint, found, record, model, flags, chosen.name)
-        subjects = {"checkpoint": first}
-        if compare:
-            subjects["base"] = _base_of(first, flags, chosen.name)
+        with shown_work():
+            subjects = chosen_models(checkpoint, found, record, model, flags, chosen.name, compare=compare)
         lines = None
         if out is not None:
             lines = stack.enter_context(_opened(out))
         cap = completion_tokens or chosen.with_room().completion_tokens
         asked = _Questions(chosen, examples, scorer, cap, batch)
-        results = []
+        results: list[_Result] = []
         for name, subject in subjects.items():
             of = {}
             if compare:
                 of["of"] = name
-            results.append(_measure(subject, asked, _teller(lines, of)))
+            with shown_work(), doing(f"evaluating the {name}", len(examples), "questions"):
+                results.append(_measure(subject, asked, _teller(lines, of)))
+            if not json:
+                _print(asked, *results)
     if json:
         print_json(_figures(asked, *results))
-    else:
-        _print(asked, *results)
 
 
 @dataclass(frozen=True)
-class _Chosen:
-    """The subject of an evaluation: a model by its name, or a checkpoint of it."""
+class Chosen:
+    """What is asked: a model by its name, or a checkpoint of it."""
 
     name: str
     found: Checkpoint | None
@@ -133,7 +132,7 @@ class _Questions:
 class _Result:
     """trained: `full` or `lora`, None for a model by its name. device, dtype: as torch names them."""
 
-    chosen: _Chosen
+    chosen: Chosen
     figures: Evaluation
     judged: Sequence[Judged]
     trained: str | None
@@ -141,18 +140,28 @@ class _Result:
     dtype: str
 
 
-def _choose(
+def chosen_models(
     name: str,
     found: Checkpoint | None,
     record: TrainingRecord,
     model: str | None,
     flags: Mapping[str, Any],
     task: str,
-) -> _Chosen:
+    *,
+    compare: bool,
+) -> dict[str, Chosen]:
+    """The `checkpoint`, or model, of that name; with `compare` also its `base`, in the same dtype and asked in the same
+    way.
+
+    Raises:
+        UsageError: a model has no base, and --model says nothing of it; or a setting is wrong.
+    """
     from ftis_node.worker.restore import settings_for
 
     if found is None and model is not None:
         raise UsageError(f"{name} is a model and no checkpoint, so --model says nothing.", "Leave out --model.")
+    if found is None and compare:
+        raise UsageError(f"{name} is no checkpoint, so it has no base model.", "Leave out --compare.")
     if found is not None:
         name = model or found.model
     settings, origins = settings_for(found, name, {**record.asked(), **flags}, task)
@@ -160,20 +169,14 @@ def _choose(
     run = record.run
     if "chat" in flags:
         run = None
-    return _Chosen(name, found, settings, run)
+    models = {"checkpoint": Chosen(name, found, settings, run)}
+    if compare:
+        settings, _ = settings_for(None, name, {"dtype": settings.dtype, **flags}, task)
+        models["base"] = Chosen(name, None, settings, run)
+    return models
 
 
-def _base_of(first: _Chosen, flags: Mapping[str, Any], task: str) -> _Chosen:
-    """The base model of a checkpoint, in the same dtype and asked in the same way. Raises UsageError for a model."""
-    if first.found is None:
-        raise UsageError(f"{first.name} is no checkpoint, so it has no base model.", "Leave out --compare.")
-    from ftis_node.export.record import TrainingRecord
-
-    chosen = _choose(first.name, None, TrainingRecord(), None, {"dtype": first.settings.dtype, **flags}, task)
-    return replace(chosen, run=first.run)
-
-
-def _measure(chosen: _Chosen, asked: _Questions, tell: Callable[[Sequence[Judged]], None]) -> _Result:
+def _measure(chosen: Chosen, asked: _Questions, tell: Callable[[Sequence[Judged]], None]) -> _Result:
     """The model is gone again afterwards: two may be too many for the memory."""
     import torch
 
@@ -244,6 +247,10 @@ def _figures(asked: _Questions, result: _Result, other: _Result | None = None) -
 
 
 def _print(asked: _Questions, result: _Result, other: _Result | None = None) -> None:
+    """Print a result; with another that alone, and how they differ."""
+    if other is not None:
+        _print_comparison(result, other)
+        return
     chosen = result.chosen
     figures = result.figures
     trained = ""
@@ -254,9 +261,7 @@ def _print(asked: _Questions, result: _Result, other: _Result | None = None) -> 
     say(f"  formatted  {_percent(figures.formatted)}  {_form(asked.task)}")
     say(f"  lenient    {_percent(figures.lenient)}  the last answer is right, whatever the format")
     say(f"  finished   {_percent(figures.finished)}  within {asked.cap} tokens")
-    if other is not None:
-        _print_comparison(result, other)
-    say("", f"{figures.mean_tokens:.0f} tokens a completion, {figures.seconds:.1f} s on {result.device}")
+    say("", f"{figures.mean_tokens:.0f} tokens a completion, {figures.seconds:.1f} s on {result.device}", flush=True)
 
 
 def _form(task: Task) -> str:
@@ -274,7 +279,7 @@ def _form(task: Task) -> str:
     return shown
 
 
-def _how(chosen: _Chosen) -> str:
+def _how(chosen: Chosen) -> str:
     told = ""
     if chosen.found and chosen.found.step is not None:
         told = f", step {chosen.found.step}"

@@ -64,9 +64,7 @@ def ask_daemon(
 
 
 def _none(place: Home) -> UserError:
-    start = f"Start one with `ftis-node join{place.flag}`, or name another --home."
-    if not place.path.is_dir():
-        return UserError(f"There is no home {place.path}.", start)
+    place.refuse_missing()
     if place.observes:
         what = f"The home {place.path} is an observer's, which has no node to ask."
         return UserError(what, f"`ftis-node watch{place.flag}` shows its page.")
@@ -74,7 +72,7 @@ def _none(place: Home) -> UserError:
     words = last_words(place.path)
     if words:
         what += f" The last one ended with: {escaped(words)}"
-    return UserError(what, start)
+    return UserError(what, place.to_start)
 
 
 # --- asking it --------------------------------------------------------------------------------------------------------
@@ -146,6 +144,7 @@ def show_id(home: HomeOption = DEFAULT_HOME, json: JsonOption = False) -> None:
     from ftis_node.swarm.identity import Identity
 
     place = Home(home.expanduser())
+    place.refuse_missing()
     identity = Identity.load(place.key)
     try:
         addresses = ask_daemon(home, "/status", Status).addresses
@@ -205,7 +204,8 @@ def logs(
         for line in read_log(place.log, lines, (lambda: place.lives(place.runtime())) if follow else None):
             say(*([in_json(as_object(line))] if json else as_text(line).split("\n")), flush=follow)
     except FileNotFoundError:
-        raise UserError(f"There is no log in {place.path}.", "Start a node there, or name its --home.") from None
+        place.refuse_missing()
+        raise UserError(f"There is no log in {place.path}.", place.to_start) from None
 
 
 # --- ordering it ------------------------------------------------------------------------------------------------------

@@ -72,6 +72,16 @@ class Home:
         self._lock: IO[str] | None = None
 
     @property
+    def to_start(self) -> str:
+        """What to do where a node is looked for and none runs."""
+        return f"Start one with `ftis-node join{self.flag}`, or name another home."
+
+    def refuse_missing(self) -> None:
+        """Raise UserError if there is no such home."""
+        if not self.path.is_dir():
+            raise UserError(f"There is no home {self.path}.", self.to_start)
+
+    @property
     def flag(self) -> str:
         """The flags by which a command means this home; empty for the default home. With a space before it."""
         path = self.path.absolute()

@@ -118,7 +118,10 @@ ROWS = {
     "a home of another model": Row(f"{JOIN} --home {{tmp}}/begun --model tiny-b", "another model", "first start"),
     "asking nobody": Row("status --home {tmp}", "No ftis-node daemon is running", "ftis-node join", 1),
     "asking where nothing is": Row("status --home {tmp}/typo", "There is no home .*typo", "join --home .*typo", 1),
-    "the id of a home that is none": Row("id --home {tmp}/typo", "no key yet", "that was started"),
+    "the id of a home that is none": Row("id --home {tmp}/typo", "There is no home .*typo", "join --home .*typo", 1),
+    "the log of a home that is none": Row("logs --home {tmp}/typo", "There is no home .*typo", "join --home .*typo", 1),
+    "the log of a home without one": Row("logs --home {tmp}", "There is no log in", "join --home", 1),
+    "the id of a home without one": Row("id --home {tmp}", "no key yet", "that was started"),
     # run files
     "a run file that is no text": Row(CHECK, "not UTF-8", "UTF-8", files={"file": b"\xff\xfe"}),
     "a run file without a run": Row(CHECK, r"no \[run\]", "run new"),
