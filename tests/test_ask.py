@@ -12,16 +12,14 @@ from ftis_node.observe import terminal
 from ftis_node.policy.generate.sampling import Sampling
 from ftis_node.policy.generate.stream import generate
 from tests.support.cli import Cli
-from tests.support.small_models import change_weights, engine_in, saved_by
+from tests.support.small_models import engine_in, home_in
 
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A home with a checkpoint of changed weights."""
     path = tmp_path_factory.mktemp("home")
-    engine, _ = engine_in(path, lora=True, eval_prompts=4)
-    change_weights(engine)
-    saved_by(engine, path, 3)
+    home_in(path, 3)
     return path
 
 

@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from ftis_node.worker.restore import WEIGHTS, load_trained, settings_for
 from tests.support.begun import checkpoint_of
 from tests.support.cli import printed, refused
 from tests.support.daemons import ENVIRONMENT, PATIENCE, command, until
-from tests.support.small_models import arithmetic_settings, change_weights, engine_in, saved_by, tiny_policy
+from tests.support.small_models import arithmetic_settings, home_in, tiny_policy
 
 TASK = load_evaluation("arithmetic")
 CAP = Sampling(16, 1.0, (1,), greedy=True)
@@ -49,10 +50,7 @@ Made = tuple[Path, dict[str, Any]]
 def either(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Made:
     """A home with the checkpoint of an engine whose weights were changed; and that engine's own evaluation."""
     path = tmp_path_factory.mktemp(request.param)
-    engine, _ = engine_in(path, lora=request.param == "lora", eval_prompts=200)
-    change_weights(engine)
-    for step in (3, 12):
-        saved_by(engine, path, step)
+    engine = home_in(path, 3, 12, lora=request.param == "lora", eval_prompts=200)
     return path, asdict(engine.evaluate())
 
 
@@ -60,10 +58,7 @@ def either(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Such a home, of LoRA layers."""
     path = tmp_path_factory.mktemp("home")
-    engine, _ = engine_in(path, lora=True, eval_prompts=4)
-    change_weights(engine)
-    for step in (3, 12):
-        saved_by(engine, path, step)
+    home_in(path, 3, 12)
     return path
 
 
@@ -186,7 +181,9 @@ def test_ctrl_c_ends_it_with_130(tmp_path: Path) -> None:
 # Beside the base model
 
 
-def test_a_checkpoint_is_compared_with_its_base_model(home: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_is_compared_with_its_base_model(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     flags = ("--task", "arithmetic", "--prompts", "60")
     out = tmp_path / "out.jsonl"
     figures = run_eval("--checkpoint", home, *flags, "--compare", "--out", out)
@@ -205,25 +202,21 @@ def test_a_checkpoint_is_compared_with_its_base_model(home: Path, tmp_path: Path
     assert [row["of"] for row in rows] == ["checkpoint"] * 60 + ["base"] * 60
     right = [sum(row["reward"] == 1 for row in rows if row["of"] == of) for of in ("checkpoint", "base")]
     assert right == [figures["correct"], base["correct"]]
-
-
-def test_a_comparison_says_which_model_it_asks_and_what_the_first_answered(
-    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
     measure, begun = eval_cli._measure, []
 
-    def watched(*args: Any) -> Any:
-        work = now()
-        begun.append((work and work.what, capsys.readouterr().out))
-        return measure(*args)
+    def watched(*asked: Any) -> Any:
+        out: Any = sys.stdout
+        begun.append((now(), out.buffer.getvalue()))
+        return measure(*asked)
 
     monkeypatch.setattr(eval_cli, "_measure", watched)
-    eval_cli.evaluate("arithmetic", str(home), compare=True, prompts=60, set_=["device=cpu"])
-    (first, nothing), (second, told) = begun
-    assert (first, second) == ("evaluating the checkpoint", "evaluating the base")
-    assert "pass@1" not in nothing and "pass@1" in told and "beside it" not in told
-    rest = capsys.readouterr().out
-    assert "beside it tiny-a" in rest and "McNemar" in rest
+    told = printed("eval", "--checkpoint", home, *flags, "--compare", "--set", "device=cpu")
+    assert "beside it tiny-a" in told and "McNemar" in told
+    (first, nothing), (second, known) = begun
+    assert (first.what, second.what) == ("evaluating the checkpoint", "evaluating the base")
+    assert not nothing and b"pass@1" in known and b"beside it" not in known, (
+        "the first is told while the other is asked"
+    )
 
 
 def test_a_model_by_its_name_has_no_base_model() -> None:

@@ -158,10 +158,14 @@ def test_the_oldest_parts_make_room_and_the_latest_stays(tmp_path: Path) -> None
     assert len(numbers(path)) == 1 and numbers(path)[0] > kept[-1], "it tells how many there were"
 
 
-def test_a_damaged_part_costs_its_own_lines_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    path = tmp_path / "metrics.jsonl"
+def part_in(folder: Path) -> tuple[Path, Path]:
+    path = folder / "metrics.jsonl"
     write_parts(path, range(20))
-    part = older_parts(path)[1].path
+    return path, older_parts(path)[1].path
+
+
+def test_a_damaged_part_costs_its_own_lines_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path, part = part_in(tmp_path)
     part.write_bytes(part.read_bytes()[:20])
     found = steps(path)
     assert found[:2] == [0, 1] and found[-1] == 19 and len(found) < 20
@@ -169,9 +173,7 @@ def test_a_damaged_part_costs_its_own_lines_alone(tmp_path: Path, caplog: pytest
 
 
 def test_row_63_a_part_that_unpacks_to_too_much_is_damaged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    path = tmp_path / "metrics.jsonl"
-    write_parts(path, range(20))
-    part = older_parts(path)[1].path
+    path, part = part_in(tmp_path)
     part.write_bytes(gzip.compress(bytes(1 << 28), 9))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     assert steps(path)[-1] == 19 and len(end_of_parts(path, 1 << 20)) < 1 << 20

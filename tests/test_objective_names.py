@@ -47,14 +47,18 @@ def clipped(ratio: Tensor, advantage: float, low: float, high: float) -> Tensor:
     return torch.minimum(ratio * advantage, ratio.clamp(1 - low, 1 + high) * advantage)
 
 
+def likelier(start: Tensor, generator: Tensor, written: int) -> float:
+    return math.exp(float(start.mean()) - float(generator.sum()) / written)
+
+
 def graft(new: Tensor, start: Tensor, generator: Tensor, advantage: float, own: bool, written: int) -> Tensor:
-    s = math.exp(float(start.mean()) - float(generator.sum()) / written)
+    s = likelier(start, generator, written)
     weight = 1.0 if own else (min(s, 1.0) if s > 0.8 else 0.0)
     return weight * clipped((new - start).exp(), advantage, 0.2, 0.28).sum()
 
 
 def hacpo(new: Tensor, start: Tensor, generator: Tensor, advantage: float, own: bool, written: int) -> Tensor:
-    s = math.exp(float(start.mean()) - float(generator.sum()) / written)
+    s = likelier(start, generator, written)
     weight = 1.0 if own else (s * s if 0.8 <= s <= 1 else 0.0)
     return weight * clipped((new - start).mean().exp(), advantage, 3e-4, 4e-4)
 

@@ -12,14 +12,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from ftis_node.lab.simulation.scenario import Scenario
 from ftis_node.observe.api import link
 from ftis_node.observe.history import History
 from ftis_node.observe.web import Web, json_route
 from tests.support.browser import Browser, missing
 from tests.support.looking import NIGHT, STEPS, faults, minutes, write_steps
 from tests.support.statuses import JOINING, NOBODY, TRAINING, peer
-from tests.support.watched import WatchedSimulation, watched
+from tests.support.watched import WatchedSimulation, watched_eight
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=missing() or "")
 
@@ -41,7 +40,7 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture(scope="module")
 def swarm() -> WatchedSimulation:
     """Eight nodes, of which two say nothing of themselves."""
-    return watched(Scenario(nodes=8, seconds=600.0), lambda number: number not in (2, 5))
+    return watched_eight()
 
 
 def crowd(swarm: WatchedSimulation, steps: int) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from ftis_node.swarm.wire import records as subject
 from ftis_node.swarm.wire.dht_guard import CALLS_AT_ONCE, NEW_IDS_AT_ONCE
 from ftis_node.swarm.wire.directory import Answer
 from ftis_node.swarm.wire.records import OwnerSigned, key_bytes, pack_addresses, unpack_addresses
-from tests.support.swarm import OTHER_RUN, PATIENCE, RUN, identity, transport
+from tests.support.swarm import OTHER_RUN, PATIENCE, RUN, identity, store_request, transport
 
 ALICE = identity(1)
 BOB = identity(2)
@@ -121,11 +121,9 @@ async def test_an_address_record_is_found_by_another_node_and_attacks_leave_it_a
         asking = bob._dht.get_stub(PeerID(ALICE.author))
 
         async def store(*records: DHTRecord) -> list[bool]:
-            keys, subkeys, values, times = zip(*map(astuple, records), strict=True)
-            request = dht_pb2.StoreRequest(
-                keys=keys, subkeys=subkeys, values=values, expiration_time=times, in_cache=[False] * len(keys)
+            return list(
+                (await asyncio.wait_for(asking.rpc_store(store_request(*map(astuple, records))), PATIENCE)).store_ok
             )
-            return list((await asyncio.wait_for(asking.rpc_store(request), PATIENCE)).store_ok)
 
         immortal = record(BOB, lifetime=10**6)
         assert await store(record(ALICE), immortal, record(ALICE, run_id=OTHER_RUN.id)) == [False] * 3

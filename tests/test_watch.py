@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from ftis_node.cli.watch import swarm_lines
 from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError, UserError
-from ftis_node.lab.simulation.scenario import Scenario
 from ftis_node.node.observer import EXPORTED, Observer
 from ftis_node.node.status import self_report as node_report
 from ftis_node.observe.api import link, read_token
@@ -54,7 +53,7 @@ from tests.support.swarm import (
     stub,
     transport,
 )
-from tests.support.watched import WatchedSimulation, watched
+from tests.support.watched import WatchedSimulation, watched_eight
 
 ANN, BEN, CARA, EVE = (identity(number) for number in range(1, 5))
 NOW = 1_760_000_000
@@ -243,7 +242,7 @@ def test_nodes_tell_of_themselves_unless_their_owner_says_never(private: bool) -
 @pytest.fixture(scope="module")
 def swarm() -> WatchedSimulation:
     """Eight nodes, of which two say nothing of themselves, and an observer, in memory."""
-    return watched(Scenario(nodes=8, seconds=600.0), lambda number: number not in (2, 5))
+    return watched_eight()
 
 
 def test_an_observer_sees_everybody_and_what_they_claim(swarm: WatchedSimulation) -> None:

@@ -37,10 +37,14 @@ on_one_loop = pytest.mark.asyncio(loop_scope="module")
 
 
 @asynccontextmanager
-async def started() -> AsyncIterator[Worker]:
+async def started(*, loaded: bool = False) -> AsyncIterator[Worker]:
+    """A process; loaded: with tiny-a and the arithmetic task, of which a batch of generation takes it some seconds."""
     worker = Worker()
     worker.start()
     try:
+        if loaded:
+            facts = await worker.call(Load(settings=settings(generation_batch=8), task="arithmetic"))
+            await worker.call(Open(run_of(facts)))
         yield worker
     finally:
         await worker.stop()
@@ -48,10 +52,7 @@ async def started() -> AsyncIterator[Worker]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def worker() -> AsyncIterator[Worker]:
-    """A process with tiny-a and the arithmetic task; one batch of generation takes it some seconds."""
-    async with started() as worker:
-        facts = await worker.call(Load(settings=settings(generation_batch=8), task="arithmetic"))
-        await worker.call(Open(run_of(facts)))
+    async with started(loaded=True) as worker:
         yield worker
 
 
@@ -153,9 +154,7 @@ async def test_killed_while_working_it_fails_every_waiting_call_at_once() -> Non
 
 @on_one_loop
 async def test_it_ends_by_itself_when_the_network_process_is_gone() -> None:
-    async with started() as worker:
-        facts = await worker.call(Load(settings=settings(generation_batch=8), task="arithmetic"))
-        await worker.call(Open(run_of(facts)))
+    async with started(loaded=True) as worker:
         busy = asyncio.create_task(worker.call(Generate([3] * 5000)))
         await asyncio.sleep(0.3)
         assert worker._connection is not None and worker._process is not None

@@ -7,7 +7,6 @@ import numpy as np
 from hivemind.dht.storage import DictionaryDHTValue
 from hivemind.dht.validation import DHTRecord
 from hivemind.p2p import P2P
-from hivemind.proto import dht_pb2
 from hivemind.utils.serializer import MSGPackSerializer
 
 from ftis_node.config.run import Hints, Run, RunFile, run_file_as_json
@@ -23,7 +22,7 @@ from tests.fuzz import records
 from tests.fuzz.frames import Frame, join
 from tests.fuzz.messages import ADDRESSES, BODIES, HELD
 from tests.fuzz.world import AUTHOR, EOS, HORIZONTAL, NOW, PEERS, RUN, TEXT, TURNS, drawn_digest, stopped_clock
-from tests.support.swarm import CAP, content
+from tests.support.swarm import CAP, content, store_request
 from tests.test_packet_turns import episode
 
 
@@ -119,11 +118,7 @@ def _handshakes() -> list[bytes]:
 
 
 def _store(*records: DHTRecord) -> bytes:
-    keys, subkeys, values, times = zip(*map(astuple, records), strict=True)
-    request = dht_pb2.StoreRequest(
-        keys=keys, subkeys=subkeys, values=values, expiration_time=times, in_cache=[False] * len(keys)
-    )
-    return bytes(request.SerializeToString())
+    return bytes(store_request(*map(astuple, records)).SerializeToString())
 
 
 def _records() -> list[bytes]:

@@ -16,6 +16,7 @@ from ftis_node.swarm.wire.records import _message, key_bytes, pack_addresses
 from tests.hostile.attack import Attack, Crowd
 from tests.hostile.identity import Honest
 from tests.hostile.peer import CALL_SECONDS, Hostile, Target
+from tests.support.swarm import store_request
 
 FETCH = "FtisSwarm.rpc_fetch"
 EXT_TUPLE = 0x40
@@ -32,12 +33,8 @@ class OnTheDht(Attack):
 
     async def store(self, target: Target, *records: tuple[bytes, bytes, bytes, float]) -> list[bool]:
         """Stores (key, subkey, value, expiration)."""
-        keys, subkeys, values, expirations = zip(*records, strict=True)
-        request = dht_pb2.StoreRequest(
-            keys=keys, subkeys=subkeys, values=values, expiration_time=expirations, in_cache=[False] * len(keys)
-        )
-        stored: list[bool] = (await self.dht(target, "rpc_store", request, dht_pb2.StoreResponse)).store_ok
-        return list(stored)
+        answer = await self.dht(target, "rpc_store", store_request(*records), dht_pb2.StoreResponse)
+        return list(answer.store_ok)
 
     @property
     def key(self) -> bytes:

@@ -200,6 +200,15 @@ def saved_by(engine: Engine, home: Path, step: int, model: str = "tiny-a") -> No
     checkpoints.commit(directory, {"model": labelled(model, engine.policy.kind), "progress": {"step": step}})
 
 
+def home_in(home: Path, *steps: int, lora: bool = True, eval_prompts: int = 4) -> Engine:
+    """Begin a home with checkpoints of changed weights; return the engine that has them."""
+    engine, _ = engine_in(home, lora=lora, eval_prompts=eval_prompts)
+    change_weights(engine)
+    for step in steps:
+        saved_by(engine, home, step)
+    return engine
+
+
 def change_weights(engine: Engine) -> None:
     """Some of those that are trained, so that they are not the model's own any more."""
     with torch.no_grad():

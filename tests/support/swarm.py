@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from hivemind.p2p import PeerID
+from hivemind.proto import dht_pb2
 
 from ftis_node.config.run import Run, RunFile
 from ftis_node.draw import draw
@@ -78,6 +79,20 @@ CONTEXT = AdmissionContext(RUN, prompt_digests(PROMPTS))
 
 def identity(number: int) -> Identity:
     return Identity(number.to_bytes(32, "big"))
+
+
+def is_in_specification(data: bytes) -> bool:
+    """Whether a packet stands in proto/PACKET.md, in hex."""
+    text = (Path(__file__).parents[2] / "proto" / "PACKET.md").read_text()
+    return data.hex() in text.replace("\n    ", " ").replace(" ", "")
+
+
+def store_request(*records: tuple[Any, ...]) -> dht_pb2.StoreRequest:
+    """A call of hivemind's DHT that stores (key, subkey, value, expiration)."""
+    keys, subkeys, values, times = zip(*records, strict=True)
+    return dht_pb2.StoreRequest(
+        keys=keys, subkeys=subkeys, values=values, expiration_time=times, in_cache=[False] * len(keys)
+    )
 
 
 def content(run: Run, author: bytes, round: int, slot: int, completions: Sequence[Completion], **fields: Any) -> Packet:
