@@ -3,15 +3,16 @@
 import pytest
 
 from ftis_node.lab.bench import generate
-from ftis_node.lab.bench.generate import bench_generate, small_policy
+from ftis_node.lab.bench.generate import bench_generate
 from ftis_node.lab.bench.model import Size
 from tests.support.cli import answer
 
 FLAGS = ["--groups", "2", "--group", "3", "--prompt-tokens", "6", "--completion-tokens", "5", "--repeats"]
 
 
-def test_all_ways_are_timed_in_turns() -> None:
-    figures = answer("bench", "generate", *FLAGS, 2)
+@pytest.mark.parametrize("named", [[], ["--model", "tiny-a"]])
+def test_all_ways_are_timed_in_turns(named: list[str]) -> None:
+    figures = answer("bench", "generate", *FLAGS, 2, *named)
     for name in ("native", "plain", "nf4"):
         for unit in ("cpu_s", "s"):
             low, high = figures[f"{name}_tokens_per_{unit}_spread"]
@@ -20,9 +21,11 @@ def test_all_ways_are_timed_in_turns() -> None:
         ours, theirs = figures["native_tokens_per_cpu_s"], figures[f"{rival}_tokens_per_cpu_s"]
         assert figures[f"ratio_{rival}"] == pytest.approx(ours / theirs)
     assert figures["native"] and figures["batch"]["completion_tokens"] == 5 and figures["generation_batch"] == 6
+    assert figures["vocabulary"] == (26 if named else 2048) and figures["batch"]["prompt_tokens"] == 6
+    assert figures["native_peak_memory_mb"] > 4e-6 * figures["parameters"] < figures["plain_peak_memory_mb"]
 
 
 def test_tokens_that_are_missing_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generate, "_plain", lambda *_: 7)
     with pytest.raises(RuntimeError, match="7 tokens were generated in place of 8"):
-        bench_generate(small_policy(), Size(1, 2, 3, 4), batch=2, repeats=1, tell=lambda line: None)
+        bench_generate(None, None, {}, Size(1, 2, 3, 4), repeats=1)

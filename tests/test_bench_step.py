@@ -13,15 +13,15 @@ from tests.support.cli import refused
 SMALL = Size(groups=4, group=4, prompt_tokens=6, completion_tokens=8)
 
 
-def test_a_whole_step_is_timed_in_parts_beside_trls_and_traced(tmp_path: Path) -> None:
+@pytest.mark.parametrize("model", [None, "tiny-a"])
+def test_a_whole_step_is_timed_in_parts_beside_trls_and_traced(model: str | None, tmp_path: Path) -> None:
     trace = tmp_path / "trace.json"
-    told = []
-    figures = bench_step(SMALL, repeats=2, trace=trace, tell=told.append)
-    assert told and figures["ratio"] == pytest.approx(figures["ours_cpu_s"] / figures["trl_cpu_s"])
+    figures = bench_step(model, None, {}, SMALL, repeats=2, trace=trace)
+    assert figures["ratio"] == pytest.approx(figures["ours_cpu_s"] / figures["trl_cpu_s"])
     assert figures["ours_spread"][0] <= figures["ours_cpu_s"] <= figures["ours_spread"][1]
     parts = [figures[f"{part}_cpu_s"] for part in (*PARTS, "rest")]
     assert min(parts) > 0 and sum(parts) == pytest.approx(figures["ours_cpu_s"])
-    assert 0 < figures["idle_share"] < 1
+    assert 0 < figures["idle_share"] < 1 and min(figures["peak_memory_mb"], figures["trl_peak_memory_mb"]) > 0
     assert SMALL.completions % figures["trl_micro_batch"] == 0
     spans = [event["name"] for event in json.loads(trace.read_text())["traceEvents"] if event.get("ph") == "X"]
     assert set(PARTS) <= set(spans) and any(name.startswith("aten::") for name in spans)

@@ -379,7 +379,7 @@ def test_one_device_is_nothing_to_compare() -> None:
 
 @pytest.mark.slow
 def test_several_devices_are_timed_beside_one_unless_a_process_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    timed = partial(bench_devices, Size(4, 4, 6, 8), ["cpu", "cpu"], repeats=1, tell=lambda _: None)
+    timed = partial(bench_devices, Size(4, 4, 6, 8), "cpu,cpu", repeats=1)
     figures = timed()
     assert figures["speedup_over_one"] == figures["one_step_s"] / figures["several_step_s"] > 0
     monkeypatch.setattr("ftis_node.lab.bench.devices.ANSWER_SECONDS", 0.0)

@@ -6,13 +6,13 @@ from typing import Annotated
 
 import typer
 
-from ftis_node.cli.common import JsonOption, print_answer
-from ftis_node.errors import UsageError
-from ftis_node.text import say
+from ftis_node.cli.common import JsonOption, SetOption, parse_pairs, print_answer
 
+Model = Annotated[str | None, typer.Option(help="Folder, short name, hub id; default: a random one of a million.")]
+Data = Annotated[Path | None, typer.Option(help="A JSONL file of questions for it (GSM8K's …); default: arithmetic.")]
 Groups = Annotated[int, typer.Option(min=1, help="Prompts in a step.")]
 Group = Annotated[int, typer.Option(min=2, help="Completions of each.")]
-PromptTokens = Annotated[int, typer.Option(min=1)]
+PromptTokens = Annotated[int, typer.Option(min=1, help="Of the random model's prompts.")]
 CompletionTokens = Annotated[int, typer.Option(min=2)]
 Repeats = Annotated[int, typer.Option(min=1, help="How often it is timed.")]
 
@@ -24,11 +24,14 @@ def wire(repeats: Repeats = 200, json: JsonOption = False) -> None:
     """Size of a 12 × 256-token packet; the time to encode, decode, admit it, and to read it between tokenizers."""
     from ftis_node.lab.bench.wire import bench_wire
 
-    _print(bench_wire(repeats), 21, json)
+    _print(bench_wire(repeats), json)
 
 
 @app.command("train")
 def train(
+    model: Model = None,
+    data: Data = None,
+    set_: SetOption = None,
     groups: Groups = 8,
     group: Group = 12,
     prompt_tokens: PromptTokens = 40,
@@ -36,19 +39,19 @@ def train(
     repeats: Repeats = 7,
     json: JsonOption = False,
 ) -> None:
-    """CPU time of a step of a small model, beside TRL's GRPOTrainer on the same batch."""
-    import torch
-
+    """CPU time of a training step, beside TRL's GRPOTrainer on the same batch."""
     from ftis_node.lab.bench.model import Size
     from ftis_node.lab.bench.train import bench_train
 
-    torch.set_num_threads(1)
     size = Size(groups, group, prompt_tokens, completion_tokens)
-    _print(bench_train(size, repeats=repeats, tell=_tell), 23, json)
+    _print(bench_train(model, data, parse_pairs(set_ or []), size, repeats=repeats), json)
 
 
 @app.command("generate")
 def generate(
+    model: Model = None,
+    data: Data = None,
+    set_: SetOption = None,
     groups: Groups = 8,
     group: Group = 12,
     prompt_tokens: PromptTokens = 40,
@@ -57,18 +60,18 @@ def generate(
     json: JsonOption = False,
 ) -> None:
     """Tokens a second of generation: our engine, and transformers' generate, in turns."""
-    import torch
-
-    from ftis_node.lab.bench.generate import bench_generate, small_policy
+    from ftis_node.lab.bench.generate import bench_generate
     from ftis_node.lab.bench.model import Size
 
-    torch.set_num_threads(1)
     size = Size(groups, group, prompt_tokens, completion_tokens)
-    _print(bench_generate(small_policy(), size, batch=size.completions, repeats=repeats, tell=_tell), 27, json)
+    _print(bench_generate(model, data, parse_pairs(set_ or []), size, repeats=repeats), json)
 
 
 @app.command("step")
 def step(
+    model: Model = None,
+    data: Data = None,
+    set_: SetOption = None,
     groups: Groups = 8,
     group: Group = 12,
     prompt_tokens: PromptTokens = 40,
@@ -78,25 +81,18 @@ def step(
     devices: Annotated[str | None, typer.Option(help="Compare these with their first: cuda:0,cuda:1.")] = None,
     json: JsonOption = False,
 ) -> None:
-    """CPU time of a whole step of a small model, in parts, beside TRL's GRPOTrainer with its own generation."""
+    """CPU time of a whole step, in parts, beside TRL's GRPOTrainer with its own generation."""
     from ftis_node.lab.bench.model import Size
 
     size = Size(groups, group, prompt_tokens, completion_tokens)
     if devices is not None:
-        from ftis_node.config.settings import collect
         from ftis_node.lab.bench.devices import bench_devices
 
-        settings, _ = collect(task="arithmetic", flags={"device": devices}, environment={})
-        if len(settings.devices) == 1:
-            raise UsageError("One device is nothing to compare.", "Name several, such as --devices cpu,cpu.")
-        _print(bench_devices(size, settings.devices, repeats=repeats, tell=_tell), 23, json)
+        _print(bench_devices(size, devices, repeats=repeats), json)
         return
-    import torch
-
     from ftis_node.lab.bench.step import bench_step
 
-    torch.set_num_threads(1)
-    _print(bench_step(size, repeats=repeats, trace=trace, tell=_tell), 23, json)
+    _print(bench_step(model, data, parse_pairs(set_ or []), size, repeats=repeats, trace=trace), json)
 
 
 @app.command("swarm")
@@ -112,16 +108,13 @@ def swarm(
 
     from ftis_node.lab.bench.swarm import Plan, all_gather
 
-    _print(asyncio.run(all_gather(Plan(nodes, per_process, groups, uplink_mbit=uplink), _tell)), 25, json)
+    _print(asyncio.run(all_gather(Plan(nodes, per_process, groups, uplink_mbit=uplink))), json)
 
 
-def _print(figures: Mapping[str, object], width: int, json: bool) -> None:
-    """Print JSON for a script, else a line for each figure with names so wide."""
+def _print(figures: Mapping[str, object], json: bool) -> None:
+    """Print JSON for a script, else a line for each figure."""
+    width = max(map(len, figures))
     print_answer(figures, *(f"{key:{width}} {_human(value)}" for key, value in figures.items()), json=json)
-
-
-def _tell(line: str) -> None:
-    say(line, error=True)
 
 
 def _human(value: object) -> str:

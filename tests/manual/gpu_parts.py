@@ -32,7 +32,7 @@ from ftis_node.host.allocator import FIXED, GROWING, NAMES
 from ftis_node.lab.bench import model as random_models
 from ftis_node.lab.bench.devices import bench_devices
 from ftis_node.lab.bench.fit import bench_fit
-from ftis_node.lab.bench.generate import bench_generate
+from ftis_node.lab.bench.generate import compare
 from ftis_node.lab.bench.measure import device_name, timed
 from ftis_node.lab.bench.model import Size, named_policy, own_work, planned
 from ftis_node.lab.bench.whole import WholeNode
@@ -161,7 +161,7 @@ def generation(place: Place) -> Figures:
     size = place.size(12)
     settings, chosen = planned(place.settings("qwen2.5-1.5b"), size, steps=False)
     policy = named_policy(settings, random_weights=True)
-    seen = bench_generate(policy, size, batch=chosen.generation_batch, repeats=1, tell=tell)
+    seen = compare(policy, size, batch=chosen.generation_batch, repeats=1, tell=tell)
     expected = place.rate(generating, geometry(settings.model), chosen, size)
     names = [name for name in ("plain", "nf4") if f"{name}_tokens_per_s" in seen]
     lines = [line("native", seen["native_tokens_per_s"], expected, "tokens/s")]
@@ -325,7 +325,10 @@ def whole_step(place: Place) -> Figures:
     devices = []
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        node = stack.enter_context(contextlib.closing(WholeNode(config, size, folder, device=place.device)))
+        model, task = random_models.written(folder, config, size)
+        flags = {"model": model, "device": place.device, "lora": False, "batch_groups": size.groups, "wait": 0.0}
+        settings = collect(task="", flags=flags, environment={})[0]
+        node = stack.enter_context(contextlib.closing(WholeNode(settings, size, task, folder)))
         for step in range(2 if place.small else 4):
             tell(f"step {step}" if step else "a step to warm up")
             devices.append(asyncio.run(node.step()))
@@ -343,7 +346,7 @@ def two_cards(place: Place) -> Figures:
     """A step of a small model on two devices beside one."""
     if place.on.type == "cuda" and torch.cuda.device_count() < 2:
         raise Skipped("this machine has one card")
-    devices = ["cpu", "cpu"] if place.on.type == "cpu" else ["cuda:0", "cuda:1"]
+    devices = "cpu,cpu" if place.on.type == "cpu" else "cuda:0,cuda:1"
     seen = bench_devices(place.size(12), devices, repeats=1 if place.small else 3, tell=tell)
     return {"lines": [line("speed-up of a step", seen["speedup_over_one"], 2.0)], **seen}
 

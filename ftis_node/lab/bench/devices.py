@@ -1,23 +1,19 @@
 """The speed of a whole step on several devices beside one: compute processes as the daemon starts them, in turns."""
 
 import itertools
-import json
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-import torch
-from transformers import LlamaConfig
-
 from ftis_node.config.run import run_for
-from ftis_node.config.settings import Settings
-from ftis_node.errors import FtisError
-from ftis_node.lab.bench.measure import Figures, Tell
-from ftis_node.lab.bench.model import TEMPERATURE, Size, geometry, random_model, rewards, small_config, word_tokenizer
-from ftis_node.lab.bench.whole import questions
+from ftis_node.config.settings import Settings, collect
+from ftis_node.errors import FtisError, UsageError
+from ftis_node.lab.bench import Tell, told
+from ftis_node.lab.bench.measure import Figures
+from ftis_node.lab.bench.model import TEMPERATURE, Size, geometry, rewards, small_config, written
 from ftis_node.worker.client import Worker
 from ftis_node.worker.messages import OWN, Answer, Generate, GroupPart, Load, Open, Request, Step, StepGroup
 
@@ -27,25 +23,25 @@ ANSWER_SECONDS = 600.0  # beyond which a process hangs
 class _Node:
     """A compute process on these devices, each CPU with one thread."""
 
-    def __init__(self, model: Path, rows: Path, devices: Sequence[str], size: Size) -> None:
+    def __init__(self, model: str, task: Mapping[str, str], devices: Sequence[str], size: Size) -> None:
         """
         Args:
-            model: the folder of the model that it trains.
-            rows: the file of its task.
+            model, task: see `written`.
         """
         self._size = size
         self._process = Worker()
         self._process.start(threads=len(devices))
         caps = size.caps()
         settings = Settings(
-            model=str(model),
+            model=model,
             device=",".join(devices),
             lora=False,
             learning_rate=1e-6,
             batch_groups=size.groups,
             generation_batch=size.completions,
         )
-        facts = self._ask(Load(settings=settings, task=str(rows), reward="exact", caps=caps))
+        facts = self._ask(Load(settings=settings, task=task["task"], template=task["template"], caps=caps))
+        self.parameters = facts.parameters
         run = run_for(facts.shared() | caps, group=size.group, temperature=TEMPERATURE)
         self._ask(Open(run))
         self._rows = itertools.cycle(range(facts.rows))
@@ -75,27 +71,24 @@ class _Node:
         self._process.end()
 
 
-def bench_devices(size: Size, devices: Sequence[str], *, repeats: int, tell: Tell) -> Figures:
+def bench_devices(size: Size, device: str, *, repeats: int, tell: Tell = told) -> Figures:
     """Wall seconds of a step on the first of these devices, and on all of them.
 
     Returns:
         Medians over `repeats` steps, taken in turns; `speedup_over_one` is one's over all's. Both sample the same
         tokens. Whatever else the machine does counts too.
+
+    Raises:
+        UsageError: it is one device, or none.
     """
+    devices = collect(task="", flags={"device": device}, environment={})[0].devices
+    if len(devices) == 1:
+        raise UsageError("One device is nothing to compare.", "Name several, such as --devices cpu,cpu.")
     with tempfile.TemporaryDirectory() as folder:
-        place = Path(folder) / "model"
-        rows = Path(folder) / "rows.jsonl"
-        # of another family than `small_config`, as transformers reads Qwen2's tokenizers as byte-level ones only
-        config = LlamaConfig(**geometry(small_config()), bos_token_id=None, eos_token_id=0, pad_token_id=0)
-        model = random_model(config, torch.device("cpu"))
-        model.save_pretrained(place)
-        word_tokenizer(config.vocab_size).save_pretrained(place)
-        lines = []
-        for question in questions(size, config.vocab_size):
-            lines.append(json.dumps({"prompt": question, "answer": "w1"}))
-        rows.write_text("\n".join(lines))
-        on_one = _Node(place, rows, devices[:1], size)
-        on_all = _Node(place, rows, devices, size)
+        config = small_config()
+        made = written(Path(folder), config, size)
+        on_one = _Node(*made, devices[:1], size)
+        on_all = _Node(*made, devices, size)
         try:
             on_one.step()  # to warm up
             on_all.step()
@@ -117,7 +110,7 @@ def bench_devices(size: Size, devices: Sequence[str], *, repeats: int, tell: Tel
         **{f"one_{part}_s": value for part, value in one.items()},
         **{f"several_{part}_s": value for part, value in several.items()},
         "devices": list(devices),
-        "parameters": model.num_parameters(),
+        "parameters": on_one.parameters,
         "repeats": repeats,
         "model": geometry(config),
         "batch": asdict(size),

@@ -1,17 +1,14 @@
 """Measured memory of a model in steps and generation on this machine, beside its plan."""
 
 import statistics
-from collections.abc import Callable
 from dataclasses import replace
-
-import torch
 
 from ftis_node.config.settings import Settings
 from ftis_node.errors import FtisError
 from ftis_node.fit.plan import Plan
-from ftis_node.lab.bench.measure import Figures, Tell, held, measured_on, peak_memory, timed
+from ftis_node.lab.bench import Tell
+from ftis_node.lab.bench.measure import Figures, held, measured_on, peak_mb, timed
 from ftis_node.lab.bench.model import Size, make_learner, named_policy, own_work, planned, training_groups
-from ftis_node.learner import Learner
 from ftis_node.policy.generate.kept import let_go
 from ftis_node.policy.room import out_of_memory
 
@@ -37,7 +34,7 @@ def bench_fit(
     Returns:
         Completion tokens a second of wall time; megabytes (10⁶) of tensors at their peak, and as the plan has them,
         its reserve for the CUDA context and fragmentation (`predicted_overhead_mb`) apart. `memory_ratio` is peak over
-        predicted. On a GPU the peak is the allocator's own count, on the CPU see `peak_memory`.
+        predicted. The peak: see `peak_mb`.
 
     Raises:
         UserError: model or plan are not to be had here.
@@ -86,8 +83,8 @@ def _measure(
     tell("measuring memory")
     let_go()  # as a node does before it trains, where there is no room for both
     memory = chosen.memory
-    training = _peak_mb(lambda: learner.step(groups), learner)
-    generating = _peak_mb(lambda: own_work(policy, size, batch), learner)
+    training = peak_mb(lambda: learner.step(groups), held(learner), policy.device)
+    generating = peak_mb(lambda: own_work(policy, size, batch), held(learner), policy.device)
     peak = max(training, generating)
     needed = (memory.total - memory.overhead) / 1e6
     return {
@@ -104,10 +101,8 @@ def _measure(
         "predicted_overhead_mb": memory.overhead / 1e6,
         "memory_ratio": peak / needed,
         "budget_mb": chosen.budget / 1e6,
-        "kind": policy.kind,
         "way": policy.way,
         "fits": chosen.fits,
-        "dtype": chosen.dtype,
         "optimiser": chosen.optimiser,
         "gradient_checkpointing": chosen.gradient_checkpointing,
         "micro_batch_tokens": steps[-1][0].micro_batch_tokens,
@@ -115,13 +110,3 @@ def _measure(
         "generation_batch": chosen.generation_batch,
         **measured_on(policy, size, repeats),
     }
-
-
-def _peak_mb(call: Callable[[], object], learner: Learner) -> float:
-    """Megabytes of tensors at their peak during `call`."""
-    device = learner.policy.device
-    if device.type != "cuda":
-        return peak_memory(call, held(learner)) / 1e6
-    torch.cuda.reset_peak_memory_stats(device)
-    call()
-    return torch.cuda.max_memory_allocated(device) / 1e6

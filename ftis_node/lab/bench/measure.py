@@ -6,19 +6,20 @@ import platform
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 import torch
+from torch import Tensor
 
+from ftis_node.lab.bench import Tell
 from ftis_node.lab.bench.model import Size, geometry
 from ftis_node.learner import Learner
 from ftis_node.policy.policy import Policy
 
 T = TypeVar("T")
-Tell: TypeAlias = Callable[[str], None]
 Figures: TypeAlias = dict[str, Any]
 """By name, as JSON has them."""
 
@@ -75,11 +76,16 @@ def cpu_seconds(call: Callable[[], object]) -> float:
     return time.process_time() - start
 
 
-def peak_memory(call: Callable[[], object], before: int) -> float:
-    """Bytes that torch's tensors take at most during `call` on the CPU, given that `before` are there before it.
+def peak_mb(call: Callable[[], object], before: int, device: torch.device) -> float:
+    """Megabytes (10⁶) that torch's tensors take at most during `call`, given that bytes `before` are there before it.
 
-    From the profiler's record of every allocation: exact for tensors, and blind to Python and to the libraries.
+    On a GPU by the allocator's own count. On the CPU from the profiler's record of every allocation: exact for tensors,
+    and blind to Python and to the libraries.
     """
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        call()
+        return torch.cuda.max_memory_allocated(device) / 1e6
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         on_cpu = [torch.profiler.ProfilerActivity.CPU]
@@ -94,7 +100,7 @@ def peak_memory(call: Callable[[], object], before: int) -> float:
     for event in changes:
         now += event["args"]["Bytes"]
         peak = max(peak, now)
-    return peak
+    return peak / 1e6
 
 
 def held(learner: Learner) -> int:
@@ -104,6 +110,11 @@ def held(learner: Learner) -> int:
     for name, master in masters.items():
         if master.dtype != learner.trainable[name].dtype:
             tensors.append(master)
+    return nbytes(tensors)
+
+
+def nbytes(tensors: Iterable[Tensor]) -> int:
+    """Of all of them."""
     return sum(tensor.nbytes for tensor in tensors)
 
 
@@ -120,6 +131,8 @@ def measured_on(policy: Policy, size: Size, repeats: int) -> Figures:
         "vocabulary": policy.vocabulary,
         "repeats": repeats,
         "threads": torch.get_num_threads(),
+        "kind": policy.kind,
+        "dtype": str(policy.dtype).removeprefix("torch."),
         "model": geometry(policy.causal_lm.config),
         "batch": asdict(size),
         "device": device_name(policy.device),

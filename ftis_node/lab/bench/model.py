@@ -2,14 +2,16 @@
 
 import copy
 import itertools
+import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen2Config
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
 
 from ftis_node.config.settings import Settings
 from ftis_node.errors import UserError
@@ -18,18 +20,20 @@ from ftis_node.fit.plan import Plan
 from ftis_node.learner import Learner, Part, TrainingGroup
 from ftis_node.objective import PRESETS
 from ftis_node.packet import Completion
+from ftis_node.policy.generate.sampling import Prompts
 from ftis_node.policy.generate.stream import Sampling, generate
 from ftis_node.policy.load import choose_device, load_policy, make_policy
 from ftis_node.policy.measure import known_config
 from ftis_node.policy.names import resolve
 from ftis_node.policy.policy import Policy
+from ftis_node.tasks.templates import PLAIN
 from ftis_node.text import rounded
 from ftis_node.worker.planning import settle
 
 OWN = "own"
 PEER = "peer"
 TEMPERATURE = 1.0
-SETTINGS = Settings(model="random", device="cpu", learning_rate=1e-6)
+ROWS = 512
 
 
 @dataclass(frozen=True)
@@ -66,20 +70,16 @@ class Work:
     rewards: Sequence[Sequence[float]]
 
 
-def small_config() -> Qwen2Config:
-    """A Qwen2 of 1,050,752 parameters."""
-    return Qwen2Config(
+def small_config() -> LlamaConfig:
+    """A Llama of 1,049,728 parameters."""
+    return LlamaConfig(
         vocab_size=2048,
         hidden_size=128,
         intermediate_size=384,
         num_hidden_layers=4,
         num_attention_heads=4,
         num_key_value_heads=2,
-        max_position_embeddings=2048,
         tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=0,
-        pad_token_id=0,
     )
 
 
@@ -149,6 +149,26 @@ def word_tokenizer(words: int) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="w0", pad_token="w0")
 
 
+def written(folder: Path, config: Any, size: Size) -> tuple[str, dict[str, str]]:
+    """Write a model of random weights in this geometry, and a file of prompts of made-up words.
+
+    Returns:
+        The model's folder, and what `Load` calls the task.
+    """
+    place = folder / "model"
+    # as a Llama, because transformers reads Qwen2's tokenizers as byte-level ones only
+    llama = LlamaConfig(**geometry(config), bos_token_id=None, eos_token_id=0, pad_token_id=0)
+    random_model(llama, torch.device("cpu")).save_pretrained(place)
+    word_tokenizer(config.vocab_size).save_pretrained(place)
+    rows = folder / "rows.jsonl"
+    drawn = np.random.default_rng(0).integers(1, config.vocab_size, (ROWS, size.prompt_tokens))
+    lines = []
+    for row in drawn:
+        lines.append(json.dumps({"prompt": " ".join(f"w{word}" for word in row), "answer": "0"}))
+    rows.write_text("\n".join(lines))
+    return str(place), {"task": str(rows), "template": PLAIN}
+
+
 def random_prompts(policy: Policy, size: Size) -> list[list[int]]:
     """A prompt a group, of ids but 0; the same at every call."""
     shape = (size.groups, size.prompt_tokens)
@@ -156,13 +176,14 @@ def random_prompts(policy: Policy, size: Size) -> list[list[int]]:
     return drawn
 
 
-def own_work(policy: Policy, size: Size, batch: int) -> Work:
+def own_work(policy: Policy, size: Size, batch: int, prompts: Prompts | None = None) -> Work:
     """Completions of exactly `size.completion_tokens` tokens.
 
     Args:
         batch: how many are decoded side by side at most.
+        prompts: one a group; None: `random_prompts`.
     """
-    prompts = random_prompts(policy, size)
+    prompts = prompts or random_prompts(policy, size)
     no_id = policy.vocabulary  # ends a completion
     completions = generate(
         policy,

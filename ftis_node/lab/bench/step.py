@@ -4,30 +4,42 @@ import asyncio
 import contextlib
 import statistics
 import tempfile
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from ftis_node.errors import UsageError
-from ftis_node.lab.bench.measure import Figures, Tell, beside, in_turns, measured_on
-from ftis_node.lab.bench.model import Size, small_config
-from ftis_node.lab.bench.trl import WholeTrl, fastest
-from ftis_node.lab.bench.whole import WholeNode, questions
+from ftis_node.lab.bench import Tell, told
+from ftis_node.lab.bench.measure import Figures, measured_on
+from ftis_node.lab.bench.model import Size
+from ftis_node.lab.bench.trl import WholeTrl, beside_trl, fastest
+from ftis_node.lab.bench.whole import WholeNode, asked
 
 PARTS = ("generate", "score", "train")
 
 
-def bench_step(size: Size, *, repeats: int, trace: Path | None, tell: Tell) -> Figures:
+def bench_step(
+    model: str | None,
+    data: Path | None,
+    given: Mapping[str, str],
+    size: Size,
+    *,
+    repeats: int,
+    trace: Path | None,
+    tell: Tell = told,
+) -> Figures:
     """CPU-seconds of a whole step: generate, score, encode, admit, store, train; and of TRL's, generation included.
 
     Args:
+        model, data, given: see `asked`.
         trace: where a profiler's trace of one more step is written, in Chrome's format, which Perfetto opens.
         tell: is told of progress.
 
     Returns:
-        Medians over `repeats` steps of each; `ratio` is ours over TRL's, `*_spread` minimum and maximum. `*_cpu_s` of
-        a part are CPU-seconds of ours; `rest` is what is none of the three. `idle_share` is of wall time: the part of a
-        step in which the model neither generates nor trains. TRL's figures are None if it is not installed.
+        As `beside_trl`. `*_cpu_s` of a part are CPU-seconds of ours; `rest` is what is none of the three. `idle_share`
+        is of wall time: the part of a step in which the model neither generates nor trains.
 
     Raises:
         UsageError: the trace cannot be written.
@@ -35,15 +47,15 @@ def bench_step(size: Size, *, repeats: int, trace: Path | None, tell: Tell) -> F
     """
     if trace is not None:
         _check_writable(trace)
-    config = small_config()
-    traced = None
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        node = stack.enter_context(contextlib.closing(WholeNode(config, size, folder)))
-        prompts = questions(size, node.engine.policy.vocabulary)
+        settings, task = asked(model, data, given, size, folder)
+        node = stack.enter_context(contextlib.closing(WholeNode(settings, size, task, folder)))
+        engine = node.engine
+        prompts = [engine.policy.tokenizer.decode(prompt) for prompt in engine.prompts]
 
         def warm(micro_batch: int) -> WholeTrl:
-            trl = WholeTrl(config, prompts, size, micro_batch, folder / "trl")
+            trl = WholeTrl(engine.policy, engine.settings, prompts, size, micro_batch, folder / "trl")
             trl.step()
             return trl
 
@@ -52,29 +64,26 @@ def bench_step(size: Size, *, repeats: int, trace: Path | None, tell: Tell) -> F
         def ours() -> None:
             steps.append(asyncio.run(node.step()))
 
-        trl = fastest(warm, size, 1, tell)
-        asyncio.run(node.step())  # to warm up
-        rival = None
-        rival_size = None
-        if trl is not None:
-            rival = trl.step
-            rival_size = trl.micro_batch
-        ours_s, trl_s = in_turns(ours, rival, repeats, tell)
+        longest = max(map(len, engine.prompts))
+        size = replace(size, prompt_tokens=longest)
+        trl = fastest(warm, engine.policy, size, 1, tell)
+        figures = beside_trl(ours, engine.learner, trl, repeats, tell)
+        traced = None
         if trace is not None:
             tell(f"tracing a step into {trace}")
             _trace(node, trace)
             traced = str(trace)
-        machine = measured_on(node.engine.policy, size, repeats)
+        machine = measured_on(engine.policy, size, repeats)
+    timed = steps[1 : 1 + repeats]
     parts = {}
     for part in PARTS:
-        parts[f"{part}_cpu_s"] = statistics.median(each[f"cpu_{part}"] for each in steps)
-    idle = [each["step_idle"] / each["step_total"] for each in steps]
+        parts[f"{part}_cpu_s"] = statistics.median(each[f"cpu_{part}"] for each in timed)
+    idle = [each["step_idle"] / each["step_total"] for each in timed]
     return {
-        **beside(ours_s, trl_s),
+        **figures,
         **parts,
-        "rest_cpu_s": statistics.median(ours_s) - sum(parts.values()),
+        "rest_cpu_s": figures["ours_cpu_s"] - sum(parts.values()),
         "idle_share": statistics.median(idle),
-        "trl_micro_batch": rival_size,
         "trace": traced,
         **machine,
     }

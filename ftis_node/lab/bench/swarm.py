@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 
 from ftis_node.errors import FtisError
 from ftis_node.host.clocks import boot_seconds
+from ftis_node.lab.bench import Tell, told
 from ftis_node.lab.bench.namespaces import bytes_sent, namespaces
 from ftis_node.lab.bench.packets import GROUP, make_run, node_identity
 from ftis_node.node.stepper import exchange_interval
@@ -28,7 +29,6 @@ LONGEST_ANSWER = 1 << 24  # bytes
 VIEW = 64  # peers that a node knows at most
 Figures: TypeAlias = dict[str, Any]
 """By name, as JSON has them."""
-Tell: TypeAlias = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -222,7 +222,7 @@ class _Phase:
         }
 
 
-async def all_gather(plan: Plan, tell: Tell = lambda line: None) -> Figures:
+async def all_gather(plan: Plan, tell: Tell = told) -> Figures:
     """Each node makes `groups` packets and every node wants all of them. Then the same packets by a plain push, whose
     receivers look at nothing but the hash; then others by a push whose receivers admit and store them, as pullers do.
 

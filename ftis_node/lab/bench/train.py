@@ -3,79 +3,80 @@
 import contextlib
 import math
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from ftis_node.lab.bench import model
-from ftis_node.lab.bench.measure import Figures, Tell, beside, held, in_turns, measured_on, peak_memory
-from ftis_node.lab.bench.model import SETTINGS, Size, Work, make_learner, training_groups
-from ftis_node.lab.bench.trl import Trl, fastest
+from ftis_node.config.settings import Settings
+from ftis_node.lab.bench import Tell, told
+from ftis_node.lab.bench.measure import Figures, measured_on
+from ftis_node.lab.bench.model import Size, Work, make_learner, own_work, training_groups
+from ftis_node.lab.bench.trl import Trl, beside_trl, fastest
+from ftis_node.lab.bench.whole import engine_of
 from ftis_node.policy.policy import Policy
 
 TOLERANCE = 1e-4  # relative, between two gradients of the same work in fp32
 
 
-def bench_train(size: Size, *, repeats: int, tell: Tell) -> Figures:
+def bench_train(
+    model: str | None,
+    data: Path | None,
+    given: Mapping[str, str],
+    size: Size,
+    *,
+    repeats: int,
+    tell: Tell = told,
+) -> Figures:
     """CPU-seconds of a step (log-probs, loss, backward, clip, AdamW) with the objective `ftis`, and of TRL's update.
 
     Args:
+        model, data, given: see `asked`.
         tell: is told of progress.
 
     Returns:
-        Medians over `repeats` steps of each, ours and TRL's in turns; `ratio` is ours over TRL's, `*_spread` minimum
-        and maximum, tokens are those of the completions. TRL runs with the micro-batch that is its fastest here. TRL's
-        figures are None if it is not installed. `peak_memory_mb`: see `peak_memory`.
+        As `beside_trl`; tokens are those of the completions.
 
     Raises:
         RuntimeError: a loss is not finite, or the gradients of the two are not those of the same work.
     """
-    config = model.small_config()
-    policy = model.random_policy(config, SETTINGS)
-    tell(f"sampling {size.completions} completions of {size.completion_tokens} tokens")
-    work = model.own_work(policy, size, size.completions)
-    gradient = our_gradient(policy, work)
-    learner = make_learner(policy, "ftis", SETTINGS)
-    groups = training_groups(work)
+    with engine_of(model, data, given, size) as (engine, size), tempfile.TemporaryDirectory() as folder:
+        policy = engine.policy
+        tell(f"sampling {size.completions} completions of {size.completion_tokens} tokens")
+        work = own_work(policy, size, size.completions, engine.prompts[: size.groups])
+        gradient = our_gradient(policy, work, engine.settings)
+        learner = make_learner(policy, "ftis", engine.settings)
+        groups = training_groups(work)
 
-    def ours() -> None:
-        report = learner.step(groups)
-        whole = report.tokens == size.tokens
-        if report.skipped or not whole or not math.isfinite(report.loss):
-            raise RuntimeError(f"our step left samples out or took no update: {report}")
-
-    with tempfile.TemporaryDirectory() as folder:
+        def ours() -> None:
+            report = learner.step(groups)
+            whole = report.tokens == size.tokens
+            if report.skipped or not whole or not math.isfinite(report.loss):
+                raise RuntimeError(f"our step left samples out or took no update: {report}")
 
         def warm(micro_batch: int) -> Trl:
-            trl = Trl(config, work, size, micro_batch, Path(folder))
+            trl = Trl(policy, engine.settings, work, size, micro_batch, Path(folder))
             with caught_gradient(trl.model) as theirs:
                 trl.step()
-            check_same_work(gradient, theirs)
+            if policy.dtype == torch.float32:  # the masters of narrower weights have ours
+                check_same_work(gradient, theirs)
             return trl
 
-        trl = fastest(warm, size, 2, tell)
-        ours()  # to warm up
-        rival = None
+        trl = fastest(warm, policy, size, 2, tell)
+        figures = beside_trl(ours, learner, trl, repeats, tell)
+        figures["ours_tokens_per_s"] = size.tokens / figures["ours_cpu_s"]
+        figures["trl_tokens_per_s"] = None
         if trl is not None:
-            rival = trl.step
-        ours_s, trl_s = in_turns(ours, rival, repeats, tell)
-    figures = beside(ours_s, trl_s)
-    figures["ours_tokens_per_s"] = size.tokens / figures["ours_cpu_s"]
-    figures["trl_tokens_per_s"] = None
-    figures["trl_micro_batch"] = None
-    if trl is not None:
-        figures["trl_tokens_per_s"] = size.tokens / figures["trl_cpu_s"]
-        figures["trl_micro_batch"] = trl.micro_batch
-    figures["peak_memory_mb"] = peak_memory(ours, held(learner)) / 1e6
-    return figures | measured_on(policy, size, repeats)
+            figures["trl_tokens_per_s"] = size.tokens / figures["trl_cpu_s"]
+        return figures | measured_on(policy, size, repeats)
 
 
-def our_gradient(policy: Policy, work: Work) -> dict[str, Tensor]:
-    """The gradient of the plain clipped objective (`nois`) by parameter's name, taken from a real step."""
-    learner = make_learner(policy, "nois", SETTINGS)
+def our_gradient(policy: Policy, work: Work, settings: Settings) -> dict[str, Tensor]:
+    """The gradient of the plain clipped objective (`nois`) by parameter's name, from a step that changes no weight."""
+    learner = make_learner(policy, "nois", settings.model_copy(update={"learning_rate": 0.0}))
     with caught_gradient(policy.model) as gradient:
         learner.step(training_groups(work))
     return gradient

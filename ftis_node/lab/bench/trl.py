@@ -1,10 +1,12 @@
 """TRL's side of the benchmarks of a step: the update of its GRPOTrainer alone, or with its generation."""
 
+import copy
 import importlib
 import itertools
 import math
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,21 +14,28 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ftis_node.lab.bench import model
-from ftis_node.lab.bench.measure import Tell, cpu_seconds
-from ftis_node.lab.bench.model import SETTINGS, Size, Work
+from ftis_node.config.settings import Settings
+from ftis_node.lab.bench import Tell, model
+from ftis_node.lab.bench.measure import Figures, beside, cpu_seconds, held, in_turns, nbytes, peak_mb
+from ftis_node.lab.bench.model import Size, Work
+from ftis_node.learner import Learner
+from ftis_node.policy.generate.sampling import left_padded
+from ftis_node.policy.policy import Policy
+
+LOGITS_BYTES = 1 << 30  # of a micro-batch: TRL keeps several of this size
 
 
 class _Trainer:
-    """TRL 1.16's `GRPOTrainer` around a model of random weights, made ready as its training loop would.
+    """TRL 1.16's `GRPOTrainer` around a copy of a policy's model, made ready as its training loop would.
 
-    Its fastest setting: fp32 on the CPU as ours, no gradient checkpointing, no reference model (β = 0), fused AdamW,
+    Its fastest setting: weights of the dtype that ours have, no fp32 masters, no reference model (β = 0), fused AdamW,
     and no `old_per_token_logps`: with one update a batch it takes them from the forward pass of the update.
     """
 
     def __init__(
         self,
-        config: Any,
+        policy: Policy,
+        settings: Settings,
         prompts: Sequence[str],
         size: Size,
         micro_batch: int,
@@ -34,14 +43,14 @@ class _Trainer:
     ) -> None:
         """
         Args:
-            config: of the model, in transformers' form.
             micro_batch: completions in a forward pass; divides the number of completions.
             folder: where TRL may write.
 
         Raises:
             ImportError: TRL is not installed.
         """
-        self.model = model.random_model(config, torch.device("cpu"))
+        self.model: Any = copy.deepcopy(policy.model)
+        replace(policy, model=self.model).causal_lm.set_attn_implementation("sdpa")  # ours is not for others
         self.micro_batch = micro_batch
         self.passes = size.completions // micro_batch
         trl = importlib.import_module("trl")
@@ -58,7 +67,7 @@ class _Trainer:
                 output_dir=str(folder),
                 use_cpu=True,
                 bf16=False,
-                gradient_checkpointing=False,
+                gradient_checkpointing=bool(settings.gradient_checkpointing),
                 beta=0.0,
                 loss_type="grpo",
                 temperature=model.TEMPERATURE,
@@ -66,11 +75,11 @@ class _Trainer:
                 max_completion_length=size.completion_tokens,
                 per_device_train_batch_size=micro_batch,
                 gradient_accumulation_steps=self.passes,
-                learning_rate=SETTINGS.learning_rate,
-                adam_beta1=SETTINGS.betas[0],
-                adam_beta2=SETTINGS.betas[1],
-                weight_decay=SETTINGS.weight_decay,
-                max_grad_norm=SETTINGS.gradient_clip,
+                learning_rate=settings.learning_rate,
+                adam_beta1=settings.betas[0],
+                adam_beta2=settings.betas[1],
+                weight_decay=settings.weight_decay,
+                max_grad_norm=settings.gradient_clip,
                 report_to=[],
             )
             self.trainer = trl.GRPOTrainer(
@@ -78,12 +87,23 @@ class _Trainer:
                 reward_funcs=rewarded,
                 args=arguments,
                 train_dataset=rows,
-                processing_class=model.word_tokenizer(self.model.config.vocab_size),
+                processing_class=copy.deepcopy(policy.tokenizer),
             )
         self.trainer.create_optimizer_and_scheduler(num_training_steps=1_000_000)
         accelerator = self.trainer.accelerator
         self._wrapped, self.trainer.optimizer = accelerator.prepare(self.model, self.trainer.optimizer)
         self.trainer.current_gradient_accumulation_steps = self.passes
+
+    def held(self) -> int:
+        """Bytes that are there between steps: weights, and the optimiser's state."""
+        tensors = [*self.model.parameters()]
+        for state in self.trainer.optimizer.state.values():
+            tensors += [value for value in state.values() if isinstance(value, Tensor)]
+        return nbytes(tensors)
+
+    def step(self) -> tuple[float, float]:
+        """One update, or a whole step; returns as `update` does."""
+        raise NotImplementedError
 
     def update(self, inputs: Sequence[Any], items: Tensor | None) -> tuple[float, float]:
         """One optimiser step in so many passes; returns its loss and the norm of its gradient before the clip.
@@ -115,13 +135,14 @@ class Trl(_Trainer):
 
     def __init__(
         self,
-        config: Any,
+        policy: Policy,
+        settings: Settings,
         work: Work,
         size: Size,
         micro_batch: int,
         folder: Path,
     ) -> None:
-        super().__init__(config, ["w1"] * size.groups, size, micro_batch, folder)
+        super().__init__(policy, settings, ["w1"] * size.groups, size, micro_batch, folder)
         batch = _batch(work)
         self._items = batch["num_items_in_batch"]
         self.trainer._generate_and_score_completions = lambda _: dict(batch)
@@ -138,14 +159,15 @@ class WholeTrl(_Trainer):
 
     def __init__(
         self,
-        config: Any,
+        policy: Policy,
+        settings: Settings,
         prompts: Sequence[str],
         size: Size,
         micro_batch: int,
         folder: Path,
     ) -> None:
         """prompts: `size.groups` for each step, one step after the other, from the beginning again after the last."""
-        super().__init__(config, prompts, size, micro_batch, folder)
+        super().__init__(policy, settings, prompts, size, micro_batch, folder)
         self._size = size
         self._prompts = itertools.cycle(prompts)
 
@@ -160,44 +182,71 @@ class WholeTrl(_Trainer):
 AnyTrl = TypeVar("AnyTrl", Trl, WholeTrl)
 
 
-def fastest(warm: Callable[[int], AnyTrl], size: Size, runs: int, tell: Tell) -> AnyTrl | None:
+def fastest(warm: Callable[[int], AnyTrl], policy: Policy, size: Size, runs: int, tell: Tell) -> AnyTrl | None:
     """TRL with the micro-batch that takes it least CPU time here; None if it is not installed.
 
     Args:
         warm: makes it for a micro-batch, and takes a first step.
         runs: timed steps of each, of which the fastest counts.
     """
-    best = None
-    least = math.inf
-    for parts in (1, 2, 4, 8):
-        if size.completions % parts:
+    seconds: dict[int, float] = {}
+    positions = size.prompt_tokens + size.completion_tokens
+    for parts in (1, 2, 4, 8, 16, size.completions):
+        rows = size.completions // parts
+        too_large = 4 * rows * positions * policy.vocabulary > LOGITS_BYTES and rows > 1
+        if size.completions % parts or too_large:
             continue
         try:
-            trl = warm(size.completions // parts)
+            trl = warm(rows)
         except ImportError as error:
             tell(f"TRL is left out ({error}); it is of the extra dev")
             return None
-        seconds = min(cpu_seconds(trl.step) for _ in range(runs))
-        tell(f"TRL in micro-batches of {trl.micro_batch}: {seconds:.2f} CPU-s")
-        if seconds < least:
-            least = seconds
-            best = trl
-    return best
+        seconds[rows] = min(cpu_seconds(trl.step) for _ in range(runs))
+        del trl  # the next one needs its memory
+        tell(f"TRL in micro-batches of {rows}: {seconds[rows]:.2f} CPU-s")
+        if len(seconds) == 4:
+            break
+    return warm(min(seconds, key=seconds.__getitem__))
+
+
+def beside_trl(ours: Callable[[], object], learner: Learner, trl: _Trainer | None, repeats: int, tell: Tell) -> Figures:
+    """Compare steps of both.
+
+    Returns:
+        Medians of CPU-seconds over `repeats` steps of each, ours and TRL's in turns; `ratio` is ours over TRL's,
+        `*_spread` minimum and maximum. TRL runs with the micro-batch that is its fastest here. `*peak_memory_mb`: see
+        `peak_mb`, of one more step. TRL's figures are None if it is not installed.
+    """
+    ours()  # to warm up
+    rival = None
+    if trl is not None:
+        rival = trl.step
+    ours_s, trl_s = in_turns(ours, rival, repeats, tell)
+    figures = beside(ours_s, trl_s)
+    tell("measuring memory")
+    device = learner.policy.device
+    figures["peak_memory_mb"] = peak_mb(ours, held(learner), device)
+    figures["trl_peak_memory_mb"] = None
+    figures["trl_micro_batch"] = None
+    if trl is not None:
+        figures["trl_peak_memory_mb"] = peak_mb(trl.step, trl.held(), device)
+        figures["trl_micro_batch"] = trl.micro_batch
+    return figures
 
 
 def _batch(work: Work) -> dict[str, Tensor]:
-    """TRL's batch after generation and scoring: ids and masks `[N, L]`, advantages `[N]`; nothing is padded."""
-    prompt_rows = []
+    """TRL's batch after generation and scoring: ids and masks `[N, L]`, advantages `[N]`."""
+    prompt_rows: list[Sequence[int]] = []
     completion_rows = []
     for prompt, group in zip(work.prompts, work.completions, strict=True):
         for completion in group:
             prompt_rows.append(prompt)
             completion_rows.append(completion.token_ids.astype(np.int64))
-    prompts = torch.tensor(prompt_rows)
+    prompts, mask = left_padded(prompt_rows)
     completions = torch.from_numpy(np.stack(completion_rows))
     return {
         "prompt_ids": prompts,
-        "prompt_mask": torch.ones_like(prompts),
+        "prompt_mask": mask,
         "completion_ids": completions,
         "completion_mask": torch.ones_like(completions),
         "advantages": model.advantages(work),

@@ -8,21 +8,20 @@ import asyncio
 import contextlib
 import math
 import random
+import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 from torch.profiler import record_function
 
-from ftis_node.config.run import Run
-from ftis_node.config.settings import Settings
-from ftis_node.fit.context import context_of
-from ftis_node.fit.plan import MICRO_BATCH_TOKENS
+from ftis_node.config.run import run_for
+from ftis_node.config.settings import Settings, collect
 from ftis_node.host.clocks import boot_seconds
-from ftis_node.lab.bench.model import TEMPERATURE, Size, random_policy, rewards
+from ftis_node.lab.bench.model import TEMPERATURE, Size, rewards, small_config, written
 from ftis_node.lab.bench.packets import node_identity
 from ftis_node.lab.compute import InProcess
 from ftis_node.lab.exchange import MemorySwarm, Network, trade_of
@@ -32,15 +31,10 @@ from ftis_node.step_report import DeviceSeconds
 from ftis_node.store.packets import PacketStore
 from ftis_node.swarm.admission import AdmissionContext
 from ftis_node.swarm.reputation import Reputation
-from ftis_node.tasks import Example, Task
-from ftis_node.tasks.task import TextCaps
-from ftis_node.tokenizer.asking import end_ids
-from ftis_node.tokenizer.fingerprint import fingerprint
 from ftis_node.worker.engine import Engine
 from ftis_node.worker.messages import Generated, ScoredPacket
 from ftis_node.worker.usage import Usage
 
-ROWS = 512
 STORE_BYTES = 64 << 20
 
 
@@ -63,50 +57,24 @@ class Stopwatch(Usage):
         return super().step_ended()
 
 
-class RandomEngine(Engine):
-    """An engine whose model has random weights.
+class BenchEngine(Engine):
+    """An engine that scores text as ever, and then gives every third completion a reward: random weights earn none."""
 
-    It scores text as ever, and then gives every third completion a reward, because such a model earns none.
-    """
-
-    def __init__(self, config: Any) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.usage: Stopwatch = Stopwatch()
-        self._config = config
 
-    def start(self, settings: Settings, size: Size) -> tuple[Run, bytes]:
-        """Loads and opens; returns the run of made-up questions and the digests of their prompts."""
-        caps: dict[str, Any] = size.caps()
-        self.load(settings, "arithmetic", caps=caps)
-        self.policy = random_policy(self._config, settings)
-        self._context = context_of(self._config)
-        rows = tuple(Example(question, "0") for question in questions(size, self.policy.vocabulary))
-        task = Task(
-            "words",
-            train=rows[8:],
-            held_out=rows[:8],
-            data="0" * 64,
-            template="{question}",
-            reward="exact",
-            completion_tokens=size.completion_tokens,
-            prompt_tokens=size.prompt_tokens,
-            text=TextCaps.beside(size.prompt_tokens, size.completion_tokens),
-        )
-        self.task = task
-        tokenizer = self.policy.tokenizer
-        run = Run(
-            **caps,
-            task=task.name,
-            data=task.data,
-            template=task.template,
-            reward=task.reward,
-            slots=64,
-            temperature=TEMPERATURE,
-            eos=end_ids(tokenizer),
-            tokenizer=fingerprint(tokenizer),
-            vocabulary=self.policy.vocabulary,
-        )
-        return run, self.open(run).prompt_digests
+    def start(self, settings: Settings, size: Size, task: Mapping[str, str]) -> bytes:
+        """Load, and open a run in groups of this size; return the digests of its prompts. task: see `written`."""
+        caps = {"group": size.group, "completion_tokens": size.completion_tokens}
+        facts = self.load(settings, **task, caps=caps)
+        run = run_for(facts.shared() | caps, group=size.group, temperature=TEMPERATURE)
+        return self.open(run).prompt_digests
+
+    @property
+    def settings(self) -> Settings:
+        """As the plan completed them."""
+        return self._settings
 
     def generate(self, rows: Sequence[int], *given: Any, **more: Any) -> Generated:
         made = super().generate(rows, *given, **more)
@@ -119,40 +87,52 @@ class RandomEngine(Engine):
         return rewards(len(super().score(row, packet)))
 
 
-def questions(size: Size, words: int) -> list[str]:
-    """Prompts of `size.prompt_tokens` of so many made-up words."""
-    drawn = np.random.default_rng(0).integers(1, words, (ROWS, size.prompt_tokens))
-    return [" ".join(f"w{word}" for word in row) for row in drawn]
+def asked(
+    model: str | None, data: Path | None, given: Mapping[str, str], size: Size, folder: Path
+) -> tuple[Settings, Mapping[str, str]]:
+    """The settings of a benchmark, and what `Load` calls its task.
+
+    Args:
+        model: its name or folder; None: one of random weights is made, and asked in made-up words.
+        data: questions for the named one; None: arithmetic.
+        given: further settings of a person.
+        folder: where the random model may lie.
+    """
+    task = {"task": str(data or "arithmetic")}
+    if model is None:
+        model, task = written(folder, small_config(), size)
+    values = {"lora": False, "dtype": "float32", "learning_rate": 1e-6, "device": "cpu", **given}
+    values |= {"model": model, "batch_groups": size.groups, "wait": 0.0}
+    settings, _ = collect(task="", flags=values, environment={})
+    return settings, task
+
+
+@contextlib.contextmanager
+def engine_of(
+    model: str | None, data: Path | None, given: Mapping[str, str], size: Size
+) -> Iterator[tuple[BenchEngine, Size]]:
+    """An engine of what is `asked`, and the size with the longest of its prompts."""
+    with tempfile.TemporaryDirectory() as folder, contextlib.closing(BenchEngine()) as engine:
+        settings, task = asked(model, data, given, size, Path(folder))
+        engine.start(settings, size, task)
+        longest = max(map(len, engine.prompts[: size.groups]))
+        yield engine, replace(size, prompt_tokens=longest)
 
 
 class WholeNode:
-    """Takes whole steps of a random model of the given configuration, all on groups of its own."""
+    """Takes whole steps of a model, all on groups of its own."""
 
-    def __init__(self, config: Any, size: Size, folder: Path, *, device: str = "cpu") -> None:
+    def __init__(self, settings: Settings, size: Size, task: Mapping[str, str], folder: Path) -> None:
         """
         Args:
+            task: see `written`.
             folder: where packets may lie.
-            device: on a GPU the model is trained in bf16 and in larger micro-batches.
         """
-        dtype = "bfloat16"
-        micro_batch = MICRO_BATCH_TOKENS["cuda"]
-        if device == "cpu":
-            dtype = "float32"
-            micro_batch = MICRO_BATCH_TOKENS["cpu"]
-        settings = Settings(
-            model="tiny-a",  # whose place a random one takes
-            device=device,
-            dtype=dtype,
-            micro_batch_tokens=micro_batch,
-            batch_groups=size.groups,
-            learning_rate=1e-6,
-            wait=0.0,
-        )
-        self.engine = RandomEngine(config)
-        self.run, digests = self.engine.start(settings, size)
-        context = AdmissionContext(self.run, digests)
+        self.engine = BenchEngine()
+        digests = self.engine.start(settings, size, task)
+        context = AdmissionContext(self.engine.run, digests)
         identity = node_identity(0)
-        store = PacketStore(folder / "packets.sqlite", self.run.id, STORE_BYTES)
+        store = PacketStore(folder / "packets.sqlite", self.engine.run.id, STORE_BYTES)
         trade = trade_of(context, store, lambda: self.stepper)
         swarm = MemorySwarm(
             Network(),
