@@ -121,9 +121,14 @@ export class Chart {
     this.draw();
   }
 
-  /** The value that stands beside a series' name. */
-  now({ key }) {
-    return recent(this.data[key], this.points);
+  /** The value that stands beside a series' name; of counts that are stacked, to a tenth in such a way that they add up. */
+  now(one) {
+    const { series, kind, whole } = this.spec;
+    const mean = ({ key }) => recent(this.data[key], this.points);
+    const value = mean(one);
+    if (value === null || kind !== "stack" || !whole) return value;
+    const under = series.slice(0, series.indexOf(one)).reduce((sum, other) => sum + mean(other), 0);
+    return (Math.round(10 * (under + value)) - Math.round(10 * under)) / 10;
   }
 
   known() {
