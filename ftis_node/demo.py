@@ -22,6 +22,7 @@ from rich.live import Live
 from ftis_node.config.run import Run, RunFile, dump_run_file, run_for
 from ftis_node.errors import UsageError, UserError
 from ftis_node.host.loops import PARENT
+from ftis_node.node.step_batch import mean
 from ftis_node.observe.answers import NodeState, Status
 from ftis_node.observe.api import ask
 from ftis_node.observe.live import nodes_view
@@ -365,7 +366,8 @@ class Demo:
             yield f"It answers no more questions right than before. {advice}".rstrip()
             flags = f"--reward {SUM_RULE} --template '{SUM_TEMPLATE.strip()}' --completion-tokens {SUM_TOKENS}"
             yield f"Why: ftis-node task check {self.task} --model {nodes[0].model} {flags}"
-        yield f'Ask it: ftis-node ask --checkpoint {self.members[0].home.path} --compare "What is 47 plus 38?"'
+        flags = '--trained --compare "What is 47 plus 38?"'
+        yield f"Ask it: ftis-node ask --checkpoint {self.members[0].home.path} {flags}"
 
     def _node_summary(self, member: _Member, authors: dict[str, str]) -> NodeSummary:
         """authors: the tokenizer of each, by peer id."""
@@ -383,8 +385,8 @@ class Demo:
             steps=max(member.steps, evaluations[-1]["step"]) if evaluations else member.steps,
             pass_at_1_before=evaluations[0]["pass_at_1"] if evaluations else 0.0,
             pass_at_1_after=evaluations[-1]["pass_at_1"] if evaluations else 0.0,
-            reward_before=_mean(rewards[:LATEST]),
-            reward_after=_mean(rewards[-LATEST:]),
+            reward_before=mean(rewards[:LATEST]),
+            reward_after=mean(rewards[-LATEST:]),
             own_groups_used=status.own_groups_used or 0,
             foreign_groups_used=sum(by_author.values()),
             foreign_groups_by_author=by_author,
@@ -414,10 +416,6 @@ def result_of(node: NodeSummary) -> str:
         f"{len(node.foreign_groups_by_author)} others{tokenizers}, which had "
         f"{node.foreign_weight_share:.0%} of the weight in its training"
     )
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None
 
 
 def sums_in_words() -> str:

@@ -62,13 +62,12 @@ def test_two_nodes_train_a_model_of_the_owner_s_on_sums(tmp_path: Path) -> None:
     for row in rows:
         _, _, first, sign, second = row["question"].rstrip("?").split()
         assert int(row["answer"]) == int(first) + (1 if sign == "plus" else -1) * int(second)
-    assert f"ftis-node ask --checkpoint {output / 'a'} --compare" in ended.stderr
+    assert f"ftis-node ask --checkpoint {output / 'a'} --trained --compare" in ended.stderr
     assert "answers no more questions right" in ended.stderr and "task check" in ended.stderr
     assert "Two nodes take 2 steps on sums in words." in ended.stderr and "after 30 min 0 s they end" in ended.stderr
     run = load_run_file(output / "run.toml").run
-    assert (
-        run.reward == "integer-boxed" and f"--reward {run.reward} --template '{run.template.strip()}'" in ended.stderr
-    )
+    assert run.reward == "integer-boxed"
+    assert f"--reward {run.reward} --template '{run.template.strip()}'" in ended.stderr
     assert "The time was over" not in ended.stderr
     for node in nodes:
         assert node["reward_before"] is not None and node["reward_after"] is not None

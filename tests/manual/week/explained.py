@@ -13,7 +13,8 @@ EXPLAINED = {
     r"\[Errno 28\] No space left on device|disk is full|PRINTED : Make room on its disk": "its disk was full",
     r'PRINTED : (\{"time"|.*"\}$)': "a full disk tore a line",
     r"The DHT cannot be used at present, .*TimeoutError": "its peers are asleep or cut off; the next look-up may work",
-    r"ERROR ftis_node.swarm.swarm: (The network daemon )?p2pd .*; it is started again": "it was killed",
+    r"ERROR ftis_node.swarm.swarm: p2pd does not answer.*; it is started again": "it was stopped, or is asleep",
+    r"WARNING ftis_node.swarm.supervisor: The network daemon p2pd .*; it is started again": "it was killed",
 }
 """Patterns of messages, each with the reason why a sound node says so."""
 BLAMED = r"(?:Refused a packet of|Author|Peer) (\w+)(?:: | is left alone)"  # which a hostile peer may be
