@@ -205,8 +205,7 @@ def test_a_checkpoint_is_compared_with_its_base_model(
     measure, begun = eval_cli._measure, []
 
     def watched(*asked: Any) -> Any:
-        out: Any = sys.stdout
-        begun.append((now(), out.buffer.getvalue()))
+        begun.append((now(), sys.stdout.buffer.getvalue()))  # type: ignore[attr-defined]  # click's
         return measure(*asked)
 
     monkeypatch.setattr(eval_cli, "_measure", watched)

@@ -22,15 +22,17 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ftis_node.config.run import load_run_file
+from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError, UserError
 from ftis_node.export.model import export
 from ftis_node.node.progress import Progress
 from ftis_node.observe.metrics import MetricsLog
+from ftis_node.policy import load
 from ftis_node.policy.names import BUILT_IN_DIR
 from ftis_node.store.checkpoints import Checkpoints
 from ftis_node.tasks import load_evaluation, score
 from ftis_node.worker.checkpoint import ALPHA, WEIGHTS
-from ftis_node.worker.restore import hold, load_trained, settings_for
+from ftis_node.worker.restore import Checkpoint, hold, load_trained, settings_for
 from tests.support.begun import checkpoint_of
 from tests.support.cli import answer, refused
 from tests.support.daemons import ENVIRONMENT
@@ -66,17 +68,21 @@ def make_home(path: Path, *, lora: bool) -> Path:
 
 
 @pytest.fixture(scope="module")
-def homes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def homes(tmp_path_factory: pytest.TempPathFactory) -> Homes:
     return {kind: make_home(tmp_path_factory.mktemp(kind), lora=kind == "lora") for kind in ("full", "lora")}
 
 
-def exported(home: Path, to: Path, *flags: str) -> dict[str, Any]:
+def exported(home: Path, to: Path, *flags: str) -> Any:
     """What `export --json` prints."""
-    return dict(answer("export", "--checkpoint", home, "--to", to, *flags))
+    return answer("export", "--checkpoint", home, "--to", to, *flags)
 
 
 def not_exported(home: object, to: Path, *flags: object) -> UserError:
     return refused("export", "--checkpoint", home, "--to", to, *flags)
+
+
+def on_cpu(found: Checkpoint) -> Settings:
+    return settings_for(found, found.model, {"device": "cpu"}, "")[0]
 
 
 def plain(folder: Path) -> Any:
@@ -112,7 +118,7 @@ def test_plain_libraries_compute_the_same(homes: Homes, kind: str, flags: tuple[
     assert told["kind"] == ("full" if kind == "full" else "adapter" if "--adapter" in flags else "merged")
     assert (told["step"], told["base_model"], told["dtype"]) == (12, "tiny-a", "float32")
     found = checkpoint_of(homes[kind])
-    policy = load_trained(settings_for(found, "tiny-a", {"device": "cpu"}, "")[0], found)
+    policy = load_trained(on_cpu(found), found)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
     model = plain(tmp_path / "out")
     prompts = [tokenizer(example.question)["input_ids"] for example in QUESTIONS[:8]]
@@ -206,8 +212,12 @@ def test_a_stranger_s_template_stays_in_its_fence(homes: Homes, tmp_path: Path) 
     home = shutil.copytree(homes["full"], tmp_path / "home")
     run = (home / "run.toml").read_text()
     (home / "run.toml").write_text(run.replace('"{question}"', '"```\\n# Buy {question}"'))
+    log = home / "metrics.jsonl"
+    log.write_text(log.read_text().replace('"ftis"', '"graft"'))
     exported(home, tmp_path / "out")
-    assert "````\n```\n# Buy {question}\n````" in (tmp_path / "out" / "README.md").read_text()
+    text = (tmp_path / "out" / "README.md").read_text()
+    assert "````\n```\n# Buy {question}\n````" in text
+    assert "trained with the objective graft" in text and "F-TIS" not in text and "arxiv" not in text
 
 
 @pytest.mark.parametrize("how", [("--dtype", "bfloat16"), ("--set", "dtype=bfloat16")])
@@ -218,15 +228,18 @@ def test_a_checkpoint_far_from_its_home_is_enough(homes: Homes, how: tuple[str, 
     assert "| steps | 12 |" in (tmp_path / "out" / "README.md").read_text()
 
 
-def test_what_was_trained_beside_four_bits_says_so(homes: Homes, tmp_path: Path) -> None:
+def test_what_was_trained_beside_four_bits_says_so(
+    homes: Homes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(load, "ready")  # nothing is generated, so no fast path is tried
     found = replace(checkpoint_of(homes["lora"]), quantisation="nf4")
-    export(found, settings_for(found, "tiny-a", {"device": "cpu"}, "")[0], tmp_path / "out")
+    export(found, on_cpu(found), tmp_path / "out")
     assert "in four bits (NF4); these layers belong to" in (tmp_path / "out" / "README.md").read_text()
 
 
 def test_large_models_are_cut(homes: Homes, tmp_path: Path) -> None:
     found = checkpoint_of(homes["full"])
-    settings = settings_for(found, "tiny-a", {"device": "cpu"}, "")[0]
+    settings = on_cpu(found)
     told = export(found, settings, tmp_path / "out", shard_bytes=100_000)
     shards = [name for name in told.files if name.startswith("model-0")]
     assert len(shards) > 2 and "model.safetensors.index.json" in told.files
@@ -296,7 +309,7 @@ def test_mistakes_are_told_before_anything_is_written(homes: Homes, tmp_path: Pa
 @pytest.mark.parametrize("adapter", [False, True])
 def test_a_checkpoint_removed_meanwhile_says_try_again(homes: Homes, tmp_path: Path, adapter: bool) -> None:
     found = checkpoint_of(shutil.copytree(homes["lora"], tmp_path / "home"))
-    settings = settings_for(found, "tiny-a", {"device": "cpu"}, "")[0]
+    settings = on_cpu(found)
     with hold(found) as held:
         shutil.rmtree(found.path)
         assert export(held, settings, tmp_path / "held", adapter=adapter).step == 12, "in hand, it stays"
@@ -354,7 +367,7 @@ def test_every_target_that_trains_reads_back_in_peft_and_transformers(kind: str,
     found = checkpoint_of(tmp_path / "home")
     assert {name.rpartition(".")[2] for name in found.lora_targets} == TRAINED[kind, targets]
     expected = plain_logprobs(engine.policy, [[3, 4]], [[5, 6, 7]], 1.0)
-    settings = settings_for(found, str(base), {"device": "cpu"}, "")[0]
+    settings = on_cpu(found)
     for adapter in (True, False):
         out = tmp_path / f"adapter-{adapter}"
         export(found, settings, out, adapter=adapter)

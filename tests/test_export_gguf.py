@@ -96,7 +96,9 @@ def test_a_file_of_a_file_keeps_its_facts(tmp_path: Path) -> None:
     alpha = read(tmp_path / "layers.gguf").facts["adapter.lora.alpha"]
     assert len(layers) == 2 * 7 * 2, "two of seven matrices in each of two layers"
     answer("export", "--checkpoint", home, "--to", tmp_path / "layers", "--adapter")
-    code = (tmp_path / "layers" / "README.md").read_text().split("```python")[1].split("```")[0]
+    card = (tmp_path / "layers" / "README.md").read_text()
+    assert "write the file's folder there as `base_model_name_or_path`" in card
+    code = card.split("```python")[1].split("```")[0]
     names: dict[str, Any] = {"FOLDER_OF_THE_FILE": BASES, "FOLDER": tmp_path / "layers"}
     exec(code, names)
     found = names["model"](torch.arange(99)[None]).logits

@@ -56,11 +56,14 @@ def test_padding_fills_the_cap_exactly_and_no_more() -> None:
         assert CAP - 3 <= count <= CAP
 
 
+def chance_of(reward: float) -> object:
+    return pytest.approx(RIGHT if reward else (1 - RIGHT) / 26, rel=1e-4)
+
+
 def test_claims_of_its_own_rule_are_the_chances_of_whole_completions() -> None:
     _, group = attacker("injection")
     for _, completion, reward in group:
-        chance = math.exp(float(completion.logprobs.sum()))
-        assert chance == pytest.approx(RIGHT if reward else (1 - RIGHT) / 26, rel=1e-4)
+        assert math.exp(float(completion.logprobs.sum())) == chance_of(reward)
 
 
 def test_copied_claims_are_what_the_built_in_model_finds_and_careful_ones_twice_that() -> None:
@@ -92,8 +95,7 @@ def test_in_a_text_run_a_script_writes_bytes_and_every_chunk_of_its_reader_has_t
         if script == "injection low":
             assert set(completion.logprobs.tolist()) == {CLAIMED}
         elif script == "injection":
-            chance = math.exp(float(completion.logprobs.sum()))
-            assert chance == pytest.approx(RIGHT if reward else (1 - RIGHT) / 26, rel=1e-4)
+            assert math.exp(float(completion.logprobs.sum())) == chance_of(reward)
 
 
 def test_a_script_of_another_model_carries_a_payload() -> None:

@@ -148,8 +148,12 @@ def test_a_weak_honest_author_is_not_doubted_although_groups_are_picked_by_their
     assert abs(claims.mean_weight - 1) < 3 * claims.error
 
 
+def young() -> tuple[np.random.Generator, Reputation]:
+    return np.random.default_rng(0), Reputation(Clock())
+
+
 def test_row_10_an_author_that_begins_to_lie_late_is_found() -> None:
-    rng, reputation = np.random.default_rng(0), Reputation(Clock())
+    rng, reputation = young()
     for _ in range(1000):
         reputation.trained(ALICE, 1, drawn(rng, 0.357, 1.0, 12, 3))
     assert reputation.established(ALICE)
@@ -160,7 +164,7 @@ def test_row_10_an_author_that_begins_to_lie_late_is_found() -> None:
 
 
 def test_claims_that_rounding_lowers_are_never_doubted() -> None:
-    rng, reputation = np.random.default_rng(0), Reputation(Clock())
+    rng, reputation = young()
     for _ in range(1000):
         reputation.trained(ALICE, 1, drawn(rng, 0.05, math.exp(-TOLERANCE)))
         assert reputation.weight(ALICE) == 1.0
@@ -168,7 +172,7 @@ def test_claims_that_rounding_lowers_are_never_doubted() -> None:
 
 @pytest.mark.parametrize(("lie", "apart"), [(0.9, 0.05), (0.5, 0.5), (0.7, 1.0), (0.8, 1.672)])
 def test_row_10_too_low_claims_lead_to_a_ban_within_a_few_steps(lie: float, apart: float) -> None:
-    rng, reputation = np.random.default_rng(0), Reputation(Clock())
+    rng, reputation = young()
     steps = 0
     while reputation.banned(ALICE) is None:
         assert (steps := steps + 1) <= 20
@@ -178,7 +182,7 @@ def test_row_10_too_low_claims_lead_to_a_ban_within_a_few_steps(lie: float, apar
 
 
 def test_row_10_too_high_claims_earn_nothing_and_need_no_ban() -> None:
-    rng, reputation = np.random.default_rng(0), Reputation(Clock())
+    rng, reputation = young()
     for _ in range(100):
         reputation.trained(ALICE, 1, drawn(rng, 0.5, 20.0))
     assert reputation.report(ALICE).mean_importance < 0.1 and reputation.banned(ALICE) is None

@@ -19,6 +19,11 @@ from ftis_node.tokenizer.asking import message_of
 from ftis_node.worker.restore import Checkpoint
 
 PAPER = "2605.22537"
+F_TIS = "ftis"
+_BESIDE_GGUF = (
+    "`adapter_config.json` names the file alone. Before a program loads the base model by that, as `AutoPeftModel` "
+    "does (which wants `gguf_file` as above, too), write the file's folder there as `base_model_name_or_path`."
+)
 UNROUNDED = "these layers belong to the unrounded ones here, which answer otherwise: measure pass@1 anew"
 _LOAD = {
     "adapter": """import transformers, peft
@@ -52,22 +57,31 @@ def card(
             front of a text.
     """
     task = checkpoint.task if record.run is None else record.run.task
-    title = f"# {_cell(base)}, trained with F-TIS"
+    objective = _cell(record.settings.get("objective", F_TIS))
+    method = cited = f"the objective {objective}"
+    if objective == F_TIS:
+        method = "F-TIS"
+        cited = f"F-TIS ([arXiv {PAPER}](https://arxiv.org/abs/{PAPER}))"
+    title = f"# {_cell(base)}, trained with {method}"
     if task:
         title += f" on {_cell(task)}"
     rows = dict(_rows(checkpoint, settings, record, task, base=base, kind=kind, dtype=dtype))
     source = json.dumps(base)
+    beside = []
     if base.endswith(".gguf"):
         source = f"FOLDER_OF_THE_FILE, gguf_file={source}"
+        if kind == "adapter":
+            beside = [_BESIDE_GGUF]
     load = _LOAD.get(kind, _LOAD["model"]).replace("{base}", source)
     parts = [
-        _front_matter(base, kind),
+        _front_matter(base, kind, objective),
         title,
         "A node of a peer-to-peer swarm trained this model by reinforcement learning, on completions of its own and of "
-        f"other people's different models, with F-TIS ([arXiv {PAPER}](https://arxiv.org/abs/{PAPER})).",
+        f"other people's different models, with {cited}.",
         "| | |\n|---|---|\n" + "\n".join(f"| {key} | {_cell(value)} |" for key, value in rows.items()),
         "## Loading it",
         _fenced(load, "python"),
+        *beside,
         *_prompt(record, chat=chat, bare=bare),
         "## Licence",
         f"These weights are derived from {_cell(base)}: the licence of that model applies to them too. What its "
@@ -76,10 +90,12 @@ def card(
     return "\n\n".join(parts) + "\n"
 
 
-def _front_matter(base: str, kind: str) -> str:
-    tags = ["f-tis", "reinforcement-learning", "ftis-node", "lora", f"arxiv:{PAPER}"]
-    if kind == "full":
-        tags.remove("lora")
+def _front_matter(base: str, kind: str, objective: str) -> str:
+    tags = ["reinforcement-learning", "ftis-node"]
+    if objective == F_TIS:
+        tags += ["f-tis", f"arxiv:{PAPER}"]
+    if kind != "full":
+        tags.append("lora")
     relation, library = ("adapter", "peft") if kind == "adapter" else ("finetune", "transformers")
     facts = {
         "base_model": base,

@@ -19,12 +19,12 @@ from ftis_node.export.card import card
 from ftis_node.export.record import TrainingRecord, record_of
 from ftis_node.host.doing import doing
 from ftis_node.policy.adapters import Conv1D, LoraConfig, inputs_and_outputs, linear_modules
-from ftis_node.policy.load import load_tokenizer, own_attention, unloadable, where_to_look
+from ftis_node.policy.load import load_policy, load_tokenizer, own_attention, unloadable, where_to_look
 from ftis_node.policy.names import public_name, resolve
 from ftis_node.tokenizer.asking import end_ids
 from ftis_node.tokenizer.declared import front_ids
 from ftis_node.worker.formats import asked_in
-from ftis_node.worker.restore import Checkpoint, gone, load_trained
+from ftis_node.worker.restore import Checkpoint, gone, restore
 
 SHARD_BYTES = 4 << 30
 _ADAPTER = "adapter_model.safetensors"
@@ -150,7 +150,8 @@ def merged(checkpoint: Checkpoint, settings: Settings, record: TrainingRecord) -
     """
     dtype = settings.dtype or record.settings.get("dtype") or _unknown_dtype(checkpoint, settings.model)
     # LoRA layers are added to the base model's own weights, not to those of four bits.
-    policy = load_trained(settings.model_copy(update={"dtype": dtype, "quantisation": "none"}), checkpoint)
+    policy = load_policy(settings.model_copy(update={"dtype": dtype, "quantisation": "none"}), texts=None)
+    restore(policy, checkpoint)
     model: Any = policy.model
     if checkpoint.lora:
         try:
@@ -219,8 +220,10 @@ def targets_of(checkpoint: Checkpoint, model: str, config: Any) -> tuple[list[st
         down = checkpoint.shapes.get(f"{prefix}A.default.weight", (0, 0))
         up = checkpoint.shapes.get(f"{prefix}B.default.weight", (0, 0))
         if module is None or inputs_and_outputs(module) != (down[1], up[0]):
-            what = f"The checkpoint {checkpoint.path} does not fit {model}: they differ in {name}."
-            raise UsageError(what, "Name the model it was trained from with --model.")
+            raise UsageError(
+                f"The checkpoint {checkpoint.path} does not fit {model}: they differ in {name}.",
+                "Name the model it was trained from with --model.",
+            )
     last = {name.rpartition(".")[2] for name in trained}
     alike = {name for name, _ in skeleton.named_modules() if name.rpartition(".")[2] in last}
     transposed = any(isinstance(modules[name], Conv1D) for name in trained)

@@ -61,9 +61,10 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     except Exception as error:  # transformers raises a dozen kinds for a missing or damaged file
         raise unloadable(name, source, error) from error
     if len(tokenizer) < 2:  # transformers makes an empty one where there is no file
-        what = f"The model {name!r} ({source}) has no tokenizer."
-        fix = "Copy tokenizer.json and tokenizer_config.json of the model that it was made from into its folder."
-        raise UsageError(what, fix)
+        raise UsageError(
+            f"The model {name!r} ({source}) has no tokenizer.",
+            "Copy tokenizer.json and tokenizer_config.json of the model that it was made from into its folder.",
+        )
     _refuse_growth(getattr(tokenizer, "backend_tokenizer", None), name)
     declare_ends(tokenizer, ends)
     return tokenizer
@@ -88,8 +89,9 @@ def _refuse_growth(backend: Tokenizer | None, name: str) -> None:
     template = _state_of(getattr(backend, "post_processor", None))
     replaced = re.findall(r'"content":"((?:\\.|[^"\\])*)"', normaliser)
     if math.prod(max(1, len(content)) for content in replaced) > _GROWTH or len(template) > _TEMPLATE:
-        what = f"The tokenizer of {name!r} makes texts many times longer."
-        raise UsageError(what, "Use the tokenizer that the model came with.")
+        raise UsageError(
+            f"The tokenizer of {name!r} makes texts many times longer.", "Use the tokenizer that the model came with."
+        )
 
 
 def _state_of(part: Any) -> str:
@@ -100,11 +102,11 @@ def _state_of(part: Any) -> str:
 
 
 def load_policy(
-    settings: Settings, texts: Sequence[str] = TEXTS, tokenizer: PreTrainedTokenizerBase | None = None
+    settings: Settings, texts: Sequence[str] | None = TEXTS, tokenizer: PreTrainedTokenizerBase | None = None
 ) -> Policy:
     """Load model and tokenizer; add LoRA layers if asked to.
 
-    texts: see `ready`. tokenizer: the model's, if it is loaded already.
+    texts: see `make_policy`. tokenizer: the model's, if it is loaded already.
 
     Raises:
         UsageError: the name is unknown, or the architecture is not supported.
@@ -178,13 +180,13 @@ def make_policy(
     tokenizer: PreTrainedTokenizerBase,
     settings: Settings,
     casts: dict[nn.Module, torch.dtype] | None = None,
-    texts: Sequence[str] = TEXTS,
+    texts: Sequence[str] | None = TEXTS,
 ) -> Policy:
     """A model made ready: on its device, with LoRA layers and gradient checkpointing where the settings ask for them.
 
     Args:
         casts: modules whose weights are to get another dtype on their way, one at a time; taken over and emptied.
-        texts: see `ready`.
+        texts: see `ready`; None: nothing is to be generated or scored, so the model is not tried.
 
     Raises:
         UsageError: there is no such device, or the LoRA layers cannot be added.
@@ -205,12 +207,14 @@ def make_policy(
         module.to(device, dtype)
     model.to(device)
     policy = Policy(settings.model, model, tokenizer, device, graphs=device.type == "cuda")
-    with doing("checking the fast paths"):
-        policy = ready(policy, texts)
+    if texts is not None:
+        with doing("checking the fast paths"):
+            policy = ready(policy, texts)
     if settings.gradient_checkpointing:
         if not policy.causal_lm.supports_gradient_checkpointing:
-            what = f"{settings.model} has no gradient checkpointing."
-            raise UsageError(what, "Use --set gradient_checkpointing=false.")
+            raise UsageError(
+                f"{settings.model} has no gradient checkpointing.", "Use --set gradient_checkpointing=false."
+            )
         checkpoint_activations(policy.causal_lm)
     return policy
 
@@ -253,9 +257,10 @@ def _refuse_gaps(found: Mapping[str, Collection[str]], name: str) -> None:
         more = ""
         if missing[1:]:
             more = f" and {len(missing) - 1} more"
-        what = f"The weights of {name} lack {missing[0]}{more}, and would be random there."
-        fix = "Download or copy the model again, whole; or mend its config.json, if that describes another model."
-        raise UserError(what, fix)
+        raise UserError(
+            f"The weights of {name} lack {missing[0]}{more}, and would be random there.",
+            "Download or copy the model again, whole; or mend its config.json, if that describes another model.",
+        )
 
 
 def where_to_look(source: str) -> dict[str, bool]:
@@ -289,8 +294,9 @@ def choose_device(wanted: str) -> torch.device:
     if device.type not in ("cpu", "cuda"):
         raise UsageError(f"A node cannot train on the device {wanted!r}.", "Use cpu, cuda, cuda:0 or auto.")
     if device.type == "cuda" and not torch.cuda.is_available():
-        what = "There is no usable CUDA device."
-        raise UsageError(what, "Use --device cpu; or ask `ftis-node doctor` what is wrong.")
+        raise UsageError(
+            "There is no usable CUDA device.", "Use --device cpu; or ask `ftis-node doctor` what is wrong."
+        )
     # torch refuses some calls for a card without a number
     if device.type == "cuda":
         return torch.device("cuda", device.index or 0)
@@ -317,6 +323,7 @@ def unloadable(name: str, source: str, error: Exception) -> UserError:
     proxy = refused_proxy()
     if proxy is not None and not Path(source).exists():
         return UserError(f"The model {name!r} ({source}) cannot be loaded: {proxy.what}", proxy.fix)
-    what = f"The model {name!r} ({source}) cannot be loaded: {first_line(error, 300)}"
-    fix = "Check the name and the network; or download it elsewhere, copy the folder here and pass --model FOLDER."
-    return UserError(what, fix)
+    return UserError(
+        f"The model {name!r} ({source}) cannot be loaded: {first_line(error, 300)}",
+        "Check the name and the network; or download it elsewhere, copy the folder here and pass --model FOLDER.",
+    )

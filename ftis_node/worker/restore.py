@@ -164,18 +164,20 @@ def load_trained(settings: Settings, checkpoint: Checkpoint | None) -> Policy:
     """
     policy = load_policy(settings)
     if checkpoint is not None:
-        _restore(policy, checkpoint)
+        restore(policy, checkpoint)
     return policy
 
 
-def _restore(policy: Policy, checkpoint: Checkpoint) -> None:
+def restore(policy: Policy, checkpoint: Checkpoint) -> None:
+    """Give a policy the checkpoint's weights. Raises as `load_trained` does."""
     trainable = {name: p for name, p in policy.model.named_parameters() if p.requires_grad}
     wanted = {name: tuple(parameter.shape) for name, parameter in trainable.items()}
     if wanted != checkpoint.shapes:
         odd = sorted(set(wanted.items()) ^ set(checkpoint.shapes.items()))[0][0]
-        what = f"The checkpoint {checkpoint.path} does not fit {policy.name}: they differ in {odd}."
-        fix = "Name the model it was trained from with --model, and leave LoRA's rank and targets to the checkpoint."
-        raise UsageError(what, fix)
+        raise UsageError(
+            f"The checkpoint {checkpoint.path} does not fit {policy.name}: they differ in {odd}.",
+            "Name the model it was trained from with --model, and leave LoRA's rank and targets to the checkpoint.",
+        )
     try:
         with safe_open(checkpoint.weights, "pt") as file, torch.no_grad():
             for name, parameter in trainable.items():  # one at a time: all may be as large as the model
@@ -187,8 +189,10 @@ def _restore(policy: Policy, checkpoint: Checkpoint) -> None:
 
 def gone(checkpoint: Checkpoint, error: Exception) -> UserError:
     """The error for a checkpoint that was sound a moment ago, because a running daemon removes older ones."""
-    what = f"The checkpoint {checkpoint.path} cannot be read any more: {error}."
-    return UserError(what, "Try again: a running node keeps its newest checkpoints only.")
+    return UserError(
+        f"The checkpoint {checkpoint.path} cannot be read any more: {error}.",
+        "Try again: a running node keeps its newest checkpoints only.",
+    )
 
 
 def _read(path: Path, skipped: tuple[Path, ...] = ()) -> Checkpoint:
