@@ -78,7 +78,9 @@ def fit(
     settings, _ = collect(task=task, flags=wished.values, file=wished.file)
     with waiting(f"Reading the configuration of {model}"):
         from ftis_node.fit.context import refuse_run
+        from ftis_node.node.checkpointing import wear
         from ftis_node.policy.measure import geometry
+        from ftis_node.preflight.place import checkpoint_bytes
         from ftis_node.worker.planning import asked_in_chat, chat_expected, memory_limit, wishes
 
         total = 0
@@ -109,10 +111,12 @@ def fit(
     else:
         card = card_of(device, smallest)
     seconds = seconds_of(shape, chosen, workload, settings.eval_prompts, card)
+    checkpoint = checkpoint_bytes(chosen, shape)
+    minutes = settings.checkpoint_minutes
     if json:
-        print_json(_as_json(shape, chosen, settings.checkpoint_minutes) | {"seconds": seconds, "command": command})
+        print_json(_as_json(shape, chosen, checkpoint, minutes) | {"seconds": seconds, "command": command})
     else:
-        _print(shape, chosen, device, settings.checkpoint_minutes)
+        _print(shape, chosen, device, wear(minutes, checkpoint))
         if seconds is not None:
             say(f"- {step_seconds_text(seconds)}")
         say("")
@@ -216,11 +220,10 @@ def _command(model: str, plan: Plan, task: str, devices: str, vram: float | None
     return shlex.join(words)
 
 
-def _as_json(shape: Geometry, plan: Plan, minutes: float | None) -> dict[str, Any]:
+def _as_json(shape: Geometry, plan: Plan, one: int, minutes: float | None) -> dict[str, Any]:
+    """one: bytes of a checkpoint. minutes: the setting."""
     from ftis_node.node.checkpointing import checkpoint_seconds
-    from ftis_node.preflight.place import checkpoint_bytes
 
-    one = checkpoint_bytes(plan, shape)
     between = checkpoint_seconds(minutes, one)
     sizes = {part: getattr(plan.memory, part) for part in (*_PARTS, "training", "generating", "total")}
     return {
@@ -236,10 +239,7 @@ def _as_json(shape: Geometry, plan: Plan, minutes: float | None) -> dict[str, An
     }
 
 
-def _print(shape: Geometry, plan: Plan, device: str, minutes: float | None) -> None:
-    from ftis_node.node.checkpointing import wear
-    from ftis_node.preflight.place import checkpoint_bytes
-
+def _print(shape: Geometry, plan: Plan, device: str, written: str) -> None:
     title = f"{shape.name}: {shape.parameters:,} parameters, {rounded(plan.budget)} of memory"
     if plan.devices > 1:
         title += f" in each of {plan.devices} devices"
@@ -258,4 +258,4 @@ def _print(shape: Geometry, plan: Plan, device: str, minutes: float | None) -> N
     if device == "cuda":
         kept = f"{RESERVE:.0%} and at least {rounded(LEAST_RESERVE)}, as reserve"
         say(f"- Kept free: {kept}; for a card that draws a screen take `--set vram_share=0.9`.")
-    say(f"- On disk: {wear(minutes, checkpoint_bytes(plan, shape))}.")
+    say(f"- On disk: {written}.")

@@ -1,7 +1,5 @@
 """``ftis-node invite``, ``members`` and ``remove``: who may take part in a run."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from collections.abc import Mapping
@@ -58,9 +56,10 @@ def invite(
         identity, run.id, at, now=now, seconds=valid, name=name, membership=stays, invites=may_invite
     )
     if not made.dial:
-        what = "The invitation would have no address at which this node can be reached."
-        fix = f"Name one with --address, of a port from 1024 on or 443, ending in /p2p/{identity.peer_id}."
-        raise UserError(what, fix)
+        raise UserError(
+            "The invitation would have no address at which this node can be reached.",
+            f"Name one with --address, of a port from 1024 on or 443, ending in /p2p/{identity.peer_id}.",
+        )
     if json:
         print_json({"invitation": made.text, "run": run.id.hex(), "private": made.private, "expires": made.expires})
         return
@@ -237,13 +236,17 @@ def _check_removal(book: MembersBook, own: bytes, member: bytes, names: Mapping[
             asked = held.issuer
         raise _no_remover(asked, names)
     if own != book.founder and len(book.ended.get(own, ())) >= RECORDS_MAX:
-        what = f"This node has removed {RECORDS_MAX} members; nodes remember no more removals of one inviter."
-        raise UserError(what, f"Ask {called(peer_id(book.founder), names)}, the founder, to remove it.")
+        raise UserError(
+            f"This node has removed {RECORDS_MAX} members; nodes remember no more removals of one inviter.",
+            f"Ask {called(peer_id(book.founder), names)}, the founder, to remove it.",
+        )
 
 
 def _no_remover(asked: bytes, names: Mapping[str, str]) -> UserError:
-    what = "This node cannot remove that member: only the founder and the member's inviter can."
-    return UserError(what, f"Ask {called(peer_id(asked), names)}.")
+    return UserError(
+        "This node cannot remove that member: only the founder and the member's inviter can.",
+        f"Ask {called(peer_id(asked), names)}.",
+    )
 
 
 def _heard(place: Home, run: Run) -> Peers:
@@ -263,8 +266,10 @@ def _member(text: str, book: MembersBook, names: Mapping[str, str]) -> bytes:
         known = book.keys
         named = [one for one in known if names.get(peer_id(one)) == text and book.why_no_member(one, now) is None]
         if not named:
-            what = f"No member calls itself {text!r}, and as a peer id it is {error}."
-            raise UsageError(what, "Copy one from `ftis-node members`.") from None
+            raise UsageError(
+                f"No member calls itself {text!r}, and as a peer id it is {error}.",
+                "Copy one from `ftis-node members`.",
+            ) from None
     if len(named) > 1:
         ids = ", ".join(map(peer_id, named))
         raise UsageError(f"{len(named)} members call themselves {text!r}.", f"Name one of these peer ids: {ids}.")

@@ -9,13 +9,13 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from ftis_node.fit.plan import SMALL_MODEL
+from ftis_node.lab.step_seconds import CARDS, MULTIPLYING, READING, Card, Work, generating, training
 from ftis_node.text import duration
 
 if TYPE_CHECKING:
     from ftis_node.fit.geometry import Geometry
     from ftis_node.fit.memory import Workload
     from ftis_node.fit.plan import Plan
-    from ftis_node.lab.step_seconds import Card
 
 PATIENCE = 60.0  # seconds for the process that measures, most of which it imports
 _NOT_MODEL = re.compile("NVIDIA |GeForce |Tesla | 80GB HBM3")  # what drivers call a card beside its model
@@ -31,8 +31,6 @@ def seconds_of(
     None if they cannot be told: the card is unknown, the plan does not fit or is for several devices, or the native
     decoder does not know all layers.
     """
-    from ftis_node.lab.step_seconds import CARDS, Work, generating, training
-
     if card is None or not chosen.fits or chosen.devices > 1 or not shape.decoded:
         return None
     cap = work.completion_tokens
@@ -47,15 +45,11 @@ def seconds_of(
 
 def card_of(device: str, vram: float) -> Card | None:
     """A card with so many GB, of those whose data sheet is known; None: there is none."""
-    from ftis_node.lab.step_seconds import CARDS
-
     return next((card for card in CARDS.values() if (card.device, card.vram) == (device, vram)), None)
 
 
 def card_named(name: str) -> Card | None:
     """The card that its driver calls so ("NVIDIA GeForce RTX 3060"), if its data sheet is known; a Ti is another."""
-    from ftis_node.lab.step_seconds import CARDS
-
     model = _NOT_MODEL.sub("", name)
     return next((card for known, card in CARDS.items() if known.rsplit(" ", 2)[0] == model), None)
 
@@ -67,7 +61,6 @@ def card_here(device: str, chosen: Plan, shape: Geometry) -> Card | None:
     """
     import torch
 
-    from ftis_node.lab.step_seconds import MULTIPLYING, READING, Card
     from ftis_node.policy.load import choose_device
 
     if shape.parameters < SMALL_MODEL:
@@ -77,7 +70,7 @@ def card_here(device: str, chosen: Plan, shape: Geometry) -> Card | None:
         known = card_named(torch.cuda.get_device_name(place))
         if known is not None:
             return known
-    line = [sys.executable, "-P", "-m", "ftis_node.preflight.rates", device, chosen.dtype]
+    line = [sys.executable, "-P", "-m", "ftis_node.preflight.rates", str(place), chosen.dtype]
     try:
         ended = subprocess.run(line, capture_output=True, timeout=PATIENCE, stdin=subprocess.DEVNULL, check=True)
     except subprocess.SubprocessError:

@@ -13,6 +13,7 @@ from ftis_node.config.settings import Settings
 from ftis_node.host.clocks import boot_seconds, unix_seconds
 from ftis_node.node.demand import pooled_age
 from ftis_node.node.progress import Progress, Totals
+from ftis_node.node.step_batch import mean
 from ftis_node.store.packets import PacketStore
 from ftis_node.swarm.admission import AdmissionContext
 from ftis_node.swarm.announcement import PacketRef
@@ -61,11 +62,11 @@ class Pace:
 
     def step_seconds(self) -> float:
         """The mean duration of the latest steps; 0 before the first."""
-        return _mean(self.steps)
+        return mean(self.steps) or 0.0
 
     def group_seconds(self) -> float:
         """The mean cost of making a group; 0 before the first."""
-        return _mean(self.groups)
+        return mean(self.groups) or 0.0
 
 
 @dataclass(eq=False, kw_only=True)
@@ -146,9 +147,3 @@ class Means:
         if self.pace.began is not None:
             present = self.clock() - self.pace.began
         return pooled_age(self.settings.max_age, max(self.progress.step_seconds, present))
-
-
-def _mean(values: Sequence[float]) -> float:
-    if not values:
-        return 0.0
-    return sum(values) / len(values)

@@ -15,10 +15,6 @@ _MATRICES = {"cuda": 64, "cpu": 8}  # more weights than a cache holds
 
 def rates(device: str, dtype: str) -> dict[str, float]:
     """10^12 operations of matrix products (`tflops`), and GB that are read or written (`bandwidth`), a second each."""
-    if device == "auto":
-        device = "cpu"
-        if torch.cuda.is_available():
-            device = "cuda"
     place = torch.device(device)
     kind = {"dtype": getattr(torch, dtype), "device": place}
     rows = torch.randn(_ROWS[place.type], _SIZE, **kind)

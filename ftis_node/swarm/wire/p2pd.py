@@ -323,11 +323,6 @@ def _private(sockets: Path, *more: str) -> Any:
     return type("_P2P", (_Child,), settings)
 
 
-def _relaying(how: Listening) -> Sequence[str]:
-    """The flags of p2pd's relay service, which starts once AutoNAT calls this node public."""
-    return _RELAY if how.relay_for_others else ("-relayService=0",)
-
-
 async def _relay_for_nobody(p2p: Any) -> None:
     """Remove the protocol by which peers ask for a relay.
 
@@ -346,7 +341,10 @@ async def launch(how: Listening, port: int, patience: float) -> Any:
     """Start p2pd. Raises UserError if the port is taken, or p2pd does not start in `patience` times 30 s."""
     if how.listen:
         check_port(how.host, port)
-    kind = _private(how.sockets, *_relaying(how))
+    relay: Sequence[str] = ("-relayService=0",)
+    if how.relay_for_others:  # p2pd's service starts once AutoNAT calls this node public
+        relay = _RELAY
+    kind = _private(how.sockets, *relay)
     try:
         p2p = await kind.create(
             host_maddrs=listen_addresses(how.host, port, quic=how.quic),
@@ -369,8 +367,9 @@ async def launch(how: Listening, port: int, patience: float) -> Any:
         message = str(error)
         if "address already in use" in message or "failed to listen" in message:
             raise port_error(how.host, port) from error
-        fix = "Look into the log; then start again."
-        raise UserError(f"The network daemon p2pd did not start: {message}", fix) from error
+        raise UserError(
+            f"The network daemon p2pd did not start: {message}", "Look into the log; then start again."
+        ) from error
     control = p2p._client.control
     control._pending_calls = PendingCalls()
     control._handler_tasks = CallTasks()
