@@ -176,8 +176,10 @@ def _refuse_misplaced(words: Sequence[str]) -> None:
         raise UsageError(f"There is no command {words[0]!r}.", f"You may mean `ftis-node {meant}`: {_COMMANDS[meant]}")
     of_a_run = [word for word in words if word.partition("=")[0] in _OF_A_RUN]
     if of_a_run and words[0] == "join":
-        fix = "Make the run first: `ftis-node run new --help` has it, and prints the line to join it."
-        raise UsageError(f"{of_a_run[0]} belongs to a run, which is fixed when it begins.", fix)
+        raise UsageError(
+            f"{of_a_run[0]} belongs to a run, which is fixed when it begins.",
+            "Make the run first: `ftis-node run new --help` has it, and prints the line to join it.",
+        )
     for option, value in (*pairwise(words), *((word, "") for word in words if word == "--home=")):
         if option.startswith("--") and not value.strip():
             raise UsageError(f"{option} is followed by an empty value.", "Leave it out, or set the variable behind it.")

@@ -42,8 +42,10 @@ def doctor(
     if context.invoked_subcommand is not None:
         named = [option.opts[0] for option in context.command.params if _named(context, option.name or "")]
         if named:
-            what = f"Options before `{context.invoked_subcommand}` belong to `doctor` itself."
-            raise UsageError(what, f"Write them after it: ftis-node doctor {context.invoked_subcommand} {named[0]} …")
+            raise UsageError(
+                f"Options before `{context.invoked_subcommand}` belong to `doctor` itself.",
+                f"Write them after it: ftis-node doctor {context.invoked_subcommand} {named[0]} …",
+            )
         return
     from ftis_node.node.options import JoinOptions
     from ftis_node.preflight.case import case_of

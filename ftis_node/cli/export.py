@@ -51,8 +51,10 @@ def export(
     LoRA layers are merged, or alone with --adapter.
     """
     if (to is None) == (gguf is None):
-        what = "One place to write to is wanted: a folder, or a GGUF file."
-        raise UsageError(what, "Name --to FOLDER, or --gguf FILE; either goes to the hub by `hf upload ORG/NAME PATH`.")
+        raise UsageError(
+            "One place to write to is wanted: a folder, or a GGUF file.",
+            "Name --to FOLDER, or --gguf FILE; either goes to the hub by `hf upload ORG/NAME PATH`.",
+        )
     if gguf is None and dtype in ("f16", "q8_0"):
         raise UsageError(f"--dtype {dtype} is for --gguf.", "Use float32 or bfloat16 for a folder.")
     place = Path(checkpoint).expanduser()

@@ -55,8 +55,10 @@ def ask_daemon(
             if not place.in_use() or place.observes:
                 raise _none(place) from None
             if time.monotonic() > deadline:
-                what = f"The daemon on {place.path} is starting, or ending, and does not answer."
-                raise UserError(what, f"`ftis-node logs{place.flag}` says what it does.") from None
+                raise UserError(
+                    f"The daemon on {place.path} is starting, or ending, and does not answer.",
+                    f"`ftis-node logs{place.flag}` says what it does.",
+                ) from None
         if not told:
             say(f"note: the daemon on {place.path} does not answer yet; waiting for it.", error=True)
             told = True
@@ -66,8 +68,10 @@ def ask_daemon(
 def _none(place: Home) -> UserError:
     place.refuse_missing()
     if place.observes:
-        what = f"The home {place.path} is an observer's, which has no node to ask."
-        return UserError(what, f"`ftis-node watch{place.flag}` shows its page.")
+        return UserError(
+            f"The home {place.path} is an observer's, which has no node to ask.",
+            f"`ftis-node watch{place.flag}` shows its page.",
+        )
     what = f"No ftis-node daemon is running on the home {place.path}."
     words = last_words(place.path)
     if words:

@@ -79,9 +79,10 @@ def new(
     if any_tokenizer and model is not None:
         raise UsageError("--any-tokenizer and --model contradict one another.", "Leave out --model.")
     if not any_tokenizer and model is None and task != "arithmetic":
-        what = "A run is for one tokenizer, and no --model says which."
-        fix = "Name a model of the family that is to take part: --model qwen2.5-1.5b; or take --any-tokenizer."
-        raise UsageError(what, fix)
+        raise UsageError(
+            "A run is for one tokenizer, and no --model says which.",
+            "Name a model of the family that is to take part: --model qwen2.5-1.5b; or take --any-tokenizer.",
+        )
     named = with_columns(task, question, answer) or task
     said = {"data": data, "eval_data": eval_data, "reward": reward}
     with waiting("Reading the task and the tokenizer"):

@@ -48,9 +48,10 @@ def heard(host: str, seconds: float) -> list[LanNode]:
         try:
             return asyncio.run(look_around(host, seconds))
         except (OSError, ValueError) as error:
-            what = f"The local network cannot be asked from {host}: {error}."
-            fix = "Name an address of this machine with --host, and look whether it has multicast (`ip link`)."
-            raise UserError(what, fix) from error
+            raise UserError(
+                f"The local network cannot be asked from {host}: {error}.",
+                "Name an address of this machine with --host, and look whether it has multicast (`ip link`).",
+            ) from error
 
 
 def the_run(host: str) -> tuple[str, ...]:
@@ -69,8 +70,10 @@ def the_run(host: str) -> tuple[str, ...]:
             say(f"Run {run.hex()} is here, but {other_protocol(other.protocol)}.", error=True)
     if len(found) > 1:
         listed = "; ".join(f"{run.hex()[:12]} ({nodes_text(nodes)})" for run, nodes in found.items())
-        what = f"There are {len(found)} runs on the local network: {listed}."
-        raise UsageError(what, "Name one by --peers ADDRESS; `ftis-node runs` prints the line that joins each.")
+        raise UsageError(
+            f"There are {len(found)} runs on the local network: {listed}.",
+            "Name one by --peers ADDRESS; `ftis-node runs` prints the line that joins each.",
+        )
     for run, nodes in found.items():
         say(f"Found run {run.hex()} on the local network: {nodes_text(nodes)}.", error=True)
         return tuple(address for node in nodes for address in node.addresses)[:LAN_MAX]

@@ -174,9 +174,9 @@ def filter_rows(
     kept = [loaded.train[one.row] for one in tried if low <= one.pass_rate <= high]
     if not kept:
         worst = sum(one.pass_rate < low for one in tried)
-        what = f"Of {counted(len(tried), 'row')} none has a pass rate from {low} to {high}; {worst} are below."
         raise UsageError(
-            what, "Take other bounds, easier rows, or another model; `ftis-node task check --model` says why."
+            f"Of {counted(len(tried), 'row')} none has a pass rate from {low} to {high}; {worst} are below.",
+            "Take other bounds, easier rows, or another model; `ftis-node task check --model` says why.",
         )
     held_out = output.with_name(f"{output.stem}.heldout.jsonl")
     replace_text(output, _lines(kept, field))
@@ -308,8 +308,10 @@ def _field(task: Task, template: str | None) -> str:
         return "prompt"
     if task.scorer is None and (template is not None or known_as(task.template) is not None):
         return "question"
-    what = f"{task.name} is judged by code of its own, or has its own template, which a file of rows loses."
-    raise UsageError(what, "Filter within that code, or write prompts; this is for tasks with a rule.")
+    raise UsageError(
+        f"{task.name} is judged by code of its own, or has its own template, which a file of rows loses.",
+        "Filter within that code, or write prompts; this is for tasks with a rule.",
+    )
 
 
 def _lines(rows: Sequence[Example], field: str) -> str:
@@ -345,8 +347,10 @@ class _Notes:
         except msgspec.DecodeError:
             same = False
         if not same:
-            what = f"{self._path} is of another task, model, template or number of samples."
-            raise UsageError(what, "Name another --output, or remove that file.")
+            raise UsageError(
+                f"{self._path} is of another task, model, template or number of samples.",
+                "Name another --output, or remove that file.",
+            )
         done = {}
         for line in lines:
             with suppress(msgspec.DecodeError):

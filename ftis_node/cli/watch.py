@@ -47,8 +47,10 @@ def watch(
         raise UsageError("--json is for --for: what never ends prints nothing.", "Add --for 60, or ask for swarm.json.")
     place = Home(home.expanduser())
     if place.store.exists():
-        what = f"The home {place.path} is a node's, and the key of one serves one process."
-        raise UsageError(what, f"`ftis-node page{place.flag}` links to the node's own view; or name another --home.")
+        raise UsageError(
+            f"The home {place.path} is a node's, and the key of one serves one process.",
+            f"`ftis-node page{place.flag}` links to the node's own view; or name another --home.",
+        )
     if not invitation and place.invitation.exists():
         invitation = str(place.invitation)
     invited = None

@@ -302,10 +302,10 @@ def run_for(facts: LoadedFacts, *, any_tokenizer: bool = False, **fields: Any) -
     known = {key: facts[key] for key in shared}
     if any_tokenizer:
         if facts["turns"] > 1:
-            what = (
-                f"Episodes of {facts['task']} have up to {facts['turns']} turns, and such a run is for one tokenizer."
+            raise UsageError(
+                f"Episodes of {facts['task']} have up to {facts['turns']} turns, and such a run is for one tokenizer.",
+                "Leave out --any-tokenizer, and name a --model of the family that is to take part.",
             )
-            raise UsageError(what, "Leave out --any-tokenizer, and name a --model of the family that is to take part.")
         caps = facts["text"]
         known |= {"packet": 2, "tokenizer": ANY, "completion_tokens": caps.completion_tokens}
         known |= {"prompt_bytes": caps.prompt_bytes, "completion_bytes": caps.completion_bytes}
@@ -393,9 +393,10 @@ def check_task(run: Run, facts: LoadedFacts) -> Iterator[UsageError]:
 def refuse_horizontal(run: Run) -> None:
     """Raise UsageError for a run of a kind that only the lab can do."""
     if run.parts > 1 and not run.common:
-        what = "The run is horizontal in lock step, where all nodes wait for one another; a daemon does not."
-        fix = "Make another (`ftis-node run new --collaboration horizontal`), or use it in `ftis-node lab run`."
-        raise UsageError(what, fix)
+        raise UsageError(
+            "The run is horizontal in lock step, where all nodes wait for one another; a daemon does not.",
+            "Make another (`ftis-node run new --collaboration horizontal`), or use it in `ftis-node lab run`.",
+        )
 
 
 def load_run_file(path: Path) -> RunFile:

@@ -364,8 +364,7 @@ class Layers:
         leave = "leave it out for its default"
         if self.origins[key] == HOME:
             leave = f"make this home forget it with --set {key}=default"
-        fix = f"{did_you_mean(str(given), choices)}Give {key!r} a valid value, or {leave}."
-        return UsageError(what, fix)
+        return UsageError(what, f"{did_you_mean(str(given), choices)}Give {key!r} a valid value, or {leave}.")
 
 
 def collect(
@@ -428,9 +427,10 @@ def changed(settings: Settings, values: Mapping[str, str], first: Settings) -> S
     layers.add("set", {name: None if text == "default" else text for name, text in values.items()})
     for name, text in values.items():
         if name in Settings.model_fields and name not in LIVE:
-            what = f"{name} cannot be changed while the node runs."
-            fix = f"Stop the node and start it with --set {name}=…; these can be changed: {', '.join(LIVE)}."
-            raise UsageError(what, fix)
+            raise UsageError(
+                f"{name} cannot be changed while the node runs.",
+                f"Stop the node and start it with --set {name}=…; these can be changed: {', '.join(LIVE)}.",
+            )
         if text == "default" and name in LIVE:
             layers.values[name] = getattr(first, name)
     return layers.settle()

@@ -155,8 +155,10 @@ def _arranged(part: _Part, values: Callable[[str], Tensor], config: Any) -> np.n
         if heads is not None:  # the two halves of a head's rows, in pairs
             found = found.reshape(heads, 2, len(found) // heads // 2, -1).swapaxes(1, 2).reshape(part.shape)
     if part.kind == _F16 and not float(np.abs(found).max()) <= _LARGEST:
-        what = f"{part.source} has a number that is too large for f16, or none at all."
-        raise UserError(what, "Take --dtype bfloat16; or an earlier checkpoint, where training went astray.")
+        raise UserError(
+            f"{part.source} has a number that is too large for f16, or none at all.",
+            "Take --dtype bfloat16; or an earlier checkpoint, where training went astray.",
+        )
     return found
 
 
@@ -193,13 +195,16 @@ def _check_target(to: Path, base: Path | None, *, overwrite: bool) -> None:
     if not overwrite:
         raise UsageError(f"{to} is there.", "Name another file, or replace it with --overwrite.")
     if not to.is_file() or np.fromfile(to, np.uint8, 4).tobytes() != MAGIC or to.resolve() == base:
-        what = f"{to} is no GGUF file, or the base model itself, so it is not replaced."
-        raise UsageError(what, "Name another file.")
+        raise UsageError(
+            f"{to} is no GGUF file, or the base model itself, so it is not replaced.", "Name another file."
+        )
 
 
 def _check_room(to: Path, size: int) -> None:
     need = size + _HEADER
     free = free_bytes(to)
     if need > free:
-        what = f"{to} takes {rounded(need)}, and {rounded(free)} are free there."
-        raise UserError(what, "Make room, name a file on another disk, or take --dtype q8_0.")
+        raise UserError(
+            f"{to} takes {rounded(need)}, and {rounded(free)} are free there.",
+            "Make room, name a file on another disk, or take --dtype q8_0.",
+        )

@@ -58,8 +58,10 @@ def refuse_run(name: str, context: Context, completion_tokens: int) -> None:
         UsageError: a completion alone may be as long as the context.
     """
     if completion_tokens >= context.tokens:
-        what = f"The run has completions of up to {completion_tokens} tokens, but {name} {context.why}."
-        raise UsageError(what, "Use a model with a longer context, or start a run with a smaller completion_tokens.")
+        raise UsageError(
+            f"The run has completions of up to {completion_tokens} tokens, but {name} {context.why}.",
+            "Use a model with a longer context, or start a run with a smaller completion_tokens.",
+        )
 
 
 class Row(Protocol):
@@ -119,8 +121,10 @@ def refuse_prompts(
         highest = max(prompt, default=0)
         if highest >= context.rows:
             token = f"the token {spelled(highest)!r} (id {highest})"
-            what = f"{_named(rows, row, data)} has {token}, for which {name} has no row."
-            raise UsageError(what, "Take such rows out of the data, or use another model.")
+            raise UsageError(
+                f"{_named(rows, row, data)} has {token}, for which {name} has no row.",
+                "Take such rows out of the data, or use another model.",
+            )
     lengths = [len(prompt) for prompt in prompts]
     row = lengths.index(0) if 0 in lengths else lengths.index(max(lengths))
     longest = lengths[row]
@@ -132,11 +136,15 @@ def refuse_prompts(
             beginning = beginning[:_BEGINNING] + "…"
         told = f": {beginning!r}"
     if longest == 0:
-        what = f"{named} has no token in the tokenizer of {name}{told}."
-        raise UsageError(what, "Take such rows out of the data, or use a model with another tokenizer.")
+        raise UsageError(
+            f"{named} has no token in the tokenizer of {name}{told}.",
+            "Take such rows out of the data, or use a model with another tokenizer.",
+        )
     if longest > prompt_tokens:
-        what = f"{named} is a prompt of {longest} tokens, and the run allows {prompt_tokens}{told}."
-        raise UsageError(what, _LONGER.format("prompt_tokens"))
+        raise UsageError(
+            f"{named} is a prompt of {longest} tokens, and the run allows {prompt_tokens}{told}.",
+            _LONGER.format("prompt_tokens"),
+        )
     if longest + completion_tokens > context.tokens:
         raise UsageError(
             f"{named} is a prompt of {longest} tokens and a completion may have {completion_tokens}, but "

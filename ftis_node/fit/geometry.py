@@ -38,8 +38,10 @@ def modules_meant(paths: Collection[str], head: str, targets: Sequence[str], mod
         else:
             found = _ending_with(paths, target) or _ending_with(paths, _USUAL.get(target, target))
         if head in found:
-            what = "LoRA on the output head is not supported: its export would be another model where it is tied."
-            raise UsageError(what, f"Leave {target} out of lora_targets.")
+            raise UsageError(
+                "LoRA on the output head is not supported: its export would be another model where it is tied.",
+                f"Leave {target} out of lora_targets.",
+            )
         if not found and target not in _USUAL:
             unknown.append(target)
         meant |= found

@@ -26,8 +26,10 @@ def home_folder() -> Path:
 
 def no_home_folder() -> UserError:
     """The error where there is none, as for a number in place of a user in a container or a service."""
-    what = f"HOME is not set, and the system knows no home folder of the user with the id {os.getuid()}."
-    return UserError(what, "Set HOME to a folder that this user can write, as in: HOME=/data ftis-node …")
+    return UserError(
+        f"HOME is not set, and the system knows no home folder of the user with the id {os.getuid()}.",
+        "Set HOME to a folder that this user can write, as in: HOME=/data ftis-node …",
+    )
 
 
 def kept(path: Path, read: Callable[[bytes], Kept], otherwise: str) -> Kept | None:

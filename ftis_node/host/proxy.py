@@ -16,5 +16,7 @@ def refused_proxy() -> UserError | None:
     named = next((scheme for scheme in asked if getproxies().get(scheme, "").startswith("socks")), None)
     if named is None or importlib.util.find_spec("socksio") is not None:
         return None
-    what = f"The variable {named}_proxy names a SOCKS proxy, and the package for it, socksio, is not installed."
-    return UserError(what, f"Run: {to_install('socksio')}; or unset {named}_proxy and {named.upper()}_PROXY.")
+    return UserError(
+        f"The variable {named}_proxy names a SOCKS proxy, and the package for it, socksio, is not installed.",
+        f"Run: {to_install('socksio')}; or unset {named}_proxy and {named.upper()}_PROXY.",
+    )

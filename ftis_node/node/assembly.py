@@ -256,8 +256,10 @@ async def open_network(
     """
     listening = listening_of(settings, home.key, sockets)
     if bootstraps and await somebody_else(listening, identity.author, bootstraps, TWIN_SECONDS, owners):
-        what = f"Another node with the key of {home.path} is running somewhere: {identity.peer_id}."
-        raise UserError(what, "Stop that one first, or give this one a --home of its own.")
+        raise UserError(
+            f"Another node with the key of {home.path} is running somewhere: {identity.peer_id}.",
+            "Stop that one first, or give this one a --home of its own.",
+        )
     return await Libp2p.start(listening, started, home.last_port())
 
 
@@ -303,11 +305,17 @@ def check_peers(membership: Membership, bootstraps: Sequence[str], home: Path, r
     """Raise UsageError if all named peers belong to another run than the home's, or all speak another protocol."""
     named = [parse_address(text)[1] for text in bootstraps]
     if named and all(peer in membership.majors for peer in named):
-        what = f"None of the --peers can work with this node: {membership.refused[named[0]]}."
-        raise UsageError(what, "Upgrade ftis-node there or here, so that both speak one protocol.")
+        raise UsageError(
+            f"None of the --peers can work with this node: {membership.refused[named[0]]}.",
+            "Upgrade ftis-node there or here, so that both speak one protocol.",
+        )
     if named and run.founder and all(peer in membership.refused for peer in named):
-        what = f"None of the peers takes this node into the private run: {membership.refused[named[0]]}."
-        raise UserError(what, f"Ask a member for an invitation; this node is {membership.identity.peer_id}.")
+        raise UserError(
+            f"None of the peers takes this node into the private run: {membership.refused[named[0]]}.",
+            f"Ask a member for an invitation; this node is {membership.identity.peer_id}.",
+        )
     if named and all(peer in membership.refused for peer in named):
-        what = f"The --peers are all in another run than the home {home}, which belongs to run {run.id.hex()}."
-        raise UsageError(what, "Name a fresh --home to join their run, or leave out --peers.")
+        raise UsageError(
+            f"The --peers are all in another run than the home {home}, which belongs to run {run.id.hex()}.",
+            "Name a fresh --home to join their run, or leave out --peers.",
+        )

@@ -123,8 +123,10 @@ class Saving:
         refuse_other_model(self._path, facts["model"], self._model)
         theirs = facts.get("quantisation", "none")
         if theirs != self._of.get("quantisation", "none"):
-            what = f"The LoRA layers under {self._path} were trained with quantisation={theirs}."
-            raise UsageError(what, "Leave out quantisation, which the home knows, or use a fresh --home.")
+            raise UsageError(
+                f"The LoRA layers under {self._path} were trained with quantisation={theirs}.",
+                "Leave out quantisation, which the home knows, or use a fresh --home.",
+            )
         progress = Progress.from_facts(facts["progress"])
         if older:
             await asyncio.to_thread(self._checkpoints.set_aside, progress.step, "doubted")
@@ -207,8 +209,10 @@ class Saving:
         """
         free = shutil.disk_usage(self._path).free
         if free < self.next_bytes:
-            what = f"The home's disk has {rounded(free)} left, and a checkpoint takes {rounded(self.next_bytes)}."
-            raise UsageError(what, "Make room on it, and ask again.")
+            raise UsageError(
+                f"The home's disk has {rounded(free)} left, and a checkpoint takes {rounded(self.next_bytes)}.",
+                "Make room on it, and ask again.",
+            )
         if self._unsaved or self.writing:
             self._asked = step
 
@@ -280,5 +284,7 @@ class Saving:
         self._metrics.write("restored", step=progress.step, weights_of_step=self._good_step)
 
     def _hopeless(self) -> UserError:
-        what = "The training gives no finite numbers any more, and older checkpoints did not help."
-        return UserError(what, f"Start again with a smaller learning_rate; the checkpoints under {self._path} remain.")
+        return UserError(
+            "The training gives no finite numbers any more, and older checkpoints did not help.",
+            f"Start again with a smaller learning_rate; the checkpoints under {self._path} remain.",
+        )

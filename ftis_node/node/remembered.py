@@ -24,8 +24,10 @@ def refuse_other_model(checkpoints: Path, theirs: str, ours: str) -> None:
         return
     if of is not None and to is not None and of[1] == to[1] and same_model(of[0], to[0]):
         return
-    what = f"The checkpoints in {checkpoints} are of another model, or trained otherwise: {theirs}, not {ours}."
-    raise UsageError(what, "Use the model and --lora/--full of the first start, or a fresh --home.")
+    raise UsageError(
+        f"The checkpoints in {checkpoints} are of another model, or trained otherwise: {theirs}, not {ours}.",
+        "Use the model and --lora/--full of the first start, or a fresh --home.",
+    )
 
 
 def refuse_other_settings(checkpoints: Path, settings: Settings) -> None:

@@ -87,16 +87,20 @@ def known_run(home: Home, file: Path | None) -> RunFile | None:
     if file is not None:
         named = load_run_file(file)
     if known is not None and named is not None and known.run.id != named.run.id:
-        what = f"The home {home.path} belongs to run {known.run.id.hex()}, not to {named.run.id.hex()}."
-        raise UsageError(what, "Name another --home for the other run.")
+        raise UsageError(
+            f"The home {home.path} belongs to run {known.run.id.hex()}, not to {named.run.id.hex()}.",
+            "Name another --home for the other run.",
+        )
     return named or known
 
 
 def refuse_other_run(found: RunFile, invitation: Invitation | None) -> None:
     """Raise UsageError if the invitation is to another run."""
     if invitation is not None and invitation.run_id != found.run.id:
-        what = f"The invitation is to run {invitation.run_id.hex()}, this is run {found.run.id.hex()}."
-        raise UsageError(what, "Name a fresh --home for the other run.")
+        raise UsageError(
+            f"The invitation is to run {invitation.run_id.hex()}, this is run {found.run.id.hex()}.",
+            "Name a fresh --home for the other run.",
+        )
 
 
 def check_run(found: RunFile, options: JoinOptions, *, ours: bool) -> None:
@@ -112,9 +116,10 @@ def check_run(found: RunFile, options: JoinOptions, *, ours: bool) -> None:
     refuse_horizontal(found.run)
     refuse_other_run(found, options.invitation)
     if options.private and not found.run.founder:
-        what = "The run is open; who may take part is fixed when a run begins."
-        fix = "Begin a private one in a fresh --home: `ftis-node join --private`, without --peers and --run."
-        raise UsageError(what, fix)
+        raise UsageError(
+            "The run is open; who may take part is fixed when a run begins.",
+            "Begin a private one in a fresh --home: `ftis-node join --private`, without --peers and --run.",
+        )
     home = options.home
     identity = Identity(os.urandom(32))
     if home.key.exists():

@@ -204,5 +204,7 @@ def read(answer: object, kind: type[Kind]) -> Kind:
     try:
         return msgspec.convert(answer, kind)
     except msgspec.ValidationError as error:
-        advice = "Use the same version of ftis-node for the command and the daemon."
-        raise UserError(f"The daemon's answer cannot be read: {error}.", advice) from error
+        raise UserError(
+            f"The daemon's answer cannot be read: {error}.",
+            "Use the same version of ftis-node for the command and the daemon.",
+        ) from error

@@ -25,9 +25,10 @@ class NoDaemon(UserError):
 
 def no_page(host: str, port: int, error: OSError) -> UserError:
     """The error of a node or of the doctor where the page cannot be served."""
-    what = f"The page cannot be served at {host} port {port}: {error.strerror or error}."
-    fix = "Name another port with --set http_port=PORT (0: any), or do without it with --set page=false."
-    return UserError(what, fix)
+    return UserError(
+        f"The page cannot be served at {host} port {port}: {error.strerror or error}.",
+        "Name another port with --set http_port=PORT (0: any), or do without it with --set page=false.",
+    )
 
 
 class _UnixConnection(http.client.HTTPConnection):

@@ -36,12 +36,16 @@ def refuse_folder(folder: Path, name: str) -> None:
         UsageError: with what it is, and what would do.
     """
     if (folder / "modules.json").is_file() or (folder / "config_sentence_transformers.json").is_file():
-        what = f"{name} is a sentence-transformer, which makes embeddings and no text."
-        raise UsageError(what, "Use the language model that it was made from, or another one.")
+        raise UsageError(
+            f"{name} is a sentence-transformer, which makes embeddings and no text.",
+            "Use the language model that it was made from, or another one.",
+        )
     if (folder / "adapter_config.json").is_file():
         base = str(_json(folder / "adapter_config.json").get("base_model_name_or_path") or "its base model")
-        what = f"{name} is an adapter for {base[:200]!a}, and no model."
-        raise UsageError(what, "Name its base model; or merge the adapter into it (peft) and name what comes out.")
+        raise UsageError(
+            f"{name} is an adapter for {base[:200]!a}, and no model.",
+            "Name its base model; or merge the adapter into it (peft) and name what comes out.",
+        )
     if not (folder / "config.json").is_file():
         _refuse_without_config(folder, name)
     refuse_config(_json(folder / "config.json"), name)
@@ -53,12 +57,12 @@ def refuse_config(config: Mapping[str, Any], name: str) -> None:
     quantised = config.get("quantization_config") or config.get("compression_config")
     if isinstance(quantised, Mapping):
         method = str(quantised.get("quant_method") or quantised.get("quant_type") or "some method")
-        what = f"The weights of {name} are quantised already ({method[:40]!a}), and cannot be trained or merged."
-        fix = "Use the model that they were made from; --set quantisation=nf4 makes four bits of it here."
-        raise UsageError(what, fix)
+        raise UsageError(
+            f"The weights of {name} are quantised already ({method[:40]!a}), and cannot be trained or merged.",
+            "Use the model that they were made from; --set quantisation=nf4 makes four bits of it here.",
+        )
     if isinstance(config.get("quantization"), Mapping):
-        what = f"{name} holds quantised weights in MLX's format."
-        raise UsageError(what, "Use the model that they were made from.")
+        raise UsageError(f"{name} holds quantised weights in MLX's format.", "Use the model that they were made from.")
     architectures = config.get("architectures")
     if not isinstance(architectures, list) or not architectures:
         return
@@ -66,8 +70,10 @@ def refuse_config(config: Mapping[str, Any], name: str) -> None:
 
     known = {one.casefold() for names in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values() for one in _names(names)}
     if not any(str(one).casefold() in known for one in architectures):
-        what = f"{name} is a {str(architectures[0])[:60]}, and no model that writes on from a text (…ForCausalLM)."
-        raise UsageError(what, "Use a language model of a family such as Qwen2.5, Llama 3 or Gemma 3.")
+        raise UsageError(
+            f"{name} is a {str(architectures[0])[:60]}, and no model that writes on from a text (…ForCausalLM).",
+            "Use a language model of a family such as Qwen2.5, Llama 3 or Gemma 3.",
+        )
 
 
 def _names(value: object) -> list[str]:
@@ -79,8 +85,10 @@ def _names(value: object) -> list[str]:
 def _refuse_without_config(folder: Path, name: str) -> None:
     gguf = next(folder.glob("*.gguf"), None)
     if gguf is not None:
-        what = f"The folder {name} holds no model (config.json is missing)."
-        raise UsageError(what, f"It holds a GGUF file: name that, --model {gguf}.")
+        raise UsageError(
+            f"The folder {name} holds no model (config.json is missing).",
+            f"It holds a GGUF file: name that, --model {gguf}.",
+        )
     for pattern, what in _OTHER_FILES.items():
         if next(folder.glob(pattern), None) is not None:
             raise UsageError(f"The folder {name} {what}.", _OURS)
@@ -88,8 +96,10 @@ def _refuse_without_config(folder: Path, name: str) -> None:
     if inside is not None:
         raise UsageError(f"{name} is a model's place in the hub's cache.", f"Name the folder in it: {inside.parent}.")
     if (folder / "manifests").is_dir():
-        fix = "Name a file in it: the one after FROM in `ollama show --modelfile NAME`."
-        raise UsageError(f"{name} is the store of Ollama.", fix)
+        raise UsageError(
+            f"{name} is the store of Ollama.",
+            "Name a file in it: the one after FROM in `ollama show --modelfile NAME`.",
+        )
     why = "config.json is missing"
     if not any(folder.iterdir()):
         why = "it is empty"
@@ -102,8 +112,10 @@ def _refuse_other_weights(folder: Path, name: str) -> None:
     if isinstance(index, Mapping):
         missing = sorted({str(file) for file in index.values() if not (folder / str(file)).is_file()})
         if missing:
-            what = f"{name} lacks {missing[0][:80]!a} and {len(missing) - 1} more files that its index names."
-            raise UsageError(what, "Download or copy it again, whole.")
+            raise UsageError(
+                f"{name} lacks {missing[0][:80]!a} and {len(missing) - 1} more files that its index names.",
+                "Download or copy it again, whole.",
+            )
     weights = list(folder.glob("*.safetensors"))
     for file in weights:
         with file.open("rb") as opened:
@@ -116,8 +128,10 @@ def _refuse_other_weights(folder: Path, name: str) -> None:
         raise UsageError(f"{name} has its weights in a GGUF file.", f"Name that: --model {gguf}.")
     for pattern, what in _OTHER_WEIGHTS.items():
         if next(folder.glob(pattern), None) is not None:
-            fix = "Use a version with safetensors; or, where you trust it, load it and call save_pretrained."
-            raise UsageError(f"{name} has {what}, and no safetensors.", fix)
+            raise UsageError(
+                f"{name} has {what}, and no safetensors.",
+                "Use a version with safetensors; or, where you trust it, load it and call save_pretrained.",
+            )
 
 
 def _json(path: Path) -> dict[str, Any]:

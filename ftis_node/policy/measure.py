@@ -59,8 +59,10 @@ def geometry_of(config: PretrainedConfig, name: str) -> Geometry:
     except UserError:
         raise
     except Exception as error:  # as many kinds as there are architectures
-        what = f"{name} is no model that can be planned for: {first_line(error)}"
-        raise UsageError(what, "Use a decoder of a family such as Qwen2.5 or Llama.") from error
+        raise UsageError(
+            f"{name} is no model that can be planned for: {first_line(error)}",
+            "Use a decoder of a family such as Qwen2.5 or Llama.",
+        ) from error
 
 
 def known_config(name: str) -> PretrainedConfig | None:

@@ -55,8 +55,10 @@ def resolve(name: str) -> str:
         refuse_folder(Path(name), name)
         return str(Path(name).resolve())
     if _TOKENIZER in name or name.lower().endswith(".gguf"):
-        what = f"There is no file {name.partition(_TOKENIZER)[0]}."
-        raise UsageError(what, "Name a GGUF file that is here; one of a hub is downloaded first.")
+        raise UsageError(
+            f"There is no file {name.partition(_TOKENIZER)[0]}.",
+            "Name a GGUF file that is here; one of a hub is downloaded first.",
+        )
     if name in built_in():
         return str(BUILT_IN_DIR / name)
     if name.lower() in ALIASES:
@@ -64,8 +66,10 @@ def resolve(name: str) -> str:
     if name.count("/") == 1 and not name.startswith((".", "/", "~")) and not name.endswith("/"):
         return name
     if _OLLAMA.fullmatch(name):
-        what = f"{name} is a name of Ollama's, and no model here."
-        raise UsageError(what, f"`ollama show {name} --modelfile` names its file after FROM: give that with --model.")
+        raise UsageError(
+            f"{name} is a name of Ollama's, and no model here.",
+            f"`ollama show {name} --modelfile` names its file after FROM: give that with --model.",
+        )
     # A misspelt letter is one thing, another size or generation is another model.
     known = [one for one in (*ALIASES, *built_in()) if _digits(one) == _digits(Path(name).name)]
     raise UsageError(

@@ -130,5 +130,6 @@ def bitsandbytes(part: str, what: str, instead: str) -> Any:
             import_module("bitsandbytes")
             return import_module(f"bitsandbytes.{part}")
     except ImportError:
-        fix = f"Run: {to_install('ftis-node[gpu]')}; or use {instead}."
-        raise UsageError(f"{what} needs bitsandbytes.", fix) from None
+        raise UsageError(
+            f"{what} needs bitsandbytes.", f"Run: {to_install('ftis-node[gpu]')}; or use {instead}."
+        ) from None

@@ -85,8 +85,10 @@ def ready(policy: Policy, texts: Sequence[str] = TEXTS) -> Policy:
     if not plain.isfinite().all():
         fault = not_finite(policy)
         if isinstance(fault, DivergedError):
-            what = f"{policy.name} is not finite in {str(policy.dtype).removeprefix('torch.')}."
-            raise UsageError(what, "Its weights are damaged: download or copy the model again.")
+            raise UsageError(
+                f"{policy.name} is not finite in {str(policy.dtype).removeprefix('torch.')}.",
+                "Its weights are damaged: download or copy the model again.",
+            )
         raise fault
     tolerance = _tolerance(policy, probe, plain)
 

@@ -262,5 +262,9 @@ def _bounded(check: Check, found: Findings, seconds: float) -> Findings:
     hangs = thread.is_alive()
     yield from known
     if hangs:
-        advice = "Something hangs: a disk, a name service or a driver. Mend that and ask again."
-        yield Finding(check.subject, "fail", f"It was not known within {seconds:g} s.", advice)
+        yield Finding(
+            check.subject,
+            "fail",
+            f"It was not known within {seconds:g} s.",
+            "Something hangs: a disk, a name service or a driver. Mend that and ask again.",
+        )

@@ -43,8 +43,10 @@ def python(case: Case) -> Findings:
     if found is not None and found.origin:
         daemon = Path(found.origin).parent / "hivemind_cli" / "p2pd"
     if not os.access(daemon, os.X_OK) or not daemon.is_file():
-        advice = "Use Linux on x86-64, which hivemind's wheel is for, and install hivemind from that wheel."
-        yield fail(f"{seen}; hivemind's network daemon p2pd is not there.", advice)
+        yield fail(
+            f"{seen}; hivemind's network daemon p2pd is not there.",
+            "Use Linux on x86-64, which hivemind's wheel is for, and install hivemind from that wheel.",
+        )
         return
     yield ok(f"{seen}.")
 
@@ -60,8 +62,10 @@ def libraries(case: Case) -> Findings:
     try:
         requirements = [Requirement(text) for text in metadata.requires(_PACKAGE) or ()]
     except metadata.PackageNotFoundError:
-        advice = "Install it: pip install -e . in its folder, or `make`."
-        yield warn(f"{_PACKAGE} itself is not installed, so its ranges are unknown.", advice)
+        yield warn(
+            f"{_PACKAGE} itself is not installed, so its ranges are unknown.",
+            "Install it: pip install -e . in its folder, or `make`.",
+        )
         return
     sound = 0
     for requirement in requirements:
@@ -143,8 +147,10 @@ def gpu(case: Case) -> Findings:
         if case.settings.devices[0] == "cpu" or case.settings.model in built_in():
             yield ok("No GPU is used; the CPU trains.")
         else:
-            advice = "Fine for small models; large ones take a GPU, see `ftis-node fit`."
-            yield warn("There is none that torch can use: the CPU trains.", advice)
+            yield warn(
+                "There is none that torch can use: the CPU trains.",
+                "Fine for small models; large ones take a GPU, see `ftis-node fit`.",
+            )
         return
     devices: Sequence[str] = ("cuda",)
     if case.settings.device.startswith("cuda"):
@@ -179,8 +185,10 @@ def smoke(device: str) -> Finding:
     if util.find_spec("bitsandbytes") is None:
         text += f" Without bitsandbytes there is no 8-bit AdamW and no NF4 ({to_install('ftis-node[gpu]')})."
     if told["wrong"]:
-        text = f"{told['name']} computes {', '.join(told['wrong'])} otherwise than the CPU does."
-        return fail(text, "Its memory or its driver is broken: update the driver, test the card.")
+        return fail(
+            f"{told['name']} computes {', '.join(told['wrong'])} otherwise than the CPU does.",
+            "Its memory or its driver is broken: update the driver, test the card.",
+        )
     return ok(text)
 
 

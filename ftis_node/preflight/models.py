@@ -102,8 +102,10 @@ def memory(case: Case) -> Checked:
         limit = memory_limit()
     if not chosen.fits:
         refuse_shortage(settings, chosen)
-        advice = "Use a smaller model, LoRA or shorter completions: `ftis-node fit` says what fits."
-        yield warn(f"{text} {chosen.reasons[-1]}", advice)
+        yield warn(
+            f"{text} {chosen.reasons[-1]}",
+            "Use a smaller model, LoRA or shorter completions: `ftis-node fit` says what fits.",
+        )
     elif limit is not None and chosen.memory.total > limit:
         text = f"{text} But its control group may use only {rounded(limit)}."
         yield fail(text, "Give the container more memory, or use a smaller model.")
@@ -202,8 +204,12 @@ def tokenizer(case: Case) -> Findings:
             fits = f"It fits the run of {origin}, {run.id.hex()}: for models of any tokenizer."
         yield ok(f"{fits} Questions are asked {asked}.")
     if len(ids) > 1:
-        advice = "A node is in one run: name another --home, or other peers."
-        yield Finding("run", "fail", f"{' and '.join(ids.values())} are of different runs.", advice)
+        yield Finding(
+            "run",
+            "fail",
+            f"{' and '.join(ids.values())} are of different runs.",
+            "A node is in one run: name another --home, or other peers.",
+        )
     _refuse_rows(case, words)
 
 

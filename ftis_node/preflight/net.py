@@ -231,5 +231,4 @@ def _reachability(how: str, autonat: str) -> Finding:
         return Finding("reachability", "ok", "Nobody can dial this node directly; relays pass calls on.")
     if autonat == "public":
         return Finding("reachability", "ok", "Peers dialled this node successfully.")
-    text = "Not known yet: only peers with public addresses can tell, and none has."
-    return Finding("reachability", "warn", text)
+    return Finding("reachability", "warn", "Not known yet: only peers with public addresses can tell, and none has.")

@@ -64,8 +64,10 @@ def home(case: Case) -> Checked:
 
         case.peer_id = Identity.load(place.key).peer_id  # raises if it is damaged
         if place.key.stat().st_mode & 0o077:
-            text = f"Others on this machine may read the key {place.key}: whoever has it is this node."
-            yield warn(text, f"Run: chmod 600 {place.key}")
+            yield warn(
+                f"Others on this machine may read the key {place.key}: whoever has it is this node.",
+                f"Run: chmod 600 {place.key}",
+            )
 
 
 def _daemon(case: Case) -> Checked:
@@ -81,8 +83,10 @@ def _daemon(case: Case) -> Checked:
     if case.status is not None:
         yield ok(f"A daemon runs on {place.path}: {case.status.state}. {case.status.reason}")
     elif place.in_use():
-        advice = f"Look into {place.log}; if it hangs, end it: `ftis-node stop`, else kill -9."
-        yield fail(f"A daemon holds {place.path} but does not answer.", advice)
+        yield fail(
+            f"A daemon holds {place.path} but does not answer.",
+            f"Look into {place.log}; if it hangs, end it: `ftis-node stop`, else kill -9.",
+        )
     if place.run_file.exists():
         for error in noted(lambda: load_run_file(place.run_file)):
             yield fail(f"{place.run_file}: {error.what}", error.fix)
@@ -111,8 +115,10 @@ def checkpoints(case: Case) -> Findings:
     place = case.home
     damaged = sorted(place.checkpoints.glob("*.damaged"))
     if damaged:
-        text = f"{len(damaged)} checkpoints are damaged and set aside, the last is {damaged[-1].name}."
-        yield warn(text, "If that goes on, test the disk and the memory of this machine.")
+        yield warn(
+            f"{len(damaged)} checkpoints are damaged and set aside, the last is {damaged[-1].name}.",
+            "If that goes on, test the disk and the memory of this machine.",
+        )
     refuse_other_settings(place.checkpoints, case.settings)
     facts = newest_facts(place.checkpoints)
     if facts is not None and parse_label(facts["model"]) is not None:

@@ -164,20 +164,24 @@ class Home:
 
     def taken(self) -> UserError:
         """The error for a second daemon on one home."""
-        what = f"Another ftis-node daemon is running on the home {self.path}."
-        return UserError(what, f"Stop it with `ftis-node stop{self.flag}`, or name another --home.")
+        return UserError(
+            f"Another ftis-node daemon is running on the home {self.path}.",
+            f"Stop it with `ftis-node stop{self.flag}`, or name another --home.",
+        )
 
     def failed(self, error: Exception) -> UserError:
         """The error that ends a daemon when it could not read or write here."""
         if ran_out(error):
-            what = f"The node needs more open files than the {limit()} that it may have."
-            fix = "Raise the limit (`ulimit -n 4096`, or limits.conf) and start the same command again."
-            return UserError(what, fix)
+            return UserError(
+                f"The node needs more open files than the {limit()} that it may have.",
+                "Raise the limit (`ulimit -n 4096`, or limits.conf) and start the same command again.",
+            )
         if not self.path.is_dir():
             return UserError(f"The home {self.path} was removed meanwhile.", "Start again on a --home that stays.")
-        what = f"The home {self.path} cannot be written or read: {error}."
-        fix = "Make room on its disk and start the same command again; it goes on from the last checkpoint."
-        return UserError(what, fix)
+        return UserError(
+            f"The home {self.path} cannot be written or read: {error}.",
+            "Make room on its disk and start the same command again; it goes on from the last checkpoint.",
+        )
 
     def in_use(self) -> bool:
         """Whether a daemon holds the lock."""

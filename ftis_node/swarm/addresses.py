@@ -300,8 +300,10 @@ def free_port(host: str) -> int:
         try:
             tcp = _bind(host, 0, socket.SOCK_STREAM)
         except OSError as error:  # an unknown name, or not an address of this machine
-            what = f"This machine cannot listen on {host}: {error.strerror}."
-            raise UserError(what, "Name an address that it has with --host, or 0.0.0.0 for all.") from error
+            raise UserError(
+                f"This machine cannot listen on {host}: {error.strerror}.",
+                "Name an address that it has with --host, or 0.0.0.0 for all.",
+            ) from error
         with tcp:
             port = int(tcp.getsockname()[1])
             try:

@@ -86,9 +86,10 @@ class Identity:
         try:
             return self.from_bytes(path.read_bytes())
         except ValueError as error:
-            what = f"The key file {path} is damaged: {error}."
-            fix = "Put your copy of the key in its place; or remove it, and the home takes a new one."
-            raise UserError(what, fix) from error
+            raise UserError(
+                f"The key file {path} is damaged: {error}.",
+                "Put your copy of the key in its place; or remove it, and the home takes a new one.",
+            ) from error
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Identity:

@@ -444,5 +444,7 @@ def read_book(file: Path | None) -> MembersBook | None:
     try:
         return msgspec.msgpack.decode(file.read_bytes(), type=MembersBook)
     except (OSError, ValueError, msgspec.DecodeError) as error:
-        what = f"The list of members {file} cannot be read: {error}."
-        raise UserError(what, "Remove it, and ask for a new invitation; the founder needs none.") from error
+        raise UserError(
+            f"The list of members {file} cannot be read: {error}.",
+            "Remove it, and ask for a new invitation; the founder needs none.",
+        ) from error

@@ -31,9 +31,10 @@ class _Unknown(Source):
 
     def _load(self) -> Task:
         if self.code and Path(self.name).exists():
-            what = f"{self.name!r} is there, but no task: its name ends in neither .jsonl nor .csv."
-            fix = "Put a question and an answer in each line of a file with such a name (docs/tasks.md)."
-            raise UsageError(what, fix)
+            raise UsageError(
+                f"{self.name!r} is there, but no task: its name ends in neither .jsonl nor .csv.",
+                "Put a question and an answer in each line of a file with such a name (docs/tasks.md).",
+            )
         known = did_you_mean(self.name, (name for kind in KINDS for name in kind.names))
         raise UsageError(f"There is no task {self.name!r}.", f"{known}Use {TASK_KINDS}; for `eval` also math500.")
 
@@ -97,14 +98,18 @@ def check_named(
     if reward is not None and reward != run.reward:
         raise UsageError(f"The run's reward rule is {run.reward!a}, not {reward!a}.", "Leave out --reward.")
     if template is not None and chosen(template, run.reward, fixed=True)[0] != run.template:
-        what = f"The run asks by the template {shown(run.template)}, not by {template[:40]!a}."
-        raise UsageError(what, "Leave out --template, which is for a new run.")
+        raise UsageError(
+            f"The run asks by the template {shown(run.template)}, not by {template[:40]!a}.",
+            "Leave out --template, which is for a new run.",
+        )
     why = contradiction(run.template, run.reward)
     if why and not ours:
         raise UsageError(why, "Ask the others in the run for one whose rule and template agree.")
     if kind_of(run.reward) in _BOLD_RULES and reward is None and not ours:
-        what = f"The run judges answers by the rule {run.reward!r}, which {_BOLD_RULES[kind_of(run.reward)]}."
-        raise UsageError(what, f"If that is acceptable to you, start with --reward {run.reward}.")
+        raise UsageError(
+            f"The run judges answers by the rule {run.reward!r}, which {_BOLD_RULES[kind_of(run.reward)]}.",
+            f"If that is acceptable to you, start with --reward {run.reward}.",
+        )
 
 
 def scoring(rule: str, own: Scorer | None = None) -> Scorer:

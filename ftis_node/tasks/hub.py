@@ -136,8 +136,10 @@ class HubDataset(Source):
         if len(left_out) > len(rows):  # only then: the rows of a run that others have do not change
             rows, left_out = _examples(pairs, source, functools.partial(_gold, kind))
         if len(left_out) > len(rows):
-            what = f"Of {len(pairs):,} rows of {source.name}, {len(left_out):,} have an answer that is not {wanted}."
-            raise UsageError(what, "Name another column with --answer, or another rule with --reward.")
+            raise UsageError(
+                f"Of {len(pairs):,} rows of {source.name}, {len(left_out):,} have an answer that is not {wanted}.",
+                "Name another column with --answer, or another rule with --reward.",
+            )
         if left_out:
             first = ", ".join(map(str, left_out[:_TOLD])) + ", …" * (len(left_out) > _TOLD)
             left = counted(len(left_out), "row")
@@ -222,8 +224,10 @@ def _files(source: DatasetSplit) -> tuple[DatasetSplit, dict[str, int]]:
         chosen = {name: size for name, size in chosen.items() if name.endswith(".parquet")}
     total = sum(chosen.values())
     if total > BYTES_MAX:
-        what = f"The files of {source.name} have {rounded(total)}, and {rounded(BYTES_MAX)} are allowed."
-        raise UsageError(what, "Choose a smaller split, or make a .jsonl file of the rows that you want.")
+        raise UsageError(
+            f"The files of {source.name} have {rounded(total)}, and {rounded(BYTES_MAX)} are allowed.",
+            "Choose a smaller split, or make a .jsonl file of the rows that you want.",
+        )
     return replace(source, revision=str(info.sha)), dict(sorted(chosen.items()))
 
 
@@ -290,15 +294,16 @@ def _refused(source: DatasetSplit, error: Exception) -> UserError:
 
     named = f"The dataset {source.repo}"
     if isinstance(error, GatedRepoError):
-        fix = "Accept its terms on its page, and log in with `hf auth login` or HF_TOKEN."
-        return UsageError(f"{named} is gated.", fix)
+        return UsageError(
+            f"{named} is gated.", "Accept its terms on its page, and log in with `hf auth login` or HF_TOKEN."
+        )
     if isinstance(error, RepositoryNotFoundError):
-        fix = "Check the name; log in with `hf auth login` or HF_TOKEN."
-        return UsageError(f"{named} does not exist, or is private.", fix)
+        return UsageError(
+            f"{named} does not exist, or is private.", "Check the name; log in with `hf auth login` or HF_TOKEN."
+        )
     if isinstance(error, RevisionNotFoundError):
         return UsageError(f"{named} has no revision {source.revision}.", "Leave out @REVISION for the newest.")
     proxy = refused_proxy()
     if proxy is not None:
         return UserError(f"{named} cannot be had: {proxy.what}", proxy.fix)
-    fix = "Try again: a download goes on where it stopped."
-    return UserError(f"{named} cannot be had: {first_line(error)}.", fix)
+    return UserError(f"{named} cannot be had: {first_line(error)}.", "Try again: a download goes on where it stopped.")

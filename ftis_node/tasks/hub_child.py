@@ -97,8 +97,10 @@ def _json_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 def _refuse(there: Iterable[str], column: str) -> NoReturn:
     shown = ", ".join(map(str, there))[:1000]
-    fix = f"Name two with --question and --answer, of: {shown}; a dot leads into one, as in reward_model.ground_truth."
-    raise Unusable(f"has no column {column!r}", fix)
+    raise Unusable(
+        f"has no column {column!r}",
+        f"Name two with --question and --answer, of: {shown}; a dot leads into one, as in reward_model.ground_truth.",
+    )
 
 
 def _refuse_large(row: bytes | str) -> None:

@@ -45,9 +45,10 @@ def split(path: Path | str, rows: tuple[Example, ...]) -> tuple[tuple[Example, .
     held = {question for question, place in places.items() if place < _HELD_OUT or place == lowest}
     train = tuple(row for row in rows if row.question not in held)
     if not train:
-        what = f"{path} has only {counted(len(places), 'different question')}, and all would be held out, for tests."
-        fix = "Add rows: about a tenth is held out, chosen by a hash; from 20 questions on some are left for training."
-        raise UsageError(what, fix)
+        raise UsageError(
+            f"{path} has only {counted(len(places), 'different question')}, and all would be held out, for tests.",
+            "Add rows: about a tenth is held out, chosen by a hash; from 20 questions on some are left for training.",
+        )
     return train, tuple(row for row in rows if row.question in held)
 
 
@@ -252,8 +253,10 @@ class JsonLines(Source):
 
     def refuse_stranger(self, *, ours: bool) -> None:
         if not self.code and self.data is None and not ours:
-            what = f"The run's task is the file {self.name!a}, and which file is opened here is not a run's to say."
-            raise UsageError(what, "Get it from the others in the run, and name your copy with --data FILE.")
+            raise UsageError(
+                f"The run's task is the file {self.name!a}, and which file is opened here is not a run's to say.",
+                "Get it from the others in the run, and name your copy with --data FILE.",
+            )
 
     def _load(self) -> Task:
         return self._of(self.data or self.file, self.eval_data)
@@ -269,8 +272,10 @@ class JsonLines(Source):
         if eval_data is not None:
             held_out, eval_field = read_rows(eval_data, layout, self.rows_in)[1:]
             if eval_field != field:
-                what = f"{path} has the field {field!r} but {eval_data} has {eval_field!r}."
-                raise UsageError(what, "Use the same field in both files.")
+                raise UsageError(
+                    f"{path} has the field {field!r} but {eval_data} has {eval_field!r}.",
+                    "Use the same field in both files.",
+                )
         template = None
         if field != "question":
             template = PLAIN

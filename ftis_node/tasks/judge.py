@@ -57,9 +57,10 @@ def bare_environment() -> dict[str, str]:
 def refuse_unjailed(rule: str) -> None:
     """Raise UsageError if a rule needs the jail and this machine has none: it is tried."""
     if rule in JAILED and subprocess.run([sys.executable, "-P", str(_JAIL)]).returncode:
-        what = f"What {rule} judges is run, and nothing can lock it in here."
-        fix = "That needs Linux on x86-64 with seccomp and landlock (5.13); in containers, a new engine."
-        raise UsageError(what, fix)
+        raise UsageError(
+            f"What {rule} judges is run, and nothing can lock it in here.",
+            "That needs Linux on x86-64 with seccomp and landlock (5.13); in containers, a new engine.",
+        )
 
 
 class Asked(Scorer):

@@ -29,8 +29,10 @@ class Math500(Source):
     has_files = True
 
     def _load(self) -> Task:
-        what = "The task math500 is a test: it has nothing to train on, and its verdicts cannot be shared by a run."
-        raise UsageError(what, "Train on another task, for example gsm8k, and use: ftis-node eval --task math500.")
+        raise UsageError(
+            "The task math500 is a test: it has nothing to train on, and its verdicts cannot be shared by a run.",
+            "Train on another task, for example gsm8k, and use: ftis-node eval --task math500.",
+        )
 
     def _test(self) -> Task:
         path = self.data or cached(TEST, cache_dir() / "math500-test.jsonl", fix=LOCAL_COPY)

@@ -104,8 +104,10 @@ class PythonFunction(Source):
 
     def refuse_stranger(self, *, ours: bool) -> None:
         if not self.code:
-            what = f"The run's task is Python code, {self.name!a}, which is imported only if you name it yourself."
-            raise UsageError(what, f"Get that code from someone you trust, read it, and start with --task {self.name}.")
+            raise UsageError(
+                f"The run's task is Python code, {self.name!a}, which is imported only if you name it yourself.",
+                f"Get that code from someone you trust, read it, and start with --task {self.name}.",
+            )
 
     def _check(self) -> Task | None:
         if not self.code:
@@ -119,12 +121,15 @@ class PythonFunction(Source):
     def _load(self) -> Task:
         name = self.name
         if not self.code:
-            what = f"The task {name!a} is Python code, which is imported only if the owner of this node names it."
-            raise UsageError(what, "Get that code from someone you trust, and start with --task and that name.")
+            raise UsageError(
+                f"The task {name!a} is Python code, which is imported only if the owner of this node names it.",
+                "Get that code from someone you trust, and start with --task and that name.",
+            )
         if not _NAME.fullmatch(name) or len(name) > _NAME_CHARACTERS:
-            what = f"The task {name!a} cannot be a run's name of a Python function."
-            fix = f"Write package.module:function, a letter first, of at most {_NAME_CHARACTERS} characters."
-            raise UsageError(what, fix)
+            raise UsageError(
+                f"The task {name!a} cannot be a run's name of a Python function.",
+                f"Write package.module:function, a letter first, of at most {_NAME_CHARACTERS} characters.",
+            )
         began = time.monotonic()
         function, task = call(name)
         seconds = time.monotonic() - began
@@ -215,10 +220,10 @@ class Guarded(Asked):
         return {"stdout": 2, "stderr": 2}  # its output goes to stderr: stdout may be somebody's JSON
 
     def _did_not_start(self) -> UserError:
-        what = (
-            f"The process that runs the reward function of {self._rule} was not ready in {self._start_seconds:.0f} s."
+        return UserError(
+            f"The process that runs the reward function of {self._rule} was not ready in {self._start_seconds:.0f} s.",
+            "What it printed says why; it imports the module and calls that function once more.",
         )
-        return UserError(what, "What it printed says why; it imports the module and calls that function once more.")
 
 
 def judged(function: Scorer, text: str, answer: str) -> list[object] | str:
@@ -241,8 +246,10 @@ def _sound(verdict: Any) -> Score:
 
 def _no_module(name: str) -> UsageError:
     near = did_you_mean(name, (*(file.stem for file in Path.cwd().glob("*.py")), "hf", "reasoning-gym", "verifiers"))
-    what = f"There is no Python module {name}, neither in {Path.cwd()} nor installed."
-    return UsageError(what, f"{near}Start in the folder that holds it, or install it.")
+    return UsageError(
+        f"There is no Python module {name}, neither in {Path.cwd()} nor installed.",
+        f"{near}Start in the folder that holds it, or install it.",
+    )
 
 
 def _function(name: str) -> Callable[[], Any]:
@@ -259,8 +266,10 @@ def _function(name: str) -> Callable[[], Any]:
     function = getattr(module, function_name, None)
     if not callable(function):
         near = did_you_mean(function_name, (name for name in vars(module) if name[0] != "_"))
-        what = f"The module {module_name} ({getattr(module, '__file__', None)}) has no function {function_name}."
-        raise UsageError(what, f"{near}Name a function in it.")
+        raise UsageError(
+            f"The module {module_name} ({getattr(module, '__file__', None)}) has no function {function_name}.",
+            f"{near}Name a function in it.",
+        )
     return function  # type: ignore[no-any-return]
 
 
@@ -300,8 +309,10 @@ def _code_digest(name: str, *functions: object) -> str:
         module = sys.modules.get(getattr(function, "__module__", None) or type(function).__module__)
         path = getattr(module, "__file__", None)
         if path is None or not path.endswith(".py") or not os.path.isfile(path):
-            what = f"The code of the task {name} has no source file that others could be compared with."
-            raise UsageError(what, "Write the function and its reward as plain functions in .py files.")
+            raise UsageError(
+                f"The code of the task {name} has no source file that others could be compared with.",
+                "Write the function and its reward as plain functions in .py files.",
+            )
         digests.add(hashlib.sha256(Path(path).read_bytes()).hexdigest())
     return hashlib.sha256(json.dumps(sorted(digests), separators=(",", ":")).encode()).hexdigest()
 

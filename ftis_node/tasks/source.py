@@ -99,8 +99,10 @@ class Source(ABC):
             ours: the owner joined or began that run before.
         """
         if self.does and not self.code and not ours:
-            what = f"The run's task is {self.name!a}, which {self.does}."
-            raise UsageError(what, f"If that is acceptable to you, start with --task '{self.name}'.")
+            raise UsageError(
+                f"The run's task is {self.name!a}, which {self.does}.",
+                f"If that is acceptable to you, start with --task '{self.name}'.",
+            )
 
     @abstractmethod
     def _load(self) -> Task: ...
@@ -125,8 +127,10 @@ class Source(ABC):
         if self.reward is not None and self.reward != task.reward:
             check_rule(self.reward)
             if task.scorer is not None or kind_of(self.reward) != kind_of(task.reward):
-                what = f"The task {task.name} has the reward rule {task.reward!r}, not {self.reward!r}."
-                raise UsageError(what, "Leave out --reward, which is for a file or an hf: task.")
+                raise UsageError(
+                    f"The task {task.name} has the reward rule {task.reward!r}, not {self.reward!r}.",
+                    "Leave out --reward, which is for a file or an hf: task.",
+                )
             task = task.under(self.reward)
         if self.reward is not None:
             task = replace(task, chosen=task.chosen | {"reward"})

@@ -146,12 +146,16 @@ def chosen(wanted: str, rule: str, *, fixed: bool) -> tuple[str, str]:
         texts = TEMPLATES.get(wanted)
         if texts is None:
             near = did_you_mean(wanted[:40], TEMPLATES)
-            fix = f"{near}Name one of {', '.join(TEMPLATES)}, or write a text with {{question}} in it, once."
-            raise UsageError(f"There is no template {wanted[:40]!a}.", fix)
+            raise UsageError(
+                f"There is no template {wanted[:40]!a}.",
+                f"{near}Name one of {', '.join(TEMPLATES)}, or write a text with {{question}} in it, once.",
+            )
         needed = rule_in(wanted, rule)
         if not needed:
-            what = f"The template {wanted} does not go with the rule {rule[:40]!a}."
-            raise UsageError(what, "Write a text with {question} in it, or name another template.")
+            raise UsageError(
+                f"The template {wanted} does not go with the rule {rule[:40]!a}.",
+                "Write a text with {question} in it, or name another template.",
+            )
         text = texts[needed]
     why = contradiction(text, rule)
     if why and (fixed or text is wanted):

@@ -113,10 +113,10 @@ def refuse_special(tokenizer: PreTrainedTokenizerBase, tags: Sequence[str], mode
     special = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
     for tag in tags:
         if tag in special:
-            what = (
-                f"{model} writes {tag} as a special token, which is no part of a text: no answer could earn a reward."
+            raise UsageError(
+                f"{model} writes {tag} as a special token, which is no part of a text: no answer could earn a reward.",
+                "Use another model, or a task whose own function judges answers without these tags.",
             )
-            raise UsageError(what, "Use another model, or a task whose own function judges answers without these tags.")
 
 
 def refuse_rows(tokenizer: PreTrainedTokenizerBase, rows: int, model: str) -> None:
@@ -138,5 +138,7 @@ def refuse_rows(tokenizer: PreTrainedTokenizerBase, rows: int, model: str) -> No
     end = usual_end(tokenizer, None)
     if end is not None and end >= limit:
         word = str(tokenizer.convert_ids_to_tokens(end))
-        what = f"{model} can never end: its end {word[:40]!r} has the token id {end}, and it can write {limit} ids."
-        raise UsageError(what, _OTHER)
+        raise UsageError(
+            f"{model} can never end: its end {word[:40]!r} has the token id {end}, and it can write {limit} ids.",
+            _OTHER,
+        )

@@ -89,8 +89,10 @@ def frame_of(tokenizer: PreTrainedTokenizerBase, template: str, chat: Chat | Non
 
 def _between(chat: Chat) -> str:
     if chat.between is None:
-        what = "This model's chat template has no fixed text between an answer and the message that follows it."
-        raise UsageError(what, "Use another model, or chat=never.")
+        raise UsageError(
+            "This model's chat template has no fixed text between an answer and the message that follows it.",
+            "Use another model, or chat=never.",
+        )
     return chat.between
 
 
@@ -131,8 +133,9 @@ def chat_wanted(tokenizer: PreTrainedTokenizerBase, template: str, wanted: Wante
         chat = chat_of(tokenizer, thinking=thinking)
     except NoChat as error:
         if wanted == "always":
-            what = f"This model cannot be asked in a chat: {error}."
-            raise UsageError(what, "Leave out chat=always, or use an instruct model.") from None
+            raise UsageError(
+                f"This model cannot be asked in a chat: {error}.", "Leave out chat=always, or use an instruct model."
+            ) from None
         return None
     if wanted == "always" or instructed(tokenizer, chat):
         return chat

@@ -72,8 +72,9 @@ class Checkpointer:
         try:
             self._learner.restore(load_file(path / WEIGHTS), load_file(path / OPTIMISER), steps)
         except FtisError as error:
-            fix = "Use the model, --lora/--full and optimiser of the first start, or a fresh --home."
-            raise UsageError(str(error), fix) from error
+            raise UsageError(
+                str(error), "Use the model, --lora/--full and optimiser of the first start, or a fresh --home."
+            ) from error
         random = load_file(path / _RANDOM)
         torch.set_rng_state(random["torch"])
         if random["sampling"].shape == self._random.get_state().shape:  # early versions drew from a GPU's
@@ -106,7 +107,8 @@ class Checkpointer:
                 write_tensors(directory / name, tensors, self._metadata if name == WEIGHTS else None)
         except OSError as error:
             if error.errno in _NO_ROOM:
-                what = f"There is no room for a checkpoint in {directory.parent}: {error}."
-                fix = "Make room on its disk and start the same command again; it goes on from the last checkpoint."
-                raise UserError(what, fix) from error
+                raise UserError(
+                    f"There is no room for a checkpoint in {directory.parent}: {error}.",
+                    "Make room on its disk and start the same command again; it goes on from the last checkpoint.",
+                ) from error
             raise

@@ -62,9 +62,10 @@ def settle(
         trains = "all weights"
         if chosen.lora:
             trains = "LoRA layers on weights of four bits"
-        what = f"With engine=vllm a server gets LoRA layers for the model's own weights; this node trains {trains}."
-        fix = "Leave out engine=vllm, or use --lora and quantisation=none (with a fresh --home if it began otherwise)."
-        raise UsageError(what, fix)
+        raise UsageError(
+            f"With engine=vllm a server gets LoRA layers for the model's own weights; this node trains {trains}.",
+            "Leave out engine=vllm, or use --lora and quantisation=none (with a fresh --home if it began otherwise).",
+        )
     if chosen.quantisation == "nf4":
         kernels()  # raises before anything is loaded
     settled = {name: getattr(chosen, name) for name in _PLANNED}

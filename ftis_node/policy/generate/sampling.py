@@ -78,5 +78,7 @@ def not_finite(policy: Policy) -> FtisError:
     other = "float32"
     if policy.dtype == torch.float16:
         other = "bfloat16 (slow before Ampere) or float32"
-    what = f"{policy.name} is not finite in {name}, though its weights are."
-    return UsageError(what, f"Its activations are too large for that dtype: use --set dtype={other}.")
+    return UsageError(
+        f"{policy.name} is not finite in {name}, though its weights are.",
+        f"Its activations are too large for that dtype: use --set dtype={other}.",
+    )

@@ -103,9 +103,10 @@ class Server:
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise UsageError(f"{url!r} is no address of a server.", "Use one like http://127.0.0.1:8000.")
         if not key and not _here(parts.hostname):
-            what = f"The vLLM server {url} is not on this machine, and would load files for anyone who reaches it."
-            fix = f"Start it with --api-key, and give the same key to this node in the environment as {KEY}."
-            raise UsageError(what, fix)
+            raise UsageError(
+                f"The vLLM server {url} is not on this machine, and would load files for anyone who reaches it.",
+                f"Start it with --api-key, and give the same key to this node in the environment as {KEY}.",
+            )
         return cls(url.rstrip("/"), Path(folder).expanduser().absolute(), key)
 
     def connect(self, policy: Policy, prompt: Sequence[int], text: str, tokens: int, step: int = 0) -> None:
@@ -174,22 +175,27 @@ class Server:
             models = self._ask("/v1/models")
         except RefusedError as error:
             if error.code == 401:
-                what = f"The vLLM server {self.url} wants another key."
-                raise UsageError(what, f"Put its --api-key into the environment: {KEY}.") from None
+                raise UsageError(
+                    f"The vLLM server {self.url} wants another key.", f"Put its --api-key into the environment: {KEY}."
+                ) from None
             raise AwayError(str(error)) from None
         with _sense():
             base = next(model for model in models["data"] if model.get("parent") is None)
             self._model = str(base["id"])
             longest = int(base.get("max_model_len") or tokens)
         if longest < tokens:
-            what = f"The vLLM server {self.url} takes {longest} tokens, and prompt and completion have up to {tokens}."
-            raise UsageError(what, f"Start it with --max-model-len {tokens} or more.")
+            raise UsageError(
+                f"The vLLM server {self.url} takes {longest} tokens, and prompt and completion have up to {tokens}.",
+                f"Start it with --max-model-len {tokens} or more.",
+            )
         told = self._must("/tokenize", {"model": self._model, "prompt": text, "add_special_tokens": False})
         with _sense():
             read = list(told["tokens"])
         if read != policy.tokenizer(text, add_special_tokens=False).input_ids:
-            what = f"The vLLM server {self.url} has the model {self._model}, whose tokenizer is another."
-            raise UsageError(what, "Start it with this node's model.")
+            raise UsageError(
+                f"The vLLM server {self.url} has the model {self._model}, whose tokenizer is another.",
+                "Start it with this node's model.",
+            )
 
     def _same_distribution(self, policy: Policy, prompt: Sequence[int]) -> None:
         """Score a short completion both ways."""
@@ -199,8 +205,10 @@ class Server:
         except RefusedError as error:
             if error.code >= 500:
                 raise AwayError(str(error)) from None
-            what = f"The vLLM server {self.url} refused to sample: {error}"
-            raise UsageError(what, "Use version 0.32 or newer, with the flags of docs/deploy.md.") from None
+            raise UsageError(
+                f"The vLLM server {self.url} refused to sample: {error}",
+                "Use version 0.32 or newer, with the flags of docs/deploy.md.",
+            ) from None
         claimed = np.concatenate([one.logprobs for one in made])
         given = [Prefixed(prompt, [one.token_ids for one in made], [None] * len(made))]
         with torch.no_grad():
@@ -208,9 +216,10 @@ class Server:
         off = float(np.abs(ours - claimed).mean())
         if off <= TOLERANCE[policy.dtype]:
             return
-        what = f"The log-probs of the vLLM server {self.url} are off by {off:.2g} nats a token."
-        fix = f"Start it with this node's weights and dtype ({str(policy.dtype).removeprefix('torch.')}), and {FLAGS}."
-        raise UsageError(what, fix)
+        raise UsageError(
+            f"The log-probs of the vLLM server {self.url} are off by {off:.2g} nats a token.",
+            f"Start it with this node's weights and dtype ({str(policy.dtype).removeprefix('torch.')}), and {FLAGS}.",
+        )
 
     # --- weights ------------------------------------------------------------------------------------------------------
 

@@ -69,8 +69,10 @@ def folder_of(file: Path, tokenizer: Path | None = None) -> Path:
                 _make(file, header, tokenizer, target)
         replace_text(seen, target.name)
     except OSError as error:
-        what = f"{place} cannot be written: {error.strerror or error}."
-        raise UserError(what, "Make room there, or set XDG_CACHE_HOME to a folder on another disk.") from error
+        raise UserError(
+            f"{place} cannot be written: {error.strerror or error}.",
+            "Make room there, or set XDG_CACHE_HOME to a folder on another disk.",
+        ) from error
     return target
 
 
@@ -96,8 +98,10 @@ def _stamp(file: Path) -> str:
 def _small_files(folder: Path) -> list[Path]:
     found = [folder / name for name in FILES if (folder / name).is_file()]
     if not {"tokenizer.json", "vocab.json", "tokenizer.model"} & {file.name for file in found}:
-        what = f"{folder} holds no tokenizer."
-        raise UsageError(what, "Name a folder with the tokenizer.json and tokenizer_config.json of the model.")
+        raise UsageError(
+            f"{folder} holds no tokenizer.",
+            "Name a folder with the tokenizer.json and tokenizer_config.json of the model.",
+        )
     return found
 
 
@@ -118,8 +122,10 @@ def blocks() -> dict[int, tuple[int, int]]:
     try:
         from gguf import GGML_QUANT_SIZES
     except ImportError:
-        what = "GGUF files are read and written with the package gguf, which is not installed."
-        raise UsageError(what, f"Install it: {to_install('ftis-node[gguf]')}.") from None
+        raise UsageError(
+            "GGUF files are read and written with the package gguf, which is not installed.",
+            f"Install it: {to_install('ftis-node[gguf]')}.",
+        ) from None
     return {int(kind): sizes for kind, sizes in GGML_QUANT_SIZES.items()}
 
 
@@ -147,25 +153,35 @@ def _opened(file: Path) -> GgufHeader:
         for begin, what, fix in _OTHERS:
             if first.lstrip().startswith(begin):
                 raise UsageError(f"{file} {what}, and no model.", fix) from None
-        what = f"{file} is a file, and no GGUF file."
-        raise UsageError(what, "Name a GGUF file, or the folder that holds config.json and the weights.") from None
+        raise UsageError(
+            f"{file} is a file, and no GGUF file.",
+            "Name a GGUF file, or the folder that holds config.json and the weights.",
+        ) from None
     except OSError as error:
         raise UsageError(f"{file} cannot be read: {error.strerror or error}.", "Check its permissions.") from None
     facts = header.facts
     family = header.facts["general.architecture"]
     parts = facts.get("split.count", 1)
     if parts != 1:
-        what = f"{file} is one of {parts} parts of a model."
-        raise UsageError(what, "Join them first: `llama-gguf-split --merge FIRST-PART WHOLE.gguf` of llama.cpp.")
+        raise UsageError(
+            f"{file} is one of {parts} parts of a model.",
+            "Join them first: `llama-gguf-split --merge FIRST-PART WHOLE.gguf` of llama.cpp.",
+        )
     if facts.get("general.type", "model") == "adapter":
-        what = f"{file} is an adapter, which is no model by itself."
-        raise UsageError(what, "Name the GGUF file of a whole model; `llama-export-lora` of llama.cpp merges the two.")
+        raise UsageError(
+            f"{file} is an adapter, which is no model by itself.",
+            "Name the GGUF file of a whole model; `llama-export-lora` of llama.cpp merges the two.",
+        )
     if family == "clip" or facts.get("general.type") == "mmproj":
-        what = f"{file} is the part of a model that reads pictures (mmproj)."
-        raise UsageError(what, "Name the file of its language model, which lies beside it as a rule.")
+        raise UsageError(
+            f"{file} is the part of a model that reads pictures (mmproj).",
+            "Name the file of its language model, which lies beside it as a rule.",
+        )
     if family not in FAMILIES:
-        what = f"{file} is of the architecture {family!a}, which is not read from GGUF files here."
-        raise UsageError(what, f"{_ELSEWHERE}, or a model of: {', '.join(FAMILIES)}.")
+        raise UsageError(
+            f"{file} is of the architecture {family!a}, which is not read from GGUF files here.",
+            f"{_ELSEWHERE}, or a model of: {', '.join(FAMILIES)}.",
+        )
     return header
 
 
@@ -176,8 +192,10 @@ def _make(file: Path, header: GgufHeader, tokenizer: Path | None, target: Path) 
     need = 2 * sum(one.elements for one in header.tensors.values()) + _ROOM
     free = free_bytes(target)
     if need > free:
-        what = f"{file} takes {rounded(need)} as a folder, and {rounded(free)} are free in {target.parent}."
-        raise UserError(what, "Make room there, or set XDG_CACHE_HOME to a folder on another disk.")
+        raise UserError(
+            f"{file} takes {rounded(need)} as a folder, and {rounded(free)} are free in {target.parent}.",
+            "Make room there, or set XDG_CACHE_HOME to a folder on another disk.",
+        )
     partial.mkdir()
     say(f"{file.name} becomes a folder of {rounded(need - _ROOM)} in {target.parent}, once.", error=True, flush=True)
     command = [sys.executable, "-P", "-m", "ftis_node.policy.gguf", str(file), str(tokenizer or ""), str(partial)]
@@ -198,8 +216,10 @@ def _why(file: Path, ended: subprocess.CompletedProcess[bytes]) -> UserError:
         what, fix = json.loads(ended.stdout)
         return UsageError(what, fix)
     except (ValueError, TypeError):
-        what = f"{file} was not turned into a folder: the process ended with {ended.returncode}."
-        return UserError(what, f"Its own words stand above; -9 means that memory ran out. {_ELSEWHERE}.")
+        return UserError(
+            f"{file} was not turned into a folder: the process ended with {ended.returncode}.",
+            f"Its own words stand above; -9 means that memory ran out. {_ELSEWHERE}.",
+        )
 
 
 def quantisation(header: GgufHeader) -> str:
