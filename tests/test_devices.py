@@ -123,7 +123,7 @@ ALL = pytest.mark.parametrize(
 
 
 @ALL
-def test_the_gradient_and_five_steps_are_those_of_one_process(node_of: NodeOf, kind: str, ranks: int) -> None:
+def test_the_gradient_and_five_steps_are_those_of_one_process(node_of: NodeOf, kind: str, ranks: int):
     alone = node_of(kind, 1)
     together = node_of(kind, ranks)
     made = alone.ask(ask.Generate(ROWS)).groups
@@ -144,7 +144,7 @@ def test_the_gradient_and_five_steps_are_those_of_one_process(node_of: NodeOf, k
 
 
 @ALL
-def test_tokens_answers_and_their_figures_are_the_same(node_of: NodeOf, kind: str, ranks: int) -> None:
+def test_tokens_answers_and_their_figures_are_the_same(node_of: NodeOf, kind: str, ranks: int):
     alone = node_of(kind, 1)
     together = node_of(kind, ranks)
     for rows in (ROWS, [3], []):
@@ -193,7 +193,7 @@ def test_a_checkpoint_of_any_number_of_ranks_is_restored_on_any_other(
 
 
 @pytest.mark.parametrize(("kind", "ranks"), some(*TWO, later=[("shards", 3)]))
-def test_a_snapshot_is_of_its_moment_and_whole(node_of: NodeOf, tmp_path: Path, kind: str, ranks: int) -> None:
+def test_a_snapshot_is_of_its_moment_and_whole(node_of: NodeOf, tmp_path: Path, kind: str, ranks: int):
     node = node_of(kind, ranks)
     made = node.ask(ask.Generate(ROWS)).groups
     node.move(made, 1)
@@ -208,7 +208,7 @@ def test_a_snapshot_is_of_its_moment_and_whole(node_of: NodeOf, tmp_path: Path, 
     assert {float(value) for name, value in state.items() if name.endswith("/step")} == {1.0}
 
 
-def test_each_rank_keeps_a_part_of_every_moment_and_a_sum_that_lacked_memory_is_made_later(tmp_path: Path) -> None:
+def test_each_rank_keeps_a_part_of_every_moment_and_a_sum_that_lacked_memory_is_made_later(tmp_path: Path):
     """The embedding is the head's too, so it is in no layer's shards. Weights are in bf16, masters in parts."""
     command = [sys.executable, "-m", "tests.support.parts"]
     ranks = [subprocess.Popen([*command, str(rank), tmp_path / "place"], stdout=subprocess.PIPE) for rank in range(2)]
@@ -219,7 +219,7 @@ def test_each_rank_keeps_a_part_of_every_moment_and_a_sum_that_lacked_memory_is_
     assert 0 < first["far"] < 1e-5 * first["size"]
 
 
-def test_rows_of_ones_own_are_trained_on_by_all(node_of: NodeOf) -> None:
+def test_rows_of_ones_own_are_trained_on_by_all(node_of: NodeOf):
     told = []
     for ranks in (1, 2):
         node = node_of("full", ranks)
@@ -248,7 +248,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callabl
         node.process.end()
 
 
-def test_where_memory_is_short_in_one_all_begin_anew(failing: Callable[..., Node], node_of: NodeOf) -> None:
+def test_where_memory_is_short_in_one_all_begin_anew(failing: Callable[..., Node], node_of: NodeOf):
     node = failing("memory")
     alone = node_of("full", 1)
     made = alone.ask(ask.Generate(ROWS)).groups
@@ -259,14 +259,14 @@ def test_where_memory_is_short_in_one_all_begin_anew(failing: Callable[..., Node
     assert node.move(made, 1).memory_retries == 0
 
 
-def test_shards_end_together_where_memory_is_short_in_one(failing: Callable[..., Node]) -> None:
+def test_shards_end_together_where_memory_is_short_in_one(failing: Callable[..., Node]):
     node = failing("memory", **KINDS["shards"])
     with pytest.raises(WorkerDied) as died:
         node.move(node.ask(ask.Generate(ROWS)).groups, 1)
     assert died.value.no_room
 
 
-async def test_shards_without_room_take_half_the_next_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_shards_without_room_take_half_the_next_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("ftis_node.node.compute.LONGEST_PAUSE", 0.0)
     process = ComputeProcess(JoinOptions(home=Home(tmp_path)), Home(tmp_path), lambda: None)
     process.loaded = SimpleNamespace(settings=SimpleNamespace(micro_batch_tokens=1000))  # type: ignore[assignment]
@@ -279,7 +279,7 @@ async def test_shards_without_room_take_half_the_next_time(tmp_path: Path, monke
 
 
 @pytest.mark.slow
-def test_what_fails_in_one_fails_in_all(failing: Callable[..., Node], node_of: NodeOf) -> None:
+def test_what_fails_in_one_fails_in_all(failing: Callable[..., Node], node_of: NodeOf):
     node = failing("at once")
     made = node_of("full", 1).ask(ask.Generate(ROWS)).groups
     with pytest.raises(WorkerFault):
@@ -289,7 +289,7 @@ def test_what_fails_in_one_fails_in_all(failing: Callable[..., Node], node_of: N
 
 
 @pytest.mark.parametrize("work", ["generate", "step"])
-def test_an_interrupt_ends_the_work_of_all_and_not_what_follows(node_of: NodeOf, work: str) -> None:
+def test_an_interrupt_ends_the_work_of_all_and_not_what_follows(node_of: NodeOf, work: str):
     node = node_of("full", 2)
     made = node.ask(ask.Generate(ROWS)).groups
     long: ask.Request[Any] = ask.Generate(ROWS * 300)
@@ -347,12 +347,12 @@ LATER = [pytest.param(kind, marks=pytest.mark.slow) for kind in (ask.Load, ask.G
 
 
 @pytest.mark.parametrize("kind", [ask.Step, *LATER], ids=lambda kind: kind.op)
-async def test_a_rank_that_is_killed_ends_all(kind: type[ask.Request[Any]], tmp_path: Path) -> None:
+async def test_a_rank_that_is_killed_ends_all(kind: type[ask.Request[Any]], tmp_path: Path):
     await asyncio.wait_for(died(kind, tmp_path), 120)
 
 
 @pytest.mark.slow
-def test_a_daemon_on_two_devices_goes_on_after_one_of_its_processes_is_killed(join: Join) -> None:
+def test_a_daemon_on_two_devices_goes_on_after_one_of_its_processes_is_killed(join: Join):
     flags = ("--task", "arithmetic", "--devices", "cpu,cpu", "--full", "--set", "batch_groups=4")
     node = join("node", *flags, "--set", "eval_every=1000", "--set", "checkpoint_minutes=0.02")
     node.wait(lambda s: s.get("step", 0) >= 3, "it takes steps")
@@ -373,12 +373,12 @@ def test_a_daemon_on_two_devices_goes_on_after_one_of_its_processes_is_killed(jo
 # --- commands --------------------------------------------------------------------------------------------------------
 
 
-def test_one_device_is_nothing_to_compare() -> None:
+def test_one_device_is_nothing_to_compare():
     assert "nothing to compare" in refused("bench", "step", "--devices", "cpu").what
 
 
 @pytest.mark.slow
-def test_several_devices_are_timed_beside_one_unless_a_process_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_devices_are_timed_beside_one_unless_a_process_hangs(monkeypatch: pytest.MonkeyPatch):
     timed = partial(bench_devices, Size(4, 4, 6, 8), "cpu,cpu", repeats=1)
     figures = timed()
     assert figures["speedup_over_one"] == figures["one_step_s"] / figures["several_step_s"] > 0
@@ -397,7 +397,7 @@ def planned(budget: float, **wishes: Any) -> Plan:
     return plan(geometry_of(CONFIG, "qwen2.5-3b"), round(budget * GB), LARGE, Wishes(**wishes), "cuda", False)
 
 
-def test_full_training_beyond_one_card_is_in_shards_and_within_it_in_replicas() -> None:
+def test_full_training_beyond_one_card_is_in_shards_and_within_it_in_replicas():
     assert not planned(80, devices=2).sharded and not planned(80, devices=2).lora
     alone = planned(46)
     together = planned(46, devices=2)
@@ -407,7 +407,7 @@ def test_full_training_beyond_one_card_is_in_shards_and_within_it_in_replicas() 
     assert planned(80, devices=2, sharded=True).sharded and planned(20, devices=2).lora
 
 
-def test_more_devices_leave_each_less_to_hold_but_not_for_generation() -> None:
+def test_more_devices_leave_each_less_to_hold_but_not_for_generation():
     needs = [planned(200, devices=n, sharded=True, generation_batch=12).memory for n in (2, 3, 8)]
     assert needs[0].training > needs[1].training > needs[2].training
     whole = planned(200, generation_batch=12, lora=False).memory
@@ -416,6 +416,6 @@ def test_more_devices_leave_each_less_to_hold_but_not_for_generation() -> None:
         assert need.weights + need.sampling == pytest.approx(whole.weights + whole.sampling, rel=1e-6)
 
 
-def test_fit_plans_for_devices_of_different_sizes() -> None:
+def test_fit_plans_for_devices_of_different_sizes():
     told = answer("fit", "--model", "tiny-a", "--vram", "3,2", "--task", "arithmetic")
     assert told["devices"] == 2 and told["budget_gb"] == 2 and "--devices cuda:0,cuda:1" in told["command"]

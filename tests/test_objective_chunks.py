@@ -28,7 +28,7 @@ def drawn(seed: int = 0) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("name", sorted(PRESETS))
-def test_with_one_token_a_chunk_it_is_the_objective_over_tokens_bit_for_bit(name: str) -> None:
+def test_with_one_token_a_chunk_it_is_the_objective_over_tokens_bit_for_bit(name: str):
     found = []
     for chunks in (None, torch.arange(9)):
         tokens = drawn()
@@ -42,7 +42,7 @@ def test_with_one_token_a_chunk_it_is_the_objective_over_tokens_bit_for_bit(name
         assert torch.equal(plain, chunked)
 
 
-def test_by_hand() -> None:
+def test_by_hand():
     """Two tokens in one chunk: log ρ = −1 − 2 + 2.5 = −0.5, which is the weight of both."""
     batch = packed([[-1.0, -2.0, -0.5]], [2.0], generator=[[-2.5, -0.7]], chunks=[0, 0, 1])
     terms, gradient = graded(PRESETS["ftis"], batch)
@@ -56,7 +56,7 @@ def test_by_hand() -> None:
 
 
 @pytest.mark.parametrize(("first", "clipped"), [(-3.001, False), (-3.5, True)])
-def test_gspo_says_clipped_where_its_gradient_ends(first: float, clipped: bool) -> None:
+def test_gspo_says_clipped_where_its_gradient_ends(first: float, clipped: bool):
     """R = 1 in the first case: log ρ of the chunks is 0.001 and −0.001."""
     batch = packed([[-1.0] * 4], [2.0], generator=[[first, -0.999]], chunks=[0, 0, 0, 1], own=[False])
     terms, gradient = graded(PRESETS["gspo"], batch)
@@ -64,7 +64,7 @@ def test_gspo_says_clipped_where_its_gradient_ends(first: float, clipped: bool) 
 
 
 @pytest.mark.parametrize("name", ["ftis", "vis", "nois", "ftis-author"])
-def test_the_gradient_is_that_of_the_value(name: str) -> None:
+def test_the_gradient_is_that_of_the_value(name: str):
     """Against finite differences of the surrogate; weights and filter are constants of the step."""
 
     def value(new: Tensor) -> Tensor:
@@ -81,7 +81,7 @@ def test_the_gradient_is_that_of_the_value(name: str) -> None:
     assert torch.autograd.gradcheck(value, (start.clone().requires_grad_(),), eps=1e-6, atol=1e-6)
 
 
-def test_the_vanilla_surrogate_counts_a_chunk_once() -> None:
+def test_the_vanilla_surrogate_counts_a_chunk_once():
     terms = PRESETS["vis"].terms(**packed([[-1.0, -2.0]], [1.0], generator=[[-3.1]], chunks=[0, 0]))
     assert terms.value.item() == pytest.approx(math.exp(0.1) / 2)
 
@@ -96,7 +96,7 @@ def summed(objective: Objective, claims: Tensor, chunks: Tensor, chunked: list[b
     return diagnostics.summary().sources
 
 
-def test_figures_of_chunked_samples_are_of_whole_samples_and_the_others_of_tokens() -> None:
+def test_figures_of_chunked_samples_are_of_whole_samples_and_the_others_of_tokens():
     claims = torch.tensor([-1.0, -0.5, -2.0, -0.1, -0.2, -3.0])
     sources = summed(PRESETS["ftis"], claims, CHUNKS, [True, False, True])
     start = drawn()["start_logprobs"]
@@ -136,7 +136,7 @@ def of_samples(log_weights: Tensor) -> dict[str, float]:
     }
 
 
-def test_claims_over_whole_samples_doubt_a_liar_and_no_honest_author() -> None:
+def test_claims_over_whole_samples_doubt_a_liar_and_no_honest_author():
     generator = torch.Generator().manual_seed(1)
     honest = Claims()
     liar = Claims()
@@ -152,7 +152,7 @@ def test_claims_over_whole_samples_doubt_a_liar_and_no_honest_author() -> None:
     assert honest.mean_likelihood == pytest.approx(-1)
 
 
-def test_honest_tokens_do_not_hide_lies_in_chunks() -> None:
+def test_honest_tokens_do_not_hide_lies_in_chunks():
     claims = Claims()
     claims.add(of_samples(torch.full((64,), 1.0)))
     fine = {"samples": 1000.0, "tokens": 10_000.0, "excess": -800.0, "excess_squares": 900.0}

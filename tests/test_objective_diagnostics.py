@@ -35,7 +35,7 @@ def gather(objective: Objective, micro_batches: list[list[Sample]], own: str = "
     return diagnostics
 
 
-def test_figures_of_two_sources_worked_by_hand() -> None:
+def test_figures_of_two_sources_worked_by_hand():
     me: Sample = ("me", 1.0, [0.0, 0.0])
     peer: list[Sample] = [("a", 2.0, [math.log(4), math.log(0.5)]), ("a", -1.0, [-2.0]), ("a", -1.0, [math.log(1.5)])]
     summary: Any = gather(ARITHMETIC, [[me, peer[0]], peer[1:]]).summary()
@@ -73,7 +73,7 @@ samples = st.tuples(
 @given(
     st.lists(st.lists(samples, min_size=1, max_size=6), max_size=4), st.sampled_from([*PRESETS.values(), ARITHMETIC])
 )
-def test_shares_add_up_and_micro_batches_do_not_matter(micro_batches: list[list[Sample]], objective: Objective) -> None:
+def test_shares_add_up_and_micro_batches_do_not_matter(micro_batches: list[list[Sample]], objective: Objective):
     summary: Any = gather(objective, micro_batches).summary()
     sources = summary.sources.values()
     for name in ("loss_share", "loss_share_per_sample"):
@@ -89,7 +89,7 @@ def test_shares_add_up_and_micro_batches_do_not_matter(micro_batches: list[list[
             assert at_once.sources[name] == pytest.approx(figures, rel=1e-9)
 
 
-def test_idle_samples_are_counted_and_in_no_other_figure() -> None:
+def test_idle_samples_are_counted_and_in_no_other_figure():
     diagnostics = gather(ARITHMETIC, [[("me", 1.0, [0.0])]])
     before: Any = diagnostics.summary()
     diagnostics.add_idle("me", 12)
@@ -99,7 +99,7 @@ def test_idle_samples_are_counted_and_in_no_other_figure() -> None:
     assert after.sources["me"]["idle"] == 12 and after.sources["b"]["idle"] == 12 and after.sources["b"]["samples"] == 0
 
 
-def test_a_summary_is_plain_floats_even_of_nothing() -> None:
+def test_a_summary_is_plain_floats_even_of_nothing():
     for diagnostics in (Diagnostics(), gather(ARITHMETIC, [[("me", 1.0, [0.5]), ("a", -1.0, [-30.0])]])):
         diagnostics.add_idle("b", 1)
         summary: Any = diagnostics.summary()
@@ -109,7 +109,7 @@ def test_a_summary_is_plain_floats_even_of_nothing() -> None:
             assert all(type(value) is float for value in figures.values())
 
 
-def test_every_estimator_has_its_mean_and_its_worst_samples() -> None:
+def test_every_estimator_has_its_mean_and_its_worst_samples():
     figures: Any = gather(
         ARITHMETIC, [[("a", 1.0, [0.1]), ("a", 1.0, [0.0, -0.2, 0.3]), ("b", -1.0, [-3.0])]]
     ).summary()
@@ -131,13 +131,13 @@ def gated(objective: Objective, **more: Any) -> Any:
     return diagnostics.summary()
 
 
-def test_only_the_gate_drops_what_has_a_positive_advantage() -> None:
+def test_only_the_gate_drops_what_has_a_positive_advantage():
     a = gated(PRESETS["gated"]).sources["a"]
     assert (a["samples"], a["negatives"], a["filtered"], a["gated"], a["filtered_fraction"]) == (3, 1, 1, 1, 1)
     assert a["loss_weight"] == 2 and a["likelihood"] == pytest.approx((-8.0 - 1.25 - 3.0) / 3)
 
 
-def test_ends_that_do_not_count_are_in_no_figure() -> None:
+def test_ends_that_do_not_count_are_in_no_figure():
     figures = gated(PRESETS["ftis-author"].replace(truncation=1.0), entropy=torch.arange(9.0))
     assert figures.overall["tokens"] == 4 and figures.overall["truncated"] == 1
     assert figures.overall["judged_tokens"] == 9, "but in the evidence on claims they are: ρ has a mean of 1 with them"
@@ -151,7 +151,7 @@ def test_ends_that_do_not_count_are_in_no_figure() -> None:
     assert whole.foreign["entropy"] == pytest.approx((3 + 4 + 5 + 6 + 7 + 8) / 6)
 
 
-def test_later_inner_steps_change_only_the_clip() -> None:
+def test_later_inner_steps_change_only_the_clip():
     batch = packed([[0.0] * 3, [0.0]], [1.0, -1.0])
     seen: dict[str, Any] = {"lengths": batch["lengths"], "sources": ["me", "a"]}
     diagnostics = Diagnostics()

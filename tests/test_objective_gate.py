@@ -26,7 +26,7 @@ ADVANTAGES = [1.0, 1.0, -1.0, 1.0, 1.0, -1.0]
 OWN = [True, True, True, False, False, False]
 
 
-def test_a_gate_keeps_own_samples_and_foreign_right_ones_that_are_near_enough() -> None:
+def test_a_gate_keeps_own_samples_and_foreign_right_ones_that_are_near_enough():
     terms = terms_of("gated", SAMPLES, ADVANTAGES, own=OWN, gate=-2.0)
     assert terms.likelihood.tolist() == [-2.0, -9.0, -9.0, -2.0, -2.5, -0.1]
     assert terms.kept.tolist() == [True, True, True, True, False, False]
@@ -34,7 +34,7 @@ def test_a_gate_keeps_own_samples_and_foreign_right_ones_that_are_near_enough() 
     assert terms.loss_weight.tolist() == [2.0, 1.0, 1.0, 3.0, 0.0, 0.0]
 
 
-def test_the_level_moves_a_fifth_of_the_way_to_the_strangest_own_success() -> None:
+def test_the_level_moves_a_fifth_of_the_way_to_the_strangest_own_success():
     successes = torch.tensor([-1.0, -3.0, -2.0])
     assert GATED.next_gate(None, successes) == -3.0
     assert GATED.next_gate(-1.0, successes) == pytest.approx(0.8 * -1.0 + 0.2 * -3.0)
@@ -45,7 +45,7 @@ def test_the_level_moves_a_fifth_of_the_way_to_the_strangest_own_success() -> No
 
 @settings(derandomize=True)
 @given(st.lists(st.floats(-50, 0), min_size=1, max_size=60), st.floats(0, 0.99))
-def test_the_level_is_the_nearest_rank(values: list[float], quantile: float) -> None:
+def test_the_level_is_the_nearest_rank(values: list[float], quantile: float):
     level = GATED.replace(gate=quantile).next_gate(None, torch.tensor(values, dtype=torch.float64))
     assert level in values
     at_or_below = sum(value <= level for value in values)
@@ -54,30 +54,30 @@ def test_the_level_is_the_nearest_rank(values: list[float], quantile: float) -> 
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "max"])
-def test_what_was_only_an_end_has_no_divergence(reduction: str) -> None:
+def test_what_was_only_an_end_has_no_divergence(reduction: str):
     terms = terms_of("ftis-author", [[-1.0]], [1.0], ended=[True], changes={"reduction": reduction, "divergence": "k1"})
     assert terms.divergence.tolist() == terms.value.tolist() == [0.0]
 
 
-def test_an_end_that_does_not_count_has_no_gradient_even_when_it_is_not_finite() -> None:
+def test_an_end_that_does_not_count_has_no_gradient_even_when_it_is_not_finite():
     batch = packed([[-1.0, math.nan]], [1.0], generator=[[-1.0, -1.0]], ended=[True])
     terms, gradient = graded(PRESETS["ftis-author"], batch)
     assert gradient.tolist() == [1.0, 0.0] and terms.value.tolist() == [1.0]
 
 
-def test_fixed_needs_a_divisor() -> None:
+def test_fixed_needs_a_divisor():
     with pytest.raises(ValueError, match="divisor in tokens"):
         terms_of("nois", [[-1.0]], [1.0], changes={"aggregation": "fixed"})
 
 
-def test_a_step_of_which_all_was_dropped_is_divided_by_one() -> None:
+def test_a_step_of_which_all_was_dropped_is_divided_by_one():
     counts = {"groups": 1, "samples": 4, "tokens": 9, "dropped_samples": 4, "dropped_tokens": 9}
     for aggregation in ("sample", "token"):
         assert PRESETS["ftis-author"].replace(aggregation=aggregation).batch_divisor(**counts) == 1
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_without_a_gradient_the_figures_are_the_same(name: str) -> None:
+def test_without_a_gradient_the_figures_are_the_same(name: str):
     batch = packed([[-1.0, -2.0]], [0.7], new=[[-1.1, -1.9]], generator=[[-3.0, -2.5]])
     plain = PRESETS[name].terms(**batch)
     (trained, _) = graded(PRESETS[name], batch)
@@ -94,7 +94,7 @@ def test_without_a_gradient_the_figures_are_the_same(name: str) -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("name", PRESETS)
-def test_a_gpu_says_the_same(name: str) -> None:
+def test_a_gpu_says_the_same(name: str):
     start = [[-3.0, -0.5], [-2.0], [-1.0, -2.5, -3.5]]
     claimed = [[-2.0, -2.5], [-0.5], [-1.0, -4.0, -2.0]]
     later = [[x + 0.1 for x in sample] for sample in start]

@@ -95,14 +95,14 @@ def agree(objective: Objective, rule: Rule, *, later: bool, level: float | None,
     return dropped
 
 
-def test_every_preset_has_a_rule() -> None:
+def test_every_preset_has_a_rule():
     others = {"graft", "sgt", "hacpo", "gspo", "cispo", "dapo"}
     assert RULES.keys() == PRESETS.keys() - others, "test_objective_names has those of other trainers"
 
 
 @pytest.mark.parametrize("name", RULES)
 @pytest.mark.parametrize("later", [False, True], ids=["first", "later"])
-def test_loss_and_gradient_of_a_step_are_those_of_the_formulas(name: str, later: bool) -> None:
+def test_loss_and_gradient_of_a_step_are_those_of_the_formulas(name: str, later: bool):
     dropped = agree(PRESETS[name], RULES[name], later=later, level=-4.0, seeds=6)
     assert (dropped > 0) == (RULES[name].g is not None or RULES[name].gate)
 
@@ -111,7 +111,7 @@ def test_loss_and_gradient_of_a_step_are_those_of_the_formulas(name: str, later:
 @pytest.mark.parametrize("aggregation", ["sample", "token", "fixed"])
 @pytest.mark.parametrize("count_end", [True, False], ids=["end", "no-end"])
 @pytest.mark.parametrize("count_dropped", [True, False], ids=["all", "kept"])
-def test_so_they_are_with_other_denominators(name: str, aggregation: str, count_end: bool, count_dropped: bool) -> None:
+def test_so_they_are_with_other_denominators(name: str, aggregation: str, count_end: bool, count_dropped: bool):
     objective = PRESETS[name].replace(
         aggregation=aggregation, count_end=count_end, count_dropped=count_dropped, divisor=CAP
     )
@@ -119,24 +119,24 @@ def test_so_they_are_with_other_denominators(name: str, aggregation: str, count_
     agree(objective, rule, later=True, level=-4.0, seeds=2)
 
 
-def test_the_filter_of_the_arithmetic_task_goes_by_the_sum_of_k1() -> None:
+def test_the_filter_of_the_arithmetic_task_goes_by_the_sum_of_k1():
     objective = PRESETS["ftis"].replace(divergence="k1", reduction="sum", threshold=1.0)
     assert agree(objective, replace(RULES["ftis"], kl="k1", mean=False, g=1.0), later=True, level=None, seeds=6)
 
 
 @pytest.mark.parametrize("level", [None, -3.5, -4.5])
-def test_a_gate_and_a_filter_together_drop_what_either_drops(level: float | None) -> None:
+def test_a_gate_and_a_filter_together_drop_what_either_drops(level: float | None):
     agree(PRESETS["ftis"].replace(gate=0.0), replace(RULES["ftis"], gate=True), later=True, level=level, seeds=4)
 
 
-def test_filter_drops_at_the_threshold_itself_and_never_what_has_a_positive_advantage() -> None:
+def test_filter_drops_at_the_threshold_itself_and_never_what_has_a_positive_advantage():
     objective = PRESETS["ftis"].replace(divergence="k1", reduction="sum", threshold=1.0)
     for advantage, claimed, kept in [(-1.0, -1.0, False), (0.0, -1.0, False), (-1.0, -1.25, True), (0.5, 0.0, True)]:
         terms = objective.terms(**packed([[-2.0]], [advantage], generator=[[claimed]]))
         assert terms.kept.tolist() == [kept], (advantage, claimed)
 
 
-def test_half_precision_is_computed_in_float32() -> None:
+def test_half_precision_is_computed_in_float32():
     batch = packed([[-1.0, -1.0]], [1.0], generator=[[-1.0, -1.001]])
     halved = {name: batch[name].float() for name in ("start_logprobs", "sampler_logprobs")}
     halved["trainer_logprobs"] = batch["trainer_logprobs"].bfloat16()

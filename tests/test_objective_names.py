@@ -81,7 +81,7 @@ FORMULAS = {formula.__name__: formula for formula in (graft, hacpo, gspo, cispo,
 
 @pytest.mark.parametrize("name", FORMULAS)
 @pytest.mark.parametrize("seed", range(6))
-def test_value_and_gradient_are_those_of_the_formula(name: str, seed: int) -> None:
+def test_value_and_gradient_are_those_of_the_formula(name: str, seed: int):
     new, start, generator = drawn(seed)
     terms = terms_of(PRESETS[name], new, start, generator, written=torch.tensor(WRITTEN))
     terms.value.sum().backward()
@@ -94,7 +94,7 @@ def test_value_and_gradient_are_those_of_the_formula(name: str, seed: int) -> No
     torch.testing.assert_close(ours, new.grad, rtol=1e-9, atol=1e-12)
 
 
-def test_grafts_weight_is_of_each_sides_own_tokens() -> None:
+def test_grafts_weight_is_of_each_sides_own_tokens():
     """Three tokens here, two pieces there: s = e^(−1 + 1.5); then the floor, and one's own."""
     for claims, weight in (([-1.0, -2.0], 1.0), ([-0.9, -0.9], math.exp(-0.1)), ([-0.5, -0.5], 0.0)):
         batch = packed([[-1.0] * 3], [1.0], generator=[claims], own=[False], chunks=[0, 0, 1], written=[2])
@@ -103,7 +103,7 @@ def test_grafts_weight_is_of_each_sides_own_tokens() -> None:
 
 @pytest.mark.parametrize("name", ["graft", "hacpo"])
 @pytest.mark.parametrize("count_end", [True, False])
-def test_a_peer_with_the_same_policy_is_trusted_whole_with_the_end_and_without(name: str, count_end: bool) -> None:
+def test_a_peer_with_the_same_policy_is_trusted_whole_with_the_end_and_without(name: str, count_end: bool):
     """As the learner calls it: `written` counts the sampled end."""
     for length in (1, 2, 3, 50):
         policy = torch.linspace(-3.0, -0.1, length).tolist()
@@ -116,11 +116,11 @@ def test_a_peer_with_the_same_policy_is_trusted_whole_with_the_end_and_without(n
 @pytest.mark.parametrize(
     ("rewards", "advantages"), [([0, 1, 1], [0, 0.1, 0]), ([0, 0], [0, 0]), ([0.2, 0.5], [0, 0.1]), ([1], [0.1])]
 )
-def test_sgt_takes_one_right_sample_of_a_foreign_group(rewards: Sequence[float], advantages: Sequence[float]) -> None:
+def test_sgt_takes_one_right_sample_of_a_foreign_group(rewards: Sequence[float], advantages: Sequence[float]):
     assert imitated(rewards, 0.1) == advantages
 
 
-def test_sgts_gradient_is_that_of_the_log_likelihood() -> None:
+def test_sgts_gradient_is_that_of_the_log_likelihood():
     def batch(source: str) -> list[Any]:
         made = [Completion(np.arange(n, dtype=np.uint32), np.zeros(n, np.float32), True) for n in (2, 3)]
         group = TrainingGroup([1], [Part(source, made, [0.0, 1.0])])
@@ -134,7 +134,7 @@ def test_sgts_gradient_is_that_of_the_log_likelihood() -> None:
     torch.testing.assert_close(graded(PRESETS["sgt"], step)[1], torch.full((3,), 0.1 / 3, dtype=torch.float64))
 
 
-def test_trust_combines_with_other_parts() -> None:
+def test_trust_combines_with_other_parts():
     new, start, generator = drawn(0)
     parts = ("importance", "ratio", "trust")
     for names in itertools.product(*map(PART_NAMES.__getitem__, parts)):

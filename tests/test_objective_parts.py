@@ -16,12 +16,12 @@ from tests.support.objective_batches import FORMULAS, packed
 @pytest.mark.parametrize("value", [0.0, 1.0, 0.1, 1 / 3, 1e-300, 1e300])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("kind", ["mean_std", "mean", "maxrl"])
-def test_equal_rewards_have_advantages_of_exactly_zero(value: float, dtype: torch.dtype, kind: str) -> None:
+def test_equal_rewards_have_advantages_of_exactly_zero(value: float, dtype: torch.dtype, kind: str):
     rewards = torch.full((12,), min(value, torch.finfo(dtype).max), dtype=dtype)
     assert torch.equal(PRESETS["ftis"].replace(advantage=kind).advantages(rewards), torch.zeros(12, dtype=dtype))
 
 
-def test_advantages_of_a_group_worked_on_paper() -> None:
+def test_advantages_of_a_group_worked_on_paper():
     # Three right of twelve: mean 1/4, population std √3/4.
     rewards = torch.tensor([1.0] * 3 + [0.0] * 9, dtype=torch.float64)
     right = 0.75 / (math.sqrt(3) / 4)
@@ -51,25 +51,25 @@ def test_a_reward_at_the_mean_has_an_advantage_of_exactly_zero(
     assert advantages[0] == 0 and (advantages[1::2] < 0).all() and (advantages[2::2] > 0).all()
 
 
-def test_rewards_that_differ_by_rounding_alone_are_equal() -> None:
+def test_rewards_that_differ_by_rounding_alone_are_equal():
     advantages = PRESETS["ftis"].advantages(torch.tensor([0.1 + 0.2, 0.3, 0.3], dtype=torch.float64))
     assert torch.equal(advantages, torch.zeros(3, dtype=torch.float64))
 
 
-def test_integer_rewards_give_float32_advantages() -> None:
+def test_integer_rewards_give_float32_advantages():
     advantages = PRESETS["ftis"].advantages(torch.tensor([1, 0, 0, 1]))
     assert advantages.dtype == torch.float32 and advantages.tolist() == [1.0, -1.0, -1.0, 1.0]
 
 
 @settings(derandomize=True)
 @given(st.floats(-300, 300), st.lists(st.booleans(), min_size=2, max_size=12).filter(lambda x: len(set(x)) > 1))
-def test_the_scale_of_rewards_does_not_matter(exponent: float, right: list[bool]) -> None:
+def test_the_scale_of_rewards_does_not_matter(exponent: float, right: list[bool]):
     unit = PRESETS["ftis"].advantages(torch.tensor([float(x) for x in right], dtype=torch.float64))
     scaled = PRESETS["ftis"].advantages(torch.tensor([x * 10.0**exponent for x in right], dtype=torch.float64))
     assert torch.allclose(unit, scaled, rtol=1e-12)
 
 
-def test_advantages_are_of_one_group() -> None:
+def test_advantages_are_of_one_group():
     with pytest.raises(ValueError, match="one group"):
         PRESETS["ftis"].advantages(torch.zeros(2, 12))
 
@@ -77,7 +77,7 @@ def test_advantages_are_of_one_group() -> None:
 @pytest.mark.parametrize("name", FORMULAS)
 @settings(derandomize=True)
 @given(d=st.lists(st.floats(-20, 20), min_size=3, max_size=10))
-def test_divergences_are_those_of_the_formulas(name: str, d: list[float]) -> None:
+def test_divergences_are_those_of_the_formulas(name: str, d: list[float]):
     assert set(FORMULAS) == set(ESTIMATORS)
     tokens = [FORMULAS[name](x) for x in d]
     parts = [tokens[:-2], tokens[-2:]]
@@ -94,7 +94,7 @@ def test_divergences_are_those_of_the_formulas(name: str, d: list[float]) -> Non
         assert got.tolist() == pytest.approx(expected[reduction], rel=1e-9, abs=1e-12 * max(map(abs, tokens)) + 1e-12)
 
 
-def test_one_token_next_to_impossible_vetoes_two_hundred_good_ones() -> None:
+def test_one_token_next_to_impossible_vetoes_two_hundred_good_ones():
     # The reading of g = 50: the mean of k3_reverse passes it by one token of about 9.3 nats among 200.
     for nats, dropped in [(9.0, False), (9.4, True)]:
         terms = PRESETS["ftis"].terms(**packed([[-nats, *[0.0] * 199]], [-1.0], generator=[[0.0] * 200]))

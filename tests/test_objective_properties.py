@@ -51,7 +51,7 @@ def take(batch: dict[str, torch.Tensor], order: list[int]) -> dict[str, torch.Te
 
 @EVERY
 @given(batches(), st.randoms(use_true_random=False), st.sampled_from(["sample", "token", "fixed"]))
-def test_order_and_packing_never_matter(batch: dict[str, torch.Tensor], rng: Any, aggregation: str) -> None:
+def test_order_and_packing_never_matter(batch: dict[str, torch.Tensor], rng: Any, aggregation: str):
     samples = batch["lengths"].numel()
     order = rng.sample(range(samples), samples)
     for preset in PRESETS.values():
@@ -65,7 +65,7 @@ def test_order_and_packing_never_matter(batch: dict[str, torch.Tensor], rng: Any
 
 @EVERY
 @given(batches(), st.integers(0, 5), st.sampled_from([math.nan, math.inf, -math.inf]))
-def test_a_filtered_sample_gives_nothing_even_if_nan(batch: dict[str, torch.Tensor], which: int, alien: float) -> None:
+def test_a_filtered_sample_gives_nothing_even_if_nan(batch: dict[str, torch.Tensor], which: int, alien: float):
     objective = PRESETS["ftis"].replace(threshold=1.0, divergence="k1", reduction="max")
     which %= batch["lengths"].numel()
     batch["advantages"][which] = -1.0
@@ -81,14 +81,14 @@ def test_a_filtered_sample_gives_nothing_even_if_nan(batch: dict[str, torch.Tens
 
 
 @pytest.mark.parametrize("objective", PRESETS.values(), ids=lambda objective: objective.name)
-def test_no_gradient_leaks_from_a_source_of_weight_zero(objective: Objective) -> None:
+def test_no_gradient_leaks_from_a_source_of_weight_zero(objective: Objective):
     batch = packed([[-1.0], [math.nan]], [1.0, -1.0], generator=[[-1.0], [-1.0]], weights=[1.0, 0.0])
     terms, gradient = graded(objective, batch)
     value = -1.0 if objective.ratio == "detached" else 1.0  # then it is log π; else a ratio
     assert gradient.tolist() == terms.loss_weight.tolist() == [1.0, 0.0] and terms.value.tolist() == [value, 0.0]
 
 
-def test_an_unfiltered_nan_is_not_hidden_from_the_learner() -> None:
+def test_an_unfiltered_nan_is_not_hidden_from_the_learner():
     terms = PRESETS["ftis"].terms(**packed([[math.nan]], [-1.0], generator=[[-1.0]]))
     assert terms.kept.all() and terms.value.isnan().all()
 
@@ -116,7 +116,7 @@ def test_extreme_log_probs_stay_finite(
 
 @EVERY
 @given(batches())
-def test_the_parts_of_ftis_and_gated_are_their_formulas(batch: dict[str, torch.Tensor]) -> None:
+def test_the_parts_of_ftis_and_gated_are_their_formulas(batch: dict[str, torch.Tensor]):
     lengths = batch["lengths"]
 
     def table(name: str) -> torch.Tensor:
@@ -136,6 +136,6 @@ def test_the_parts_of_ftis_and_gated_are_their_formulas(batch: dict[str, torch.T
         torch.testing.assert_close(slope[mask], gradient, rtol=1e-9, atol=1e-12)
 
 
-def test_nothing_at_all_is_no_error() -> None:
+def test_nothing_at_all_is_no_error():
     terms, _ = graded(PRESETS["ftis"], packed([], []) | {"lengths": torch.zeros(0, dtype=torch.int64)})
     assert terms.value.shape == terms.kept.shape == (0,)

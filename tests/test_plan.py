@@ -81,13 +81,13 @@ def test_fused_kernels_keep_what_was_measured(
 
 
 @pytest.mark.parametrize("size", PARAMETERS)
-def test_the_sizes_of_qwen_are_known_without_a_network(size: str) -> None:
+def test_the_sizes_of_qwen_are_known_without_a_network(size: str):
     shape = geometry(f"qwen2.5-{size}")
     assert shape.parameters == PARAMETERS[size]
     assert shape.heads * shape.head_dim == shape.hidden
 
 
-def test_coder_and_instruct_have_the_shape_of_their_base() -> None:
+def test_coder_and_instruct_have_the_shape_of_their_base():
     for alias, hub_id in ALIASES.items():
         config = known_config(alias)
         by_id = known_config(hub_id)
@@ -95,7 +95,7 @@ def test_coder_and_instruct_have_the_shape_of_their_base() -> None:
     assert known_config("tiny-a") is known_config("someone/their-model") is None
 
 
-def test_a_built_in_model_is_measured_like_any_other() -> None:
+def test_a_built_in_model_is_measured_like_any_other():
     model = Qwen2ForCausalLM(small_config("qwen"))
     shape = geometry_of(model.config, "small")
     assert shape.parameters == model.num_parameters() and model.config._attn_implementation == "sdpa"
@@ -104,14 +104,14 @@ def test_a_built_in_model_is_measured_like_any_other() -> None:
 
 
 @pytest.mark.parametrize(("targets", "rank"), [(ATTENTION, 8), (ALL, 16), (("self_attn.o_proj", "down_proj"), 4)])
-def test_lora_parameters_are_as_many_as_pefts(targets: tuple[str, ...], rank: int) -> None:
+def test_lora_parameters_are_as_many_as_pefts(targets: tuple[str, ...], rank: int):
     model = LlamaForCausalLM(small_config("llama"))
     shape = geometry_of(model.config, "small")
     tuned = get_peft_model(model, LoraConfig(r=rank, target_modules=list(targets), task_type="CAUSAL_LM"))
     assert shape.lora_parameters(rank, targets) == sum(p.numel() for p in tuned.parameters() if p.requires_grad)
 
 
-def test_another_architecture_has_a_geometry_too() -> None:
+def test_another_architecture_has_a_geometry_too():
     assert not geometry_of(transformers.FalconConfig(hidden_size=64, num_attention_heads=4), "falcon").packed
     shape = geometry_of(transformers.GPT2Config(n_embd=64, n_layer=2, n_head=4, vocab_size=100), "gpt2")
     assert (shape.hidden, shape.layers, shape.kv_heads, shape.head_dim) == (64, 2, 4, 16)
@@ -131,7 +131,7 @@ ALONE = {"num_kv_shared_layers": 0}
         ("Gemma3nText", {"intermediate_size": [64] * 2, "activation_sparsity_pattern": [0.0] * 2} | ALONE),
     ],
 )
-def test_a_model_that_takes_longer_says_so_and_what_it_costs(kind: str, more: dict[str, Any]) -> None:
+def test_a_model_that_takes_longer_says_so_and_what_it_costs(kind: str, more: dict[str, Any]):
     sizes = {"vocab_size": 40, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 8}
     sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2}
     shape = geometry_of(getattr(transformers, f"{kind}Config")(**sizes | more), "m")
@@ -264,7 +264,7 @@ def without_data(model: Any) -> None:
     [pytest.param("qwen2.5-3b", ATTENTION, marks=pytest.mark.slow), ("qwen2.5-1.5b", ())],
     ids=["3b-lora-checkpointing", "1.5b-full-checkpointing"],
 )
-def test_real_geometries_take_what_is_predicted(name: str, targets: tuple[str, ...]) -> None:
+def test_real_geometries_take_what_is_predicted(name: str, targets: tuple[str, ...]):
     """Four GSM8K groups of a 3B through the very code of a step, on tensors that only know how large they are."""
     config = known_config(name)
     with torch.device("meta"):
@@ -311,7 +311,7 @@ def test_generating_takes_no_more_than_planned(
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_update_takes_in_passing_what_the_optimiser_does(dtype: Any) -> None:
+def test_the_update_takes_in_passing_what_the_optimiser_does(dtype: Any):
     config = small_config("qwen", 8000)  # as in real models, the embedding is the largest parameter by far
     model: Any = Qwen2ForCausalLM(config).to(getattr(torch, dtype))
     trained = dict(model.named_parameters())
@@ -330,7 +330,7 @@ def full(**changes: Any) -> Setup:
     return Setup(**{"dtype": "bfloat16", "gradient_checkpointing": True, **sizes, **changes})
 
 
-def test_what_the_weights_need_follows_from_their_number() -> None:
+def test_what_the_weights_need_follows_from_their_number():
     n = HALF.parameters
     adapters = HALF.lora_parameters(128, ATTENTION)
     mastered = estimate(HALF, GSM8K, full(), "cuda")
@@ -345,14 +345,14 @@ def test_what_the_weights_need_follows_from_their_number() -> None:
     assert eight_bit.optimiser == round(MOMENT_BYTES["adamw8bit"] * n)
 
 
-def test_the_cache_holds_every_row_at_its_longest() -> None:
+def test_the_cache_holds_every_row_at_its_longest():
     need = estimate(THREE, GSM8K, full(lora=True), "cuda")
     assert need.kv_cache == 288 * 768 * 36 * 2 * 2 * 128 * 2
     grown = estimate(replace(THREE, decoded=0), GSM8K, full(lora=True), "cuda")
     assert grown.kv_cache == 1.5 * need.kv_cache
 
 
-def test_a_sequence_is_not_cut_however_small_the_micro_batch() -> None:
+def test_a_sequence_is_not_cut_however_small_the_micro_batch():
     for packed in (True, False):
         assert GSM8K.split(64, packed) == GSM8K.split(768, packed) == (512, 256)
         assert GSM8K.split(16_384, packed)[1] % 256 == 0 and sum(GSM8K.split(16_384, packed)) <= 16_384
@@ -367,7 +367,7 @@ def planned(shape: Geometry, gb: float, workload: Workload = GSM8K, device: Any 
     return plan(shape, int(gb * GB), workload, Wishes(**wishes), device, eight_bit=wishes.get("optimiser") is not None)
 
 
-def test_every_step_of_the_order_is_taken_as_memory_shrinks() -> None:
+def test_every_step_of_the_order_is_taken_as_memory_shrinks():
     seen: list[tuple[Any, ...]] = []
     for gb in np.arange(40, 4, -0.02):
         p = plan(MIDDLE, int(gb * GB), SHORT, Wishes(), "cuda", eight_bit=True)
@@ -388,7 +388,7 @@ def test_every_step_of_the_order_is_taken_as_memory_shrinks() -> None:
     ]
 
 
-def test_four_bits_are_taken_where_two_bytes_would_crawl() -> None:
+def test_four_bits_are_taken_where_two_bytes_would_crawl():
     """What 8 and 12 GB allow on GSM8K: 3B and 7B, with at least 48 completions at a time."""
     crawling = planned(THREE, 8)
     assert crawling.quantisation == "none" and crawling.generation_batch < 48
@@ -404,7 +404,7 @@ def test_four_bits_are_taken_where_two_bytes_would_crawl() -> None:
     refused = Wishes(quantisation="none")
     assert plan(THREE, 8 * GB, GSM8K, refused, "cuda", False, four_bit=True).quantisation == "none"
     assert plan(THREE, 8 * GB, GSM8K, Wishes(), "cpu", False, four_bit=True).quantisation == "none", "slow on a CPU"
-    assert plan(THREE, 16 * GB, GSM8K, Wishes(), "cuda", False, half="float16").dtype == "float16"
+    assert plan(THREE, 16 * GB, GSM8K, Wishes(), "cuda", False, dtype="float16").dtype == "float16"
 
 
 def rank(chosen: Plan) -> tuple[bool, bool, bool, int]:
@@ -415,25 +415,25 @@ def rank(chosen: Plan) -> tuple[bool, bool, bool, int]:
 @pytest.mark.parametrize(
     ("gb", "tokens", "checkpointing"), [(90, 16_384, False), (24, 4_096, False), (16, 16_384, True)]
 )
-def test_smaller_micro_batches_are_taken_before_checkpointing(gb: float, tokens: int, checkpointing: bool) -> None:
+def test_smaller_micro_batches_are_taken_before_checkpointing(gb: float, tokens: int, checkpointing: bool):
     chosen = planned(THREE, gb, lora=True)
     assert (chosen.micro_batch_tokens, chosen.gradient_checkpointing, chosen.fits) == (tokens, checkpointing, True)
     text = " ".join(chosen.reasons)
     assert ("Micro-batches of 4,096 tokens, because 16,384 would keep 64.5 GB" in text) == (tokens == 4_096)
     assert ("Gradient checkpointing, because 2,048 tokens would keep 7.95 GB" in text) == checkpointing
-    on_cpu = planned(HALF, 6, Workload(200, 96, 8, 4), "cpu", lora=True)
+    on_cpu = planned(HALF, 6, Workload(200, 96, 8, 4), "cpu", lora=True, dtype="float32")
     assert (on_cpu.micro_batch_tokens, on_cpu.gradient_checkpointing, on_cpu.fits) == (1_024, False, True), "a CPU, too"
     assert text.count("; LoRA") + text.count(": LoRA") == (gb < 90) + checkpointing, "sizes of one way are not listed"
 
 
-def test_they_are_no_smaller_where_prompts_would_be_read_too_often() -> None:
+def test_they_are_no_smaller_where_prompts_would_be_read_too_often():
     long = Workload(prompt_tokens=1_500, completion_tokens=100, group=12, batch_groups=24)
     plans = [planned(MIDDLE, gb, long, lora=True) for gb in np.arange(10, 60, 0.5)]
     sizes = {p.micro_batch_tokens for p in plans if not p.gradient_checkpointing}
     assert sizes == {16_384, 12_288, 8_192, 6_144}, "4,096 hold one prompt for 7 rows"
 
 
-def test_they_are_no_smaller_on_a_cpu_nor_where_a_size_is_wished_for() -> None:
+def test_they_are_no_smaller_on_a_cpu_nor_where_a_size_is_wished_for():
     wished: dict[str, Any] = {"cpu": {}, "cuda": {"micro_batch_tokens": 8_192}}
     for device, wishes in wished.items():
         chosen = [planned(THREE, gb, device=device, lora=True, **wishes) for gb in np.arange(30, 60, 2)]
@@ -458,7 +458,7 @@ def test_more_memory_is_never_worse(
         assert p.generation_batch % workload.group == 0 and p.micro_batch_tokens >= 64
 
 
-def test_wishes_are_kept_whether_they_fit_or_not() -> None:
+def test_wishes_are_kept_whether_they_fit_or_not():
     wishes = {"lora": False, "dtype": "float32", "optimiser": "adamw8bit", "gradient_checkpointing": False}
     wishes |= {"micro_batch_tokens": 1000, "generation_batch": 100}
     for gb in (1, 24, 500):
@@ -468,33 +468,34 @@ def test_wishes_are_kept_whether_they_fit_or_not() -> None:
 
 
 @pytest.mark.parametrize("gb", [4, 8, 12, 24, 80])
-def test_some_of_a_gpu_stays_free(gb: int) -> None:
+def test_some_of_a_gpu_stays_free(gb: int):
     need = planned(replace(THREE, decoded=0), gb, lora=True).memory  # graphs keep nothing of it
     bare = CONTEXT_BYTES["cuda"] + round((1 + FRAGMENTATION) * replace(need, overhead=0).total)
     assert need.total - bare == max(300 << 20, round(0.02 * bare))
 
 
-def test_where_nothing_fits_it_says_how_much_would_do() -> None:
+def test_where_nothing_fits_it_says_how_much_would_do():
     small = planned(THREE, 4)
     assert (small.fits, small.micro_batch_tokens, small.generation_batch) == (False, GSM8K.longest, GSM8K.group)
     assert planned(THREE, float(small.reasons[-1].split("so ")[1].split(" GB")[0])).fits
 
 
-def test_small_models_and_cpus_compute_in_fp32() -> None:
+def test_small_models_compute_in_fp32_and_a_cpu_in_what_it_multiplies_fastest():
     assert planned(geometry("tiny-a"), 24).dtype == "float32"
-    on_cpu = planned(HALF, 64, device="cpu")
+    assert planned(HALF, 64, device="cpu").dtype == "bfloat16"
+    on_cpu = plan(HALF, 64 * GB, GSM8K, Wishes(), "cpu", False, dtype="float32")
     assert (on_cpu.dtype, on_cpu.memory.master, on_cpu.lora) == ("float32", 0, True)
     assert on_cpu.reasons[0].startswith("LoRA, because without a GPU")
     assert not planned(geometry("tiny-a"), 64, device="cpu").lora
     assert CONTEXT_BYTES["cpu"] <= on_cpu.memory.overhead
 
 
-def test_a_micro_batch_is_no_larger_than_the_step() -> None:
+def test_a_micro_batch_is_no_larger_than_the_step():
     assert planned(HALF, 80, SHORT).micro_batch_tokens == 4 * (64 + 4 * 64)
     assert planned(HALF, 80).micro_batch_tokens == MICRO_BATCH_TOKENS["cuda"]
     assert planned(HALF, 80, SHORT).generation_batch == 48
 
 
-def test_on_a_cpu_8_bit_adamw_is_used_only_where_it_is_wished_for() -> None:
+def test_on_a_cpu_8_bit_adamw_is_used_only_where_it_is_wished_for():
     assert {plan(MIDDLE, gb * GB, SHORT, Wishes(), "cpu", eight_bit=True).optimiser for gb in range(5, 41)} == {"adamw"}
     assert plan(HALF, GB, GSM8K, Wishes(optimiser="adamw8bit"), "cpu", eight_bit=True).optimiser == "adamw8bit"

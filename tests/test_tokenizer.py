@@ -61,26 +61,26 @@ def prints(qwen: dict[str, Any]) -> dict[str, str]:
 
 
 @real
-def test_qwens_base_instruct_and_coder_share_one_fingerprint(qwen: dict[str, Any], prints: dict[str, str]) -> None:
+def test_qwens_base_instruct_and_coder_share_one_fingerprint(qwen: dict[str, Any], prints: dict[str, str]):
     assert qwen["base"].eos_token != qwen["instruct"].eos_token
     assert qwen["base"].chat_template != qwen["instruct"].chat_template
     assert len(prints) == 3 and len(set(prints.values())) == 1
 
 
 @real
-def test_qwens_base_and_instruct_end_alike_and_not_at_a_word_of_html(qwen: dict[str, Any]) -> None:
+def test_qwens_base_and_instruct_end_alike_and_not_at_a_word_of_html(qwen: dict[str, Any]):
     assert {end_ids(tokenizer) for tokenizer in qwen.values()} == {(151643, 151645)}
     assert "</s>" in qwen["base"].get_vocab(), "an ordinary word of this vocabulary, which ends nothing"
 
 
 @real
 @pytest.mark.skipif(not GPT2.is_dir(), reason=f"the GPT-2 tokenizer is not at {GPT2}")
-def test_tokenizers_of_different_families_differ(prints: dict[str, str]) -> None:
+def test_tokenizers_of_different_families_differ(prints: dict[str, str]):
     gpt2 = GPT2Tokenizer.from_pretrained(GPT2)
     assert len({prints["base"], fingerprint(gpt2), fingerprint(tiny_tokenizer())}) == 3
 
 
-def test_chat_template_padding_side_and_default_eos_do_not_matter() -> None:
+def test_chat_template_padding_side_and_default_eos_do_not_matter():
     expected = fingerprint(from_state(bpe_state()))
     for options in (
         {"chat_template": "{{ messages }}"},
@@ -96,7 +96,7 @@ def test_chat_template_padding_side_and_default_eos_do_not_matter() -> None:
     assert fingerprint(padded) == expected, "calls that pad and truncate leave it as it is"
 
 
-def test_merges_mean_the_same_in_either_spelling() -> None:
+def test_merges_mean_the_same_in_either_spelling():
     spelt = bpe_state()
     spelt["model"]["merges"] = [" ".join(pair) for pair in spelt["model"]["merges"]]
     assert fingerprint(from_state(spelt)) == fingerprint(from_state(bpe_state()))
@@ -127,40 +127,40 @@ def changed(name: str) -> Any:
 
 
 @pytest.mark.parametrize("change", MEANINGFUL)
-def test_whatever_changes_ids_or_text_changes_the_fingerprint(change: str) -> None:
+def test_whatever_changes_ids_or_text_changes_the_fingerprint(change: str):
     assert fingerprint(changed(change)) != fingerprint(from_state(bpe_state()))
 
 
-def test_the_fingerprint_of_the_built_in_models_never_changes() -> None:
+def test_the_fingerprint_of_the_built_in_models_never_changes():
     # Every run file of the built-in task holds it: another value is another protocol.
     assert fingerprint(tiny_tokenizer()) == "0a944553b01c75652c005f180e0730f48bffa09b246e35b49f7aa2ab2e10312a"
 
 
-def test_a_tokenizer_that_cannot_be_read_is_refused() -> None:
+def test_a_tokenizer_that_cannot_be_read_is_refused():
     with pytest.raises(UsageError, match="slow tokenizer"):
         fingerprint(object())
 
 
-def test_the_own_eos_and_the_familys_others_end_a_completion() -> None:
+def test_the_own_eos_and_the_familys_others_end_a_completion():
     assert end_ids(tiny_tokenizer()) == (1,) and end_ids(word_tokenizer(5)) == (0,)
     state = bpe_state()
     assert end_ids(from_state(state)) == (6,) and end_ids(from_state(state, eos_token="abc")) == (5, 6)
 
 
-def test_a_tokenizer_without_an_end_is_refused() -> None:
+def test_a_tokenizer_without_an_end_is_refused():
     with pytest.raises(UsageError, match="end-of-sequence") as caught:
         end_ids(changed("another end"))
     assert "eos_token" in caught.value.fix
 
 
-def test_letters_that_a_tokenizer_has_nothing_for_are_named() -> None:
+def test_letters_that_a_tokenizer_has_nothing_for_are_named():
     small = backend_of(tiny_tokenizer())
     tags = "".join(TAGS)
     assert unwritable(small, PLAIN.replace("{question}", "") + tags) == ""
     assert unwritable(small, f"Who? {tags}") == "o?", "its tags have the other letters"
 
 
-def test_a_model_is_refused_where_most_of_every_question_gets_lost() -> None:
+def test_a_model_is_refused_where_most_of_every_question_gets_lost():
     for prompts in ([], ["9+5="], ["Q: 9+5=", REASONING], ["q7"], ["What is 9+5?", "1"]):
         refuse_unwritable(backend_of(tiny_tokenizer()), "tiny", prompts)
     with pytest.raises(UsageError, match="can write no question"):
@@ -169,6 +169,6 @@ def test_a_model_is_refused_where_most_of_every_question_gets_lost() -> None:
 
 
 @real
-def test_a_real_tokenizer_has_something_for_everything(qwen: dict[str, Any]) -> None:
+def test_a_real_tokenizer_has_something_for_everything(qwen: dict[str, Any]):
     text = REASONING.replace("{question}", "数 \U0001f600 \\frac{1}{2} e\u0301 \u095c") + "".join(TAGS)
     assert unwritable(backend_of(qwen["base"]), text) == ""

@@ -69,7 +69,7 @@ def samples(draw: st.DrawFn, kind: str) -> tuple[str, list[int]]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_token_writes_what_the_tokenizer_itself_decodes(kind: str) -> None:
+def test_every_token_writes_what_the_tokenizer_itself_decodes(kind: str):
     words = tokenizer(kind)
     own = codec(kind)
     special = {index for index, entry in words.added_tokens_decoder.items() if entry.special}
@@ -86,7 +86,7 @@ def test_every_token_writes_what_the_tokenizer_itself_decodes(kind: str) -> None
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=30)
 @given(data=st.data())
-def test_own_samples_come_back_as_they_were(kind: str, data: st.DataObject) -> None:
+def test_own_samples_come_back_as_they_were(kind: str, data: st.DataObject):
     own = codec(kind)
     ids = data.draw(st.lists(st.sampled_from([i for i, size in enumerate(own._sizes) if size]), max_size=20))
     for finished in (True, False):
@@ -106,7 +106,7 @@ def test_own_samples_come_back_as_they_were(kind: str, data: st.DataObject) -> N
 @pytest.mark.parametrize(("author", "reader"), PAIRS)
 @settings(max_examples=15)
 @given(data=st.data())
-def test_a_finished_text_keeps_bytes_claims_and_every_common_end(author: str, reader: str, data: st.DataObject) -> None:
+def test_a_finished_text_keeps_bytes_claims_and_every_common_end(author: str, reader: str, data: st.DataObject):
     text, ids = data.draw(samples(author))
     sample = completion([*ids, codec(author).end])
     sent = codec(author).to_text(sample)
@@ -133,7 +133,7 @@ def test_a_finished_text_keeps_bytes_claims_and_every_common_end(author: str, re
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=30)
 @given(text=TEXTS)
-def test_one_tokenizer_reads_its_own_encoding_token_by_token(kind: str, text: str) -> None:
+def test_one_tokenizer_reads_its_own_encoding_token_by_token(kind: str, text: str):
     own = codec(kind)
     assume(own.rewritten(text) == text)
     sample = completion([*encoded(kind, text), own.end])
@@ -142,7 +142,7 @@ def test_one_tokenizer_reads_its_own_encoding_token_by_token(kind: str, text: st
     assert made.chunks is None or made.chunks.tolist() == list(range(len(sample)))
 
 
-def test_pieces_that_are_no_encoding_of_the_text_go_by_chunks() -> None:
+def test_pieces_that_are_no_encoding_of_the_text_go_by_chunks():
     # "<answer>" is one of the 26 words; an author that spelt it in two pieces used another tokenizer, whatever it says.
     split = read("26 words", as_text("<answer>7", 4, 4, 1, end=-2.0))
     assert split.chunks is not None and split.chunks.tolist() == [0, 1, 2]
@@ -151,7 +151,7 @@ def test_pieces_that_are_no_encoding_of_the_text_go_by_chunks() -> None:
     assert whole.chunks is None and whole.token_ids.tolist() == split.token_ids.tolist()
 
 
-def test_bytes_with_two_ids_go_by_chunks_and_as_own_they_are_the_ordinary_id() -> None:
+def test_bytes_with_two_ids_go_by_chunks_and_as_own_they_are_the_ordinary_id():
     own = codec("prepending")
     vocabulary = tokenizer("prepending").get_vocab()
     ordinary = vocabulary["8"]
@@ -162,21 +162,21 @@ def test_bytes_with_two_ids_go_by_chunks_and_as_own_they_are_the_ordinary_id() -
         assert read("prepending", sent, own=option).token_ids.tolist() == [ordinary, own.end]
 
 
-def test_an_unfinished_text_loses_its_last_chunk() -> None:
+def test_an_unfinished_text_loses_its_last_chunk():
     made = read("26 words", as_text("12 34", 2, 1, 2))
     assert made.chunks is not None and not made.finished
     assert made.token_ids.tolist() == encoded("26 words", "12 ") and made.chunks.tolist() == [0, 0, 1]
     assert made.logprobs.tolist() == [-0.125, -0.25]
 
 
-def test_an_unfinished_text_in_own_tokens_loses_nothing() -> None:
+def test_an_unfinished_text_in_own_tokens_loses_nothing():
     made = read("26 words", as_text("12 3", 1, 1, 1, 1))
     assert made.chunks is None and made.token_ids.tolist() == encoded("26 words", "12 3")
     assert not made.finished and len(made.logprobs) == 4
 
 
 @pytest.mark.parametrize("kind", ["prepending", "unigram"])
-def test_an_unfinished_text_loses_a_character_that_was_cut_and_the_chunk_before_it(kind: str) -> None:
+def test_an_unfinished_text_loses_a_character_that_was_cut_and_the_chunk_before_it(kind: str):
     half = "\U0001f600".encode()[:2]
     own = [written(kind, [index]) for index in encoded(kind, "8-3")]
     assert own == [b"8", b"-", b"3"]
@@ -187,7 +187,7 @@ def test_an_unfinished_text_loses_a_character_that_was_cut_and_the_chunk_before_
 
 
 @needs_real
-def test_own_tokens_before_a_cut_character_stay_token_by_token() -> None:
+def test_own_tokens_before_a_cut_character_stay_token_by_token():
     face = encoded("gpt2", "\U0001f600")
     assert len(face) > 1, "or nothing is cut"
     ids = [*encoded("gpt2", "so 8"), *face[:-1]]
@@ -198,18 +198,18 @@ def test_own_tokens_before_a_cut_character_stay_token_by_token() -> None:
     assert read("gpt2", sent, own=True).token_ids.tolist() == ids
 
 
-def test_a_piece_without_text_is_left_out() -> None:
+def test_a_piece_without_text_is_left_out():
     made = read("26 words", as_text("12", 1, 1, 0))
     assert made.chunks is None and len(made) == 2 and len(made.logprobs) == 2 and not made.finished
     assert read("26 words", as_text("12", 1, 1, 0), own=True).token_ids.tolist() == made.token_ids.tolist()
 
 
 @pytest.mark.parametrize("sample", [as_text("", 0), as_text("12", 2), as_text(b"\xf0\x9f", 1, 1)])
-def test_an_unfinished_text_of_which_nothing_is_left_is_empty(sample: TextCompletion) -> None:
+def test_an_unfinished_text_of_which_nothing_is_left_is_empty(sample: TextCompletion):
     assert codec("26 words").from_text(sample) is Unreadable.EMPTY
 
 
-def test_a_text_of_nothing_but_its_end_is_an_end() -> None:
+def test_a_text_of_nothing_but_its_end_is_an_end():
     made = read("26 words", as_text("", end=-0.5))
     assert made.token_ids.tolist() == [codec("26 words").end] and made.logprobs.tolist() == [-0.5]
     assert made.chunks is None and made.finished
@@ -226,25 +226,25 @@ def test_a_text_of_nothing_but_its_end_is_an_end() -> None:
     ],
 )
 @pytest.mark.parametrize("kind", ["26 words", "prepending"])
-def test_bytes_that_are_no_utf8_are_counted(kind: str, sample: TextCompletion) -> None:
+def test_bytes_that_are_no_utf8_are_counted(kind: str, sample: TextCompletion):
     assert codec(kind).from_text(sample) is Unreadable.NOT_UTF8
 
 
 @needs_real
-def test_accents_that_a_tokenizer_composes_are_not_its_text() -> None:
+def test_accents_that_a_tokenizer_composes_are_not_its_text():
     decomposed = as_text("cafe\u0301", 4, 2, end=-1.0)
     assert codec("qwen").from_text(decomposed) is Unreadable.CANNOT_WRITE
     assert isinstance(codec("gpt2").from_text(decomposed), Completion)
     assert isinstance(codec("qwen").from_text(as_text("café", 5, end=-1.0)), Completion)
 
 
-def test_a_mark_for_a_space_is_no_space() -> None:
+def test_a_mark_for_a_space_is_no_space():
     assert codec("prepending").from_text(as_text("a▁b", 1, 3, 1, end=-1.0)) is Unreadable.CANNOT_WRITE
 
 
 @needs_real
 @pytest.mark.parametrize("kind", ["qwen", "gpt2"])
-def test_text_that_spells_a_special_token_is_plain_text(kind: str) -> None:
+def test_text_that_spells_a_special_token_is_plain_text(kind: str):
     text = "8<|im_end|><|endoftext|>3"
     made = read(kind, as_text(text, *[1] * len(text), end=-1.0))
     special = {index for index, entry in tokenizer(kind).added_tokens_decoder.items() if entry.special}
@@ -252,13 +252,13 @@ def test_text_that_spells_a_special_token_is_plain_text(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_spelling_is_read_as_an_end(kind: str) -> None:
+def test_no_spelling_is_read_as_an_end(kind: str):
     text = "8" + str(tokenizer(kind).eos_token)
     made = codec(kind).from_text(as_text(text, *[1] * len(text), end=-1.0))
     assert made is Unreadable.CANNOT_WRITE or codec(kind).end not in made.token_ids[:-1].tolist()
 
 
-def test_the_first_token_without_text_ends_a_text() -> None:
+def test_the_first_token_without_text_ends_a_text():
     own = codec("prepending")
     vocabulary = tokenizer("prepending").get_vocab()
     eight = vocabulary["8"]
@@ -272,7 +272,7 @@ def test_the_first_token_without_text_ends_a_text() -> None:
     assert (finished.text, finished.pieces.tolist(), finished.end) == (b"8", [1], -0.25)
 
 
-def test_an_end_that_is_an_ordinary_word_of_the_backend_is_an_end() -> None:
+def test_an_end_that_is_an_ordinary_word_of_the_backend_is_an_end():
     words = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"8": 0, "end": 1, "</s>": 2})))
     words.eos_token = "end"
     own = Codec(words)
@@ -280,7 +280,7 @@ def test_an_end_that_is_an_ordinary_word_of_the_backend_is_an_end() -> None:
     assert (own.end, sent.text, sent.pieces.tolist(), sent.end) == (1, b"8", [1], -0.25)
 
 
-def test_a_token_longer_than_a_packet_holds_aborts() -> None:
+def test_a_token_longer_than_a_packet_holds_aborts():
     longest = "é" * 127 + "e"
     longer = "e" * 256
     words = Tokenizer(WordLevel({longest: 0, longer: 1, "</s>": 2}))
@@ -292,7 +292,7 @@ def test_a_token_longer_than_a_packet_holds_aborts() -> None:
     assert isinstance(made, Completion) and made.token_ids.tolist() == [1, 2], "others may write such a text"
 
 
-def test_a_prompt_begins_as_its_tokenizer_wants_it() -> None:
+def test_a_prompt_begins_as_its_tokenizer_wants_it():
     for kind in ("prepending", "metaspace", "unigram", "byte-level"):
         vocabulary = tokenizer(kind).get_vocab()
         ids = prompt_ids(tokenizer(kind), "{question}", "8</s>")
@@ -301,7 +301,7 @@ def test_a_prompt_begins_as_its_tokenizer_wants_it() -> None:
     assert prompt_ids(tokenizer("26 words"), "{question}", "1+2=") == encoded("26 words", "1+2=")
 
 
-def test_an_end_after_every_text_is_not_part_of_a_prompt() -> None:
+def test_an_end_after_every_text_is_not_part_of_a_prompt():
     words = Tokenizer(WordLevel({"8": 0, "<s>": 1, "</s>": 2}))
     words.post_processor = processors.TemplateProcessing("<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 2)])
     both = PreTrainedTokenizerFast(tokenizer_object=words, bos_token="<s>", eos_token="</s>")
@@ -309,7 +309,7 @@ def test_an_end_after_every_text_is_not_part_of_a_prompt() -> None:
     assert prompt_ids(both, "{question}", "8") == [1, 0]
 
 
-def test_what_a_tokenizer_does_for_training_does_not_reach_the_codec() -> None:
+def test_what_a_tokenizer_does_for_training_does_not_reach_the_codec():
     vocabulary = {word: place for place, word in enumerate(["a", "b", "ab", "</s>"])}
     words = Tokenizer(BPE(vocabulary, [("a", "b")], dropout=0.99))
     words.enable_truncation(2)
@@ -320,29 +320,29 @@ def test_what_a_tokenizer_does_for_training_does_not_reach_the_codec() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_tokenizer_that_writes_what_the_task_needs_can_take_part(kind: str) -> None:
+def test_a_tokenizer_that_writes_what_the_task_needs_can_take_part(kind: str):
     """A real one even where it composes accents."""
     more = ["cafe\u0301 \U0001f600 数 \\frac{1}{2}", "".join(TAGS)] if kind in REAL else []
     assert refusal(codec(kind), ["1+2-3=", "<answer>8</answer>", *more]) == ""
 
 
 @pytest.mark.parametrize("kind", ["26 words", "no decoder"])
-def test_a_tokenizer_without_emoji_is_refused_only_where_they_are_needed(kind: str) -> None:
+def test_a_tokenizer_without_emoji_is_refused_only_where_they_are_needed(kind: str):
     why = refusal(codec(kind), ["1+2-3=", "1 \U0001f600"])
     assert "cannot write '\U0001f600', which this task needs" in why and "choose a model" in why
 
 
-def test_a_tokenizer_that_loses_spaces_is_refused() -> None:
+def test_a_tokenizer_that_loses_spaces_is_refused():
     assert "cannot write ' '" in refusal(Codec(words_without_spaces()), ["8 - 3 = 5"])
 
 
-def test_a_tokenizer_whose_ids_give_back_another_text_is_refused() -> None:
+def test_a_tokenizer_whose_ids_give_back_another_text_is_refused():
     words = Tokenizer(WordPiece({"3": 0, "##4": 1, "4": 2, "</s>": 3, "[UNK]": 4}, unk_token="[UNK]"))
     why = refusal(Codec(PreTrainedTokenizerFast(tokenizer_object=words, eos_token="</s>")), ["3", "4"])
     assert "give back another text" in why and "choose a model" in why
 
 
-def test_a_tokenizer_without_an_end_of_its_own_has_no_codec() -> None:
+def test_a_tokenizer_without_an_end_of_its_own_has_no_codec():
     with pytest.raises(UsageError, match="names no EOS") as caught:
         Codec(PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"8": 0}))))
     assert "eos_token" in caught.value.fix
@@ -360,7 +360,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("unit", HOSTILE.values(), ids=HOSTILE)
 @pytest.mark.parametrize("kind", KINDS)
-def test_hostile_text_takes_time_in_proportion(kind: str, unit: str) -> None:
+def test_hostile_text_takes_time_in_proportion(kind: str, unit: str):
     """Pieces of one byte each. Four times the bytes would take sixteen times as long, if time went with the square."""
     own = codec(kind)
     times = {}

@@ -18,8 +18,9 @@ from ftis_node.cli.run import GroupOption
 from ftis_node.config.run import RUN_DEFAULTS
 from ftis_node.config.settings import Settings, collect
 from ftis_node.errors import UsageError
-from ftis_node.fit.memory import LEAST_RESERVE, RESERVE, Workload
+from ftis_node.fit.memory import LEAST_RESERVE, RESERVE, Dtype, Workload
 from ftis_node.fit.plan import Plan, plan
+from ftis_node.host.processor import multiplies_bfloat16
 from ftis_node.installed import to_install
 from ftis_node.tasks.task import CAPS, Task
 from ftis_node.text import GB, rounded, say
@@ -93,10 +94,15 @@ def fit(
     bits = _is_there("bitsandbytes")
     fused = _is_there("liger_kernel")
 
+    dtype: Dtype = "bfloat16"
+    if device == "cpu" and not multiplies_bfloat16():
+        dtype = "float32"
+
     def planned(cap: int, *, bits: bool = bits, fused: bool = fused) -> tuple[Settings, Plan]:
         """The plan for completions of so many tokens, where these packages are there."""
         work = Workload(prompt, cap, completions, settings.batch_groups)
-        return settings, plan(shape, budget, work, wishes(settings), device, bits, four_bit=bits, fused=fused)
+        wanted = wishes(settings)
+        return settings, plan(shape, budget, work, wanted, device, bits, four_bit=bits, fused=fused, dtype=dtype)
 
     if in_chat:
         usual = Task.by_rule(task, (), (), "", "integer", (prompt, cap))

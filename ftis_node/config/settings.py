@@ -76,7 +76,8 @@ class Settings(BaseModel):
     """Each of several devices keeps a part of the layers' weights and of their state: full training beyond one card.
     Default: where it does not fit otherwise."""
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
-    """Dtype of the weights. Default: bfloat16 for a larger model on a GPU (float16 before Ampere), else float32."""
+    """Dtype of the weights. Default: float32; of a larger model bfloat16, but on a GPU before Ampere float16, on a
+    CPU that emulates bfloat16 float32."""
     quantisation: Literal["none", "nf4"] | None = None
     """nf4 holds frozen weights in four bits, beside LoRA layers; needs bitsandbytes. Default: on a GPU, if LoRA would
     not fit or crawl otherwise."""

@@ -43,7 +43,7 @@ PROMPTS_AGAIN = 0.2
 CRAWLING_ROWS = 48
 CRAWLING_TOKENS = 2_048
 
-# Models with fewer parameters are trained in fp32 on a GPU too, and whole on a CPU: they are small enough.
+# Models with fewer parameters are trained in fp32 everywhere, and whole on a CPU: they are small enough.
 SMALL_MODEL = 100_000_000
 
 # Smaller micro-batches are refused by the settings, and save nothing.
@@ -92,7 +92,7 @@ def plan(
     *,
     four_bit: bool = False,
     fused: bool = False,
-    half: Dtype = "bfloat16",
+    dtype: Dtype = "bfloat16",
 ) -> Plan:
     """The best way to train that fits.
 
@@ -101,7 +101,7 @@ def plan(
         eight_bit: whether 8-bit AdamW may be chosen. On a CPU it is slow, and used only where it is wished for.
         four_bit: the same of NF4.
         fused: whether a GPU has the kernels of `policy.kernels` for the models that `decoder` knows.
-        half: the dtype of two bytes that the device computes in.
+        dtype: of larger models, the one that the device multiplies fastest.
 
     Returns:
         A plan; if nothing fits, the smallest one, with `fits` False and a reason that says how much would do.
@@ -110,7 +110,7 @@ def plan(
         UsageError: the model has no module of the LoRA targets.
     """
     on_gpu = device == "cuda"
-    dense = _setups(geometry, workload, wishes, device, eight_bit and on_gpu, half)
+    dense = _setups(geometry, workload, wishes, device, eight_bit and on_gpu, dtype)
     if fused and on_gpu and geometry.decoded:
         dense = [replace(way, fused=True) for way in dense]
     kinds: list[Quantisation] = ["none"]
@@ -153,12 +153,11 @@ def _crawls(setup: Setup, workload: Workload, packed: bool) -> bool:
 
 
 def _setups(
-    geometry: Geometry, workload: Workload, wishes: Wishes, device: Device, eight_bit: bool, half: Dtype
+    geometry: Geometry, workload: Workload, wishes: Wishes, device: Device, eight_bit: bool, dtype: Dtype
 ) -> list[Setup]:
     """Every way to train that the wishes allow, best first: at full size, and where it saves checkpointing smaller."""
     group = workload.group
-    dtype = half
-    if device == "cpu" or geometry.parameters < SMALL_MODEL:
+    if geometry.parameters < SMALL_MODEL:
         dtype = "float32"
     step_tokens = workload.step_tokens(geometry.packed)
     most = max(MIN_TOKENS, workload.longest, min(MICRO_BATCH_TOKENS[device], step_tokens))

@@ -5,7 +5,7 @@ import sys
 
 import torch
 
-from ftis_node.policy.load import half_dtype
+from ftis_node.policy.load import fastest_dtype
 
 _SIZE = 256
 _TOLERANCE = 0.05  # of the largest value; bf16 has 8 bits, and sums over 256 products
@@ -14,7 +14,7 @@ _TOLERANCE = 0.05  # of the largest value; bf16 has 8 bits, and sums over 256 pr
 def smoke(device: str) -> dict[str, object]:
     """Name, memory, dtype of two bytes of a device; and which of a product and its gradient are not the CPU's."""
     place = torch.device(device)
-    half = half_dtype(place) if place.type == "cuda" else "bfloat16"
+    half = fastest_dtype(place) if place.type == "cuda" else "bfloat16"
     random = torch.Generator().manual_seed(0)
     left, right = (torch.randn(_SIZE, _SIZE, generator=random) for _ in range(2))
     right /= _SIZE**0.5

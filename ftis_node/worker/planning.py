@@ -15,11 +15,11 @@ from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError, UserError
 from ftis_node.fit.context import Context
 from ftis_node.fit.geometry import Geometry
-from ftis_node.fit.memory import CONTEXT_BYTES, Device, Dtype, Workload
+from ftis_node.fit.memory import CONTEXT_BYTES, Device, Workload
 from ftis_node.fit.plan import MIN_TOKENS, Plan, Wishes, plan
 from ftis_node.learner.optimiser import eight_bit
 from ftis_node.policy.availability import cached
-from ftis_node.policy.load import choose_device, half_dtype, load_tokenizer
+from ftis_node.policy.load import choose_device, fastest_dtype, load_tokenizer
 from ftis_node.policy.measure import geometry
 from ftis_node.policy.names import resolve
 from ftis_node.policy.nf4 import kernels
@@ -112,15 +112,12 @@ def starting_sizes(remembered: Mapping[str, Any], workload: Workload) -> dict[st
 def _plan(settings: Settings, workload: Workload, wanted: Wishes, shape: Geometry) -> Plan:
     """The plan for this machine. By itself it chooses 8 bits, or four, on a GPU only."""
     device = choose_device(settings.devices[0])
-    kind: Device = "cpu"
-    half: Dtype = "bfloat16"
-    if device.type == "cuda":
-        kind = "cuda"
-        half = half_dtype(device)
+    kind: Device = "cuda" if device.type == "cuda" else "cpu"
     few_bits = find_spec("bitsandbytes") is not None
     fused = find_spec("liger_kernel") is not None
     budget = smallest_budget(settings)
-    return plan(shape, budget, workload, wanted, kind, few_bits, four_bit=few_bits, fused=fused, half=half)
+    dtype = fastest_dtype(device)
+    return plan(shape, budget, workload, wanted, kind, few_bits, four_bit=few_bits, fused=fused, dtype=dtype)
 
 
 def wishes(settings: Settings) -> Wishes:

@@ -16,7 +16,7 @@ from ftis_node.config.settings import Settings, collect
 from ftis_node.errors import UsageError, UserError
 from ftis_node.fit.plan import SMALL_MODEL
 from ftis_node.policy.kinds import refuse_folder
-from ftis_node.policy.load import choose_device, load_policy
+from ftis_node.policy.load import choose_device, fastest_dtype, load_policy
 from ftis_node.policy.measure import geometry
 from ftis_node.policy.policy import Policy
 from ftis_node.store.checkpoints import CheckpointError, parse_label, under, verify
@@ -131,7 +131,8 @@ def settings_for(
     """The settings for loading a model, or a checkpoint's model, and the origin of each.
 
     Rank and targets of LoRA come from the checkpoint, and so does alpha if recorded. Otherwise alpha comes from the
-    profile of the task it was trained on. dtype is bfloat16 for a larger model on a GPU, as in training.
+    profile of the task it was trained on. A larger model has the dtype that the device multiplies fastest, as in
+    training.
 
     Args:
         flags: a person's settings; they take precedence.
@@ -149,9 +150,9 @@ def settings_for(
     given = {key: value for key, value in flags.items() if value is not None}
     settings, origins = collect(task=task, flags={**read, **given, "model": model})
     origins |= {key: "checkpoint" for key in read if key not in given}
-    if settings.dtype is None and choose_device(settings.devices[0]).type == "cuda":
-        large = geometry(settings.model).parameters >= SMALL_MODEL
-        settings = settings.model_copy(update={"dtype": "bfloat16" if large else "float32"})
+    if settings.dtype is None and geometry(settings.model).parameters >= SMALL_MODEL:
+        device = choose_device(settings.devices[0])
+        settings = settings.model_copy(update={"dtype": fastest_dtype(device)})
     return settings, origins
 
 

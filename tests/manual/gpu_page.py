@@ -76,10 +76,10 @@ def predicted() -> str:
         shape = geometry_of(known_config(f"qwen2.5-{size}"), size)
         cells = [size.upper()]
         for name, card in CARDS.items():
-            half: Dtype = "float16" if name.startswith("T4") else "bfloat16"
+            dtype: Dtype = "float16" if name.startswith("T4") else "bfloat16"
             budget = round(card.vram * GB)
             chosen = plan(
-                shape, budget, workload, Wishes(), "cuda", eight_bit=True, four_bit=True, fused=True, half=half
+                shape, budget, workload, Wishes(), "cuda", eight_bit=True, four_bit=True, fused=True, dtype=dtype
             )
             kind = "NF4" if chosen.quantisation == "nf4" else "LoRA" if chosen.lora else "full"
             made, trained = (phase(shape, chosen, GSM8K, card) for phase in (generating, training))

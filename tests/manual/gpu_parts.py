@@ -42,7 +42,7 @@ from ftis_node.learner.loss_scale import FIRST
 from ftis_node.observe.provenance import commit, versions
 from ftis_node.policy.generate import native
 from ftis_node.policy.generate.graphs import Graphs, failed
-from ftis_node.policy.load import half_dtype
+from ftis_node.policy.load import fastest_dtype
 from ftis_node.policy.measure import geometry, geometry_of, known_config
 from ftis_node.policy.names import resolve
 from ftis_node.policy.nf4 import NF4Linear
@@ -77,7 +77,7 @@ class Place:
 
     @property
     def half(self) -> torch.dtype:
-        return getattr(torch, half_dtype(self.on)) if self.on.type == "cuda" else torch.bfloat16
+        return getattr(torch, fastest_dtype(self.on)) if self.on.type == "cuda" else torch.bfloat16
 
     def settings(self, model: str, **wished: Any) -> Settings:
         """Settings of a model; in the tiny form of the smallest one."""
