@@ -9,7 +9,7 @@ import typer
 from ftis_node.cli.common import JsonOption, SetOption, parse_pairs, print_answer
 
 Model = Annotated[str | None, typer.Option(help="Folder, short name, hub id; default: a random one of a million.")]
-Data = Annotated[Path | None, typer.Option(help="A JSONL file of questions for it (GSM8K's …); default: arithmetic.")]
+Data = Annotated[Path | None, typer.Option(help="A file of GSM8K's questions for it; default: arithmetic.")]
 Groups = Annotated[int, typer.Option(min=1, help="Prompts in a step.")]
 Group = Annotated[int, typer.Option(min=2, help="Completions of each.")]
 PromptTokens = Annotated[int, typer.Option(min=1, help="Of the random model's prompts.")]

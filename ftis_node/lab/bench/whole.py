@@ -94,11 +94,13 @@ def asked(
 
     Args:
         model: its name or folder; None: one of random weights is made, and asked in made-up words.
-        data: questions for the named one; None: arithmetic.
+        data: a file of GSM8K's rows, which the named one is asked; None: arithmetic.
         given: further settings of a person.
         folder: where the random model may lie.
     """
-    task = {"task": str(data or "arithmetic")}
+    task = {"task": "arithmetic"}
+    if data is not None:
+        task = {"task": "gsm8k", "data": str(data), "eval_data": str(data)}
     if model is None:
         model, task = written(folder, small_config(), size)
     values = {"lora": False, "dtype": "float32", "learning_rate": 1e-6, "device": "cpu", **given}
