@@ -298,6 +298,7 @@ def test_ones_own_newest_is_always_told(alice: Talker, bob: Talker) -> None:
 
 
 def test_ones_own_newest_is_pushed_to_a_few_and_mentioned_to_the_rest(alice: Talker) -> None:
+    """In a small swarm it is pushed to all, so nobody mentions what others have just made."""
     alice.gossip.announce(made_by(ALICE))
     requests = [alice.gossip.ask(identity(1000 + number).author) for number in range(gossip.PUSHED + 3)]
     assert [len(request.entries) for request in requests] == [1] * gossip.PUSHED + [0] * 3
@@ -306,3 +307,11 @@ def test_ones_own_newest_is_pushed_to_a_few_and_mentioned_to_the_rest(alice: Tal
     alice.gossip.table.expire()
     request = alice.gossip.ask(BOB.author)
     assert not request.entries and not request.mentions, "it is too old for anybody"
+    alice.gossip.tells_all = True
+    alice.gossip.announce(made_by(ALICE, 1))
+    alice.hear([entry(made_by(BOB))], BOB.author)
+    for number in range(gossip.PUSHED + 1):
+        request = alice.gossip.ask(identity(1000 + number).author)
+        assert request.entries and not request.mentions
+    alice.now += gossip.FRESH_SECONDS
+    assert alice.gossip.ask(MALLORY.author).mentions

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -244,9 +245,12 @@ async def test_a_silent_holder_does_not_keep_the_node_from_the_others(swarms: Sw
     silence.set()
 
 
-async def test_who_waited_longest_is_asked_first(swarms: Swarms, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And three who are silent leave room for one more at a time."""
+async def test_who_waited_longest_is_asked_first_and_who_has_just_asked_is_not(
+    swarms: Swarms, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And those who are silent hold the others up for a moment only."""
     swarm = (await swarms.join(1)).swarm
+    sessions = swarm.membership.sessions
     asked = list[bytes]()
 
     async def silence(peer: bytes) -> None:
@@ -254,12 +258,15 @@ async def test_who_waited_longest_is_asked_first(swarms: Swarms, monkeypatch: py
         await asyncio.sleep(PATIENCE)
 
     monkeypatch.setattr(swarm, "_exchange", silence)
-    peers = [identity(number).author for number in range(2, 8)]
+    talker, *peers = [identity(number).author for number in range(2, 9)]
+    sessions[talker].asked = math.inf
     for place, peer in enumerate(peers):
-        swarm.membership.sessions[peer].asked = 1.0 + place
-    swarm.membership.sessions.begin(peers[5])  # to greet anew is no way to the front
-    swarm.membership.active_view.update((peer, Peer(peer, [], "", True)) for peer in reversed(peers))
-    await eventually(lambda: asked == peers, "all six were asked in turn")
+        sessions[peer].asked = -(9.0 ** (9 - place))
+    sessions.begin(peers[5])  # to greet anew is no way to the front
+    swarm.membership.active_view.update((peer, Peer(peer, [], "", True)) for peer in (talker, *reversed(peers)))
+    await eventually(lambda: asked[5:] != [], "six were asked")
+    await asyncio.sleep(5 * swarm.interval)
+    assert asked == peers
 
 
 async def test_an_announcement_of_any_round_that_can_be_signed_breaks_nothing(swarms: Swarms) -> None:

@@ -21,6 +21,7 @@ from ftis_node.swarm.signed import Malformed
 from ftis_node.swarm.table import Table
 
 PUSHED = 6  # peers that get an own new announcement whole; they cannot know it yet
+FRESH_SECONDS = 1.0  # after the signature; see `Gossip.tells_all`
 IDS_MAX = 4096
 # A node with so many announcements left to pull from requests only a few more at a time. A large swarm makes far more
 # than any node can use.
@@ -51,7 +52,8 @@ class Gossip:
     processed a group (author, round, slot), also before a restart. news: called when there may be more to pull. decode:
     reads an announcement; a simulation of many nodes reads each only once. welcomes: whether an author may take part;
     in a private run, whether it is a member. sessions: what is remembered of each peer. holds: whether the node has a
-    packet of this digest.
+    packet of this digest. tells_all: the swarm is small, so an author sends its newest announcement to all its peers
+    itself, and others mention it a moment later only.
     """
 
     table: Table
@@ -64,6 +66,7 @@ class Gossip:
     welcomes: OfPeer = lambda author: True
     sessions: Sessions = field(default_factory=Sessions)
     holds: Callable[[bytes], bool] = lambda digest: False
+    tells_all: bool = False
 
     def __post_init__(self) -> None:
         self.run_id = self.run.id
@@ -180,14 +183,20 @@ class Gossip:
 
     # --- sending --------------------------------------------------------------------------------------------------
 
+    def pushes_to(self, peer: bytes) -> bool:
+        """Whether this node sends the peer its newest announcement unasked: the peer cannot know it, nor can many."""
+        newest = self._newest
+        if newest is None or self.table.find(newest.id) is not newest or newest.knows & self.table.bit(peer):
+            return False
+        return self.tells_all or newest.knows.bit_count() < PUSHED
+
     def _tell(self, message: Message, peer: bytes, limits: Limits, room: int) -> None:
         """Add the own newest announcement whole while few peers can know it, and mentions of a sample of others."""
         newest = self._newest
-        if room > 0 and newest is not None and newest in self.table:
-            few = newest.knows.bit_count() < PUSHED
-            if few and not newest.knows & self.table.bit(peer):
-                message.entries.append(self._entry(newest, peer))
-        for known in self.table.sample(limits.mentions, peer):
+        if room > 0 and newest is not None and self.pushes_to(peer):
+            message.entries.append(self._entry(newest, peer))
+        told_by_authors = self.tells_all and room > 0  # an observer is sent none
+        for known in self.table.sample(limits.mentions, peer, FRESH_SECONDS if told_by_authors else 0.0):
             self.table.tell(peer, known)
             age = math.ceil(self.table.clock() - known.born)
             message.mentions.append(Mention(id=known.id, held=_held(known), age=max(1, age)))

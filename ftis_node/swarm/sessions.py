@@ -10,6 +10,7 @@ from ftis_node.swarm.limits import Bounded, Limits
 SESSIONS_MAX = 256
 OBSERVERS_MAX = 16  # beside those
 LOOKS_ON = "it only looks on"  # why an observer is no peer
+NEW_SECONDS = 30.0  # that a peer counts as having waited when it first shakes hands: it is asked soon, not first
 LACKING_MAX = 512  # ids remembered from the mentions of one peer
 REPORTS_MAX = 512  # authors of whose self-reports a peer was told
 LATEST = 253402300800.0  # the end of the year 9999; a later value is not a time
@@ -102,7 +103,7 @@ class Sessions(dict[bytes, Session]):
 
     def begin(self, peer: bytes, limits: Limits | None = None, *, observer: bool = False) -> Session:
         """Forget what a peer was told, for it may have restarted; and not what it mentioned, for it may not have."""
-        begun = self.pop(peer, None) or Session(asked=boot_seconds())  # who greets anew keeps its turn
+        begun = self.pop(peer, None) or Session(asked=boot_seconds() - NEW_SECONDS)  # who greets anew keeps its turn
         alike = [other for other, one in self.items() if one.observer == observer]
         if len(alike) >= (OBSERVERS_MAX if observer else SESSIONS_MAX):
             del self[next(other for other in alike if other not in self._view)]

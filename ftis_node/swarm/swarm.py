@@ -6,6 +6,7 @@ import logging
 import random
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
+from itertools import filterfalse
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,9 @@ from ftis_node.swarm.traffic import Traffic
 from ftis_node.swarm.wire.transport import Answer, PeerDirectory, Transport
 
 EXCHANGE_SECONDS = 5.0  # of a call
-EXCHANGE_PEERS = 6  # whom a node asks for news at a time
+EXCHANGE_PEERS = 6  # whom a node asks for news in a round, besides those that it tells its newest announcement
+TURN_SECONDS = 0.1  # for a peer's answer, before the next is asked
+TURNS = (0.5, 2.0)  # a peer's wait counts as so much at least, and at most: else one of two would begin each exchange
 MAINTAIN_SECONDS = 15.0
 ALONE_SECONDS = 3.0
 RECORD_SECONDS = 60.0
@@ -66,7 +69,6 @@ class Swarm:
         roster: OpenRun | None = None,
         describe: Callable[[], SelfReport | None] = lambda: None,
         chronicle: Chronicle | None = None,
-        exchange_peers: int = EXCHANGE_PEERS,
     ) -> None:
         """
         Args:
@@ -148,7 +150,6 @@ class Swarm:
         self._identity = identity
         self._store = trade.store
         self._questions = WATCHED if observing else QUESTIONS
-        self._exchange_peers = exchange_peers
         self._to_exchange = asyncio.Event()  # there is something to send or to request
         self._to_greet = asyncio.Event()  # there is a peer to greet
         self._record = asyncio.Event()  # there is something to do in the DHT
@@ -306,8 +307,8 @@ class Swarm:
     # --- calls to peers -------------------------------------------------------------------------------------------
 
     async def _exchange_loop(self) -> None:
-        """Exchange with a few peers while the node is hungry or has news, at least every half minute: with those that
-        waited longest, whoever asked last. Peers that do not answer leave room for one other at least."""
+        """Exchange with some peers while the node is hungry or has news, at least every half minute. One goes after the
+        other, for an exchange serves both sides: a peer that has just asked needs not be asked."""
         while True:
             await self._wait(self._to_exchange, self.interval if self.pulling.hungry else self.idle)
             view = self.membership.active_view
@@ -315,15 +316,32 @@ class Swarm:
                 if self.reputation.shunned(peer) or not self.membership.welcomes(peer):
                     view.pop(peer)
                     self._cut(peer)
-            idle = [peer for peer in view if peer not in self._asking]
-            idle.sort(key=lambda peer: (self.membership.sessions[peer].asked, self._rng.random()))
-            for peer in idle[: max(1, self._exchange_peers - len(self._asking))]:
+            self.gossip.tells_all = not self._settled()
+            began = boot_seconds()
+            places = EXCHANGE_PEERS
+            for peer in self._by_turns():
+                if peer not in view:
+                    continue
+                has_asked = self.membership.sessions[peer].asked > began
+                if (has_asked or places <= 0) and not self.gossip.pushes_to(peer):
+                    continue
+                places -= 1
                 task = asyncio.create_task(self._exchange(peer))
                 self._asking[peer] = task
                 task.add_done_callback(functools.partial(self._asked, peer))
-            if self._asking:
-                await asyncio.wait(self._asking.values(), timeout=self.interval)
+                await asyncio.wait({task}, timeout=TURN_SECONDS)
             await asyncio.sleep(self.interval / 2)  # news that arrive meanwhile go out together
+
+    def _by_turns(self) -> list[bytes]:
+        """Whom to ask in a round: first, more or less, the peers that waited longest for an exchange, whoever asked
+        last. Those that waited for less than about an interval are asked only to be told of the newest announcement."""
+        now = boot_seconds()
+        waited: dict[bytes, float] = {}
+        for peer in filterfalse(self._asking.__contains__, self.membership.active_view):
+            seconds = (now - self.membership.sessions[peer].asked) * self._rng.uniform(*TURNS)
+            if seconds >= self.interval or self.gossip.pushes_to(peer):
+                waited[peer] = seconds
+        return sorted(waited, key=waited.__getitem__, reverse=True)
 
     def _asked(self, peer: bytes, task: asyncio.Task[None]) -> None:
         del self._asking[peer]
@@ -390,8 +408,8 @@ class Swarm:
                 known.hear(self._hints)
                 known.recall()
                 await self._look_up()
-            strangers = self._strangers()[: 1 if self._settled() else self._exchange_peers]
-            strangers += self.membership.outdated()[: self._exchange_peers]
+            strangers = self._strangers()[: 1 if self._settled() else EXCHANGE_PEERS]
+            strangers += self.membership.outdated()[:EXCHANGE_PEERS]
             met = await asyncio.gather(*(self._greet(peer) for peer in strangers))
             if any(met) and not self._settled():
                 self.wake()

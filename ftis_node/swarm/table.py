@@ -67,9 +67,6 @@ class Table:
     def __len__(self) -> int:
         return len(self._known)
 
-    def __contains__(self, known: object) -> bool:
-        return isinstance(known, Known) and self._by_id.get(known.id) is known
-
     def __iter__(self) -> Iterator[Known]:
         return iter(list(self._known.values()))
 
@@ -120,13 +117,14 @@ class Table:
             self.note_holder(known, first_sender, held, born)
         return Outcome.NEW
 
-    def sample(self, count: int, peer: bytes) -> list[Known]:
-        """A random sample of fresh announcements that `peer` does not know, as far as this node knows. Then of those
-        of which this node holds more packets than it announced to `peer`."""
+    def sample(self, count: int, peer: bytes, age: float = 0.0) -> list[Known]:
+        """A random sample of announcements, at least so old, that `peer` does not know, as far as this node knows. Then
+        of those of which this node holds more packets than it announced to `peer`."""
         self.expire()
         bit = self.bit(peer)
         self._bits[peer] = self._bits.pop(peer)
-        new = [known for known in self._known.values() if not known.knows & bit]
+        latest = self.clock() - age
+        new = [known for known in self._known.values() if not known.knows & bit and known.born <= latest]
         if len(new) >= count:
             return self.rng.sample(new, count)
         more = [known for known in self._known.values() if known.knows & ~known.current & bit]

@@ -313,7 +313,6 @@ async def member(
             run_file=RunFile(run=run),
             reputation=reputation,
             traffic=Traffic(upload_bytes, reputation.established),
-            exchange_peers=3,
             max_age=600.0,
             trade=None if observing else Trade(AdmissionContext(run, CONTEXT.prompt_digests), store, want, take),
             peer_cache=home / "peers.json" if cache else None,
