@@ -109,7 +109,7 @@ class Chosen:
     name: str
     found: Checkpoint | None
     settings: Settings
-    run: Run | None = None  # that says how it was asked in training
+    run: Run | None  # that says how it was asked in training
 
     def row(self) -> dict[str, object]:
         """Its fields of `--json`."""

@@ -46,7 +46,7 @@ def in_tiers() -> Iterator[tuple[str, list[str]]]:
         yield f"{EXPERTS}: {title}", [name for _, name in found]
 
 
-def as_toml(settings: Settings, origins: Mapping[str, str] | None = None) -> str:
+def as_toml(settings: Settings, origins: Mapping[str, str] | None) -> str:
     """Return all settings in tiers as a settings file, unset ones as comments; beside them origins, or when."""
     values = settings.model_dump(mode="json")
     lines = []

@@ -4,6 +4,7 @@ scipy's statistics take a second to import, which a daemon should not take befor
 """
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 
 from ftis_node.evaluate.evaluation import PairedFigures
@@ -22,8 +23,10 @@ def wilson(correct: int, count: int) -> tuple[float, float]:
 
 def paired(first: Sequence[Judged], second: Sequence[Judged]) -> PairedFigures:
     """Two policies' verdicts on the same questions in the same order."""
-    pairs = [(one.score.reward == 1.0, two.score.reward == 1.0) for one, two in zip(first, second, strict=True)]
-    return paired_figures(*(pairs.count(pair) for pair in ((True, True), (True, False), (False, True), (False, False))))
+    right = (verdict.score.reward == 1.0 for verdict in first)
+    also = (verdict.score.reward == 1.0 for verdict in second)
+    pairs = Counter(zip(right, also, strict=True))
+    return paired_figures(pairs[True, True], pairs[True, False], pairs[False, True], pairs[False, False])
 
 
 def paired_figures(both: int, first: int, second: int, neither: int) -> PairedFigures:
@@ -36,7 +39,8 @@ def paired_figures(both: int, first: int, second: int, neither: int) -> PairedFi
     p = 1.0
     if discordant:
         p = stats.binomtest(first, discordant).pvalue
-    return PairedFigures((first - second) / max(1, count), low, high, float(p), both, first, second, neither)
+    difference = (first - second) / max(1, count)
+    return PairedFigures(difference, low, high, float(p), both, first, second, neither)
 
 
 def _newcombe(a: int, b: int, c: int, d: int) -> tuple[float, float]:
@@ -44,14 +48,16 @@ def _newcombe(a: int, b: int, c: int, d: int) -> tuple[float, float]:
     n = a + b + c + d
     if n == 0:
         return -1.0, 1.0
-    p1 = (a + b) / n
-    p2 = (a + c) / n
-    l1, u1 = wilson(a + b, n)
-    l2, u2 = wilson(a + c, n)
+    first = a + b
+    second = a + c
+    p1 = first / n
+    p2 = second / n
+    l1, u1 = wilson(first, n)
+    l2, u2 = wilson(second, n)
     product: float = a * d - b * c
     if product > 0:
         product = max(product - n / 2, 0)  # corrected for continuity
-    margins = (a + b) * (c + d) * (a + c) * (b + d)
+    margins = first * (n - first) * second * (n - second)
     phi = 0.0
     if margins:
         phi = product / math.sqrt(margins)
@@ -59,4 +65,6 @@ def _newcombe(a: int, b: int, c: int, d: int) -> tuple[float, float]:
     def reach(x: float, y: float) -> float:
         return math.sqrt(max(0.0, x * x - 2 * phi * x * y + y * y))
 
-    return p1 - p2 - reach(p1 - l1, u2 - p2), p1 - p2 + reach(u1 - p1, p2 - l2)
+    below = reach(p1 - l1, u2 - p2)
+    above = reach(u1 - p1, p2 - l2)
+    return p1 - p2 - below, p1 - p2 + above

@@ -96,7 +96,7 @@ class Geometry:
     padded: str
     context: Context
     linears: tuple[Linear, ...]
-    head: str = "lm_head"
+    head: str
 
     @property
     def packed(self) -> bool:

@@ -185,7 +185,7 @@ class Learner:
         """What `loss_scale` multiplies the sum of a batch's losses by, were none of its samples dropped."""
         return self.loss_scale.of_sum(self.divisor(batch, ()))
 
-    def gradient_that_fits(self, batch: Batch, start: Sequence[Tensor] = ()) -> list[Computed]:
+    def gradient_that_fits(self, batch: Batch, start: Sequence[Tensor]) -> list[Computed]:
         """Leave the gradient of a batch in the parameters, up to `divisor` and `loss_factor`, and change nothing else.
 
         In a team each rank computes a share of it; all return the micro-batches of all.

@@ -126,8 +126,8 @@ def build_components(
     transport: Libp2p,
     worker: Worker,
     flush: asyncio.Event,
-    invitation: Invitation | None = None,
-    describe: Callable[[], SelfReport | None] = lambda: None,
+    invitation: Invitation | None,
+    describe: Callable[[], SelfReport | None],
 ) -> Components:
     """Create all parts of a node. The swarm is not started yet.
 

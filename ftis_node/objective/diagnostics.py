@@ -113,7 +113,7 @@ class Diagnostics:
         """Count samples of groups whose rewards were all equal: nothing to learn from, so they never become terms."""
         self._idle[source] += samples
 
-    def add_unreadable(self, source: str, samples: int, judged: int = 0) -> None:
+    def add_unreadable(self, source: str, samples: int, judged: int) -> None:
         """Count samples that the policy's tokenizer cannot write: they have rewards, and never become terms.
 
         So many of them are evidence: with W = 0 they lose each bet, as readable ones win too often without them.

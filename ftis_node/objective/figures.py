@@ -10,7 +10,7 @@ from ftis_node.objective.quantiles import nearest_rank
 from ftis_node.step_report import BETS
 
 
-def sample_figures(some: Columns, every: Columns, *, lost: int = 0) -> dict[str, float]:
+def sample_figures(some: Columns, every: Columns, *, lost: int) -> dict[str, float]:
     """Figures of the samples `some`; their shares are of those of `every` sample. lost: bets that cannot be won."""
     negatives = _total(some["negative"])
     filtered = _total(some["filtered"])

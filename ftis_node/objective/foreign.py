@@ -42,5 +42,6 @@ TRUSTS: Mapping[Trust, TrustWeight] = {
 def trust(samples: Samples, likelihood: Tensor, name: Trust, floor: float) -> Tensor:
     """w of each sample, 1 of one's own: likelihood `[N]`, the mean log π_start of its tokens → `[N]`."""
     mean = samples.sum_counted_chunks(samples.sampler_logprobs) / samples.written.clamp(min=1)
-    weight = TRUSTS[name]((likelihood - mean).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp(), floor)
+    apart = (likelihood - mean).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    weight = TRUSTS[name](apart.exp(), floor)
     return torch.where(samples.own, torch.ones_like(weight), weight)

@@ -27,7 +27,7 @@ class Samples:
     weights: Tensor
     own: Tensor
     written: Tensor
-    chunks: Tensor | None = None
+    chunks: Tensor | None
 
     def by_chunk(self, values: Tensor) -> Tensor:
         """Sum of each chunk's tokens: `[T]` → `[C]`."""

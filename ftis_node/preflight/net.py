@@ -131,7 +131,7 @@ async def look_around(
             yield _reachability(*await _autonat(transport, patience))
 
 
-def run_of_peers(settings: Settings, peers: Sequence[str], invitation: Invitation | None = None) -> RunFile:
+def run_of_peers(settings: Settings, peers: Sequence[str], invitation: Invitation | None) -> RunFile:
     """The run of the first of the peers that answers; an invitation is shown to its inviter, and not redeemed.
 
     Raises:

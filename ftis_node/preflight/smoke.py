@@ -14,25 +14,33 @@ _TOLERANCE = 0.05  # of the largest value; bf16 has 8 bits, and sums over 256 pr
 def smoke(device: str) -> dict[str, object]:
     """Name, memory, dtype of two bytes of a device; and which of a product and its gradient are not the CPU's."""
     place = torch.device(device)
-    half = fastest_dtype(place) if place.type == "cuda" else "bfloat16"
+    half = "bfloat16"
+    if place.type == "cuda":
+        half = fastest_dtype(place)
+    dtype = getattr(torch, half)
     random = torch.Generator().manual_seed(0)
-    left, right = (torch.randn(_SIZE, _SIZE, generator=random) for _ in range(2))
-    right /= _SIZE**0.5
-    here = left.to(place, getattr(torch, half)).requires_grad_()
-    product = here @ right.to(place, getattr(torch, half))
-    (gradient,) = torch.autograd.grad(product.float().square().sum(), here)
+    left = torch.randn(_SIZE, _SIZE, generator=random)
+    right = torch.randn(_SIZE, _SIZE, generator=random) / _SIZE**0.5
     expected = left @ right
-    wanted = {"a product": expected, "a gradient": 2 * expected @ right.T}
-    seen = {"a product": product.detach(), "a gradient": gradient}
-    wrong = [name for name, value in seen.items() if not _alike(value.float().cpu(), wanted[name])]
-    if place.type != "cuda":
-        return {"name": device, "half": half, "wrong": wrong}
-    free, total = torch.cuda.mem_get_info(place)
-    return {"name": torch.cuda.get_device_name(place), "free": free, "total": total, "half": half, "wrong": wrong}
+    here = left.to(place, dtype).requires_grad_()
+    product = here @ right.to(place, dtype)
+    loss = product.float().square().sum()
+    (gradient,) = torch.autograd.grad(loss, here)
+    wrong = []
+    if not _alike(product, expected):
+        wrong.append("a product")
+    if not _alike(gradient, 2 * expected @ right.T):
+        wrong.append("a gradient")
+    facts: dict[str, object] = {"name": device, "half": half, "wrong": wrong}
+    if place.type == "cuda":
+        facts["name"] = torch.cuda.get_device_name(place)
+        facts["free"], facts["total"] = torch.cuda.mem_get_info(place)
+    return facts
 
 
-def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return bool((one - other).abs().max() <= _TOLERANCE * other.abs().max())
+def _alike(seen: torch.Tensor, wanted: torch.Tensor) -> bool:
+    apart = seen.detach().float().cpu() - wanted
+    return bool(apart.abs().max() <= _TOLERANCE * wanted.abs().max())
 
 
 if __name__ == "__main__":

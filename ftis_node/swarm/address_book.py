@@ -99,8 +99,8 @@ class AddressBook:
     view: Mapping[bytes, Any]
     sessions: Sessions
     rng: random.Random
-    cache: Path | None = None
-    private: bool = False
+    cache: Path | None
+    private: bool
     clock: Clock = boot_seconds  # with the seconds in which the machine sleeps
 
     def __post_init__(self) -> None:

@@ -25,7 +25,7 @@ class OwnSlots:
     """The slots of a node's own rounds."""
 
     run: Run
-    author: bytes = b""
+    author: bytes
 
     def __post_init__(self) -> None:
         self._epoch = -1

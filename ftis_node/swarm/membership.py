@@ -68,7 +68,7 @@ class Peer:
     id: bytes
     addresses: list[str]
     agent: str
-    found: bool = False
+    found: bool
     links: Sequence[str] = ()
     told: frozenset[str] = frozenset()
     seen: float = field(default_factory=boot_seconds)

@@ -46,7 +46,7 @@ class Places:
     run_id: bytes
     identity: Identity
     roster: OpenRun
-    view: Container[bytes] = ()
+    view: Container[bytes]
 
     def __post_init__(self) -> None:
         self._checks = Budgets(boot_seconds, CHECKS_A_SECOND, CHECKS_AT_ONCE)

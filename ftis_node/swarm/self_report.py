@@ -84,7 +84,7 @@ class SelfReports:
     describe: Callable[[], SelfReport | None]
     welcomes: OfPeer
     _: KW_ONLY
-    observing: bool = False
+    observing: bool
     spares: OfPeer = lambda _: False
 
     def __post_init__(self) -> None:

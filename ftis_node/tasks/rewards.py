@@ -264,7 +264,7 @@ def _last_integer(text: str) -> int | None:
     return parse_integer(found[0].removesuffix(fraction))
 
 
-def score_mathematics(same: Callable[..., bool], text: str, gold: str, form: str = "tags") -> Score:
+def score_mathematics(same: Callable[..., bool], text: str, gold: str, form: str) -> Score:
     r"""Score `text` against the gold answer in LaTeX; ask `same`, a `Judge.same`, once at most; never raise.
 
     `formatted`: the text has this form of `FORMS`, and an answer of 1 to `ANSWER_CHARACTERS` characters. `lenient` is

@@ -61,9 +61,11 @@ def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
 
 def unwritable(backend: Tokenizer, text: str) -> str:
     """The characters of `text`, each once, that its token ids do not give back; not spaces, case, or Unicode forms."""
-    back = backend.decode(backend.encode(text, add_special_tokens=False).ids, skip_special_tokens=False)
-    back, text = (unicodedata.normalize("NFKC", part) for part in (back.casefold(), text))
-    letters = dict.fromkeys(letter for letter in text if not letter.isspace())
+    ids = backend.encode(text, add_special_tokens=False).ids
+    back = backend.decode(ids, skip_special_tokens=False).casefold()
+    back = unicodedata.normalize("NFKC", back)
+    written = "".join(unicodedata.normalize("NFKC", text).split())
+    letters = dict.fromkeys(written)
     return "".join(letter for letter in letters if letter.casefold() not in back)
 
 

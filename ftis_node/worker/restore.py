@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,9 +42,9 @@ class Checkpoint:
     task: str
     shapes: Mapping[str, tuple[int, ...]]
     alpha: int | None
-    quantisation: str = "none"
-    skipped: tuple[Path, ...] = ()
-    progress: Mapping[str, Any] = field(default_factory=dict)
+    quantisation: str
+    skipped: tuple[Path, ...]
+    progress: Mapping[str, Any]
     held: Path | None = None
 
     @property
