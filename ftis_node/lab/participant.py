@@ -271,7 +271,7 @@ class Participant:
         checkpoints.commit(partial, facts)
 
     async def restore(self, directory: Path, step: int) -> None:
-        """Goes on from the checkpoint of that step, which `kept` has found; later ones are set aside."""
+        """Goes on from the checkpoint of that step; later ones are set aside. Call it only if `kept` found it sound."""
         checkpoints = Checkpoints(directory / self.name)
         found = checkpoints.latest(before=step + 1)
         if found is None:

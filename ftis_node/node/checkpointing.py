@@ -86,11 +86,11 @@ class Saving:
         self._clock = clock
         self._checkpoints = Checkpoints(path)
         self._writing: asyncio.Task[None] | None = None
-        self._saved_at: float | None = None  # time of the state in the newest checkpoint
-        self._begun_at = 0.0  # time of the latest one, which may not be complete yet
+        self._saved_at: float | None = None  # time of the state in the newest whole checkpoint
+        self._begun_at = 0.0  # time of the state that was copied last; its checkpoint may not be whole yet
         self.next_bytes = 0  # of the next checkpoint on disk, as far as known; an older one is removed only after it
-        self._unsaved = False  # a good step is in no checkpoint
-        self._tried = False  # a step from these weights was good, and was saved
+        self._unsaved = False  # there was a good step since that copy
+        self._tried = False  # since the start or return a step was good, and a checkpoint of it begun
         self._good_step = 0  # the last step with a finite gradient
         self._good_steps = 0  # in a row
         self._setbacks = 0

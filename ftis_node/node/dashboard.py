@@ -17,7 +17,7 @@ from ftis_node.node.step_batch import Shown
 from ftis_node.observe.api import read_token
 from ftis_node.observe.history import History
 from ftis_node.observe.prometheus import exposition
-from ftis_node.observe.web import Answer, Api, Order, Route, Web, json_response, json_route, text_handler, to_json
+from ftis_node.observe.web import ReadOut, Api, Order, Route, Web, json_response, json_route, text_handler, to_json
 from ftis_node.store.home import Home
 from ftis_node.swarm.overview import Overview
 from ftis_node.worker.client import WorkerDied, WorkerFault
@@ -37,13 +37,14 @@ class Dashboard:
     def __init__(
         self,
         home: Home,
-        status: Answer,
-        peers: Answer,
+        status: ReadOut,
+        peers: ReadOut,
         components: Callable[[], Components | None],
         overview: Callable[[], Overview | None],
     ) -> None:
         """
         Args:
+            status, peers: make what `/status` and `/peers` say.
             components, overview: return the node's parts and the swarm's overview, None before there are any.
         """
         self._home = home
@@ -92,7 +93,7 @@ class Dashboard:
 
     async def api(self, path: Path, orders: Mapping[str, Order]) -> Api:
         """Start the local API on a socket; `orders` are the owner's by route."""
-        routes: dict[str, Answer] = {"/status": self._status, "/peers": self._peers, "/page": self.invitation}
+        routes: dict[str, ReadOut] = {"/status": self._status, "/peers": self._peers, "/page": self.invitation}
         api = Api(routes, {**orders, "/save": self._save}, {"/metrics": self._metrics})
         await api.start(path)
         return api
@@ -125,7 +126,7 @@ def swarm_route(overview: Callable[[], Overview | None]) -> Route:
     return json_route("/swarm.json", answer)
 
 
-def _at_once(facts: Answer) -> Callable[[], Any]:
+def _at_once(facts: ReadOut) -> Callable[[], Any]:
     async def answer() -> Mapping[str, object]:
         return facts()
 

@@ -53,7 +53,7 @@ WELCOME = (
 )
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
-Answer = Callable[[], Mapping[str, object]]
+ReadOut = Callable[[], Mapping[str, object]]  # what an address answers with, made at once
 Order = Callable[[Mapping[str, str]], Awaitable[Mapping[str, object]]]
 Text = Callable[[], bytes]
 TEXT = "text/plain; version=0.0.4; charset=utf-8"  # the type of Prometheus' text exposition
@@ -322,7 +322,7 @@ class Api:
 
     def __init__(
         self,
-        reads: dict[str, Answer],
+        reads: dict[str, ReadOut],
         orders: Mapping[str, Order],
         texts: Mapping[str, Text] = MappingProxyType({}),
     ) -> None:
@@ -346,7 +346,7 @@ class Api:
         await self._runner.cleanup()
 
 
-def _handler(answer: Answer) -> Any:
+def _handler(answer: ReadOut) -> Any:
     async def handle(request: web.Request) -> web.Response:
         return web.json_response(answer())
 

@@ -198,7 +198,7 @@ class Table:
 
     def note_holder(self, known: Known, peer: bytes, held: int, born: float | None) -> bool:
         """Note that `peer` knows this announcement, holds these packets, and reports a signature at `born` (None: no
-        report). Return whether it holds more than this node knew."""
+        report). Return whether it holds more than this node knew: of a peer outside of the view nothing is kept."""
         bit = self.bit(peer)
         if self.view is not None and peer not in self.view:
             held = 0

@@ -283,9 +283,9 @@ class Decoder:
     def __init__(self, model: Any, vocabulary: int, size: Size, *, static: bool) -> None:
         """
         Args:
-            static: whether the device does the same for a token as for the one before, until the cache's `grow` says
-                otherwise.
-            vocabulary: logits of further ids are -inf.
+            static: every token takes the same kernels on the same memory, so that a CUDA graph can replay them; until the
+                cache's `grow` says otherwise.
+            vocabulary: ids from here on are never drawn.
         """
         self._weights = _Weights.of(model)
         self._at = _places(self._weights)  # now: a tensor can get other memory

@@ -59,7 +59,9 @@ def read(policy: Policy, prompts: Prompts, first: int = 0, cache: DynamicCache |
     """Read prompts side by side.
 
     Args:
-        cache: an empty one; None: one for `decoder`. width: least one of the prompts' table.
+        first: the number of the first of them among all prompts, which `Read` is told.
+        cache: an empty one; None: one for `decoder`.
+        width: columns of the table of prompts, if the longest has fewer tokens.
     """
     multiple = ALIGNED if policy.graphs else 1
     ids, mask = left_padded(prompts, multiple, width)
