@@ -25,7 +25,7 @@ from ftis_node.node.status import status_row
 from ftis_node.observe import answers
 from ftis_node.observe.answers import Status
 from ftis_node.observe.api import ask
-from ftis_node.observe.web import Answer, Api, Order
+from ftis_node.observe.web import Api, Order, ReadOut
 from ftis_node.store.home import Home
 from ftis_node.swarm.reputation import PeerStanding
 from ftis_node.swarm.sessions import ClockDifference
@@ -67,7 +67,7 @@ async def stopped(socket_path: Path) -> AsyncIterator[asyncio.Event]:
 
 
 @asynccontextmanager
-async def served(path: Path, reads: dict[str, Answer], **orders: Order) -> AsyncIterator[None]:
+async def served(path: Path, reads: dict[str, ReadOut], **orders: Order) -> AsyncIterator[None]:
     api = Api(reads, {f"/{name}": order for name, order in orders.items()})
     await api.start(path)
     yield
@@ -197,7 +197,7 @@ async def test_commands_import_their_needs(needed: str, commands: list[str], soc
         return status
 
     status = status_row(answered(**TRAINING), None) | {"page": "http://127.0.0.1/"}
-    reads: dict[str, Answer] = {"/status": lambda: status, "/peers": lambda: {"peers": []}}
+    reads: dict[str, ReadOut] = {"/status": lambda: status, "/peers": lambda: {"peers": []}}
     (tmp_path / "node.log").write_text("It began.\n")
     Home(tmp_path).record_runtime(socket_path.parent)
     api = Api(reads, dict.fromkeys(("/pause", "/finish", "/set"), ordered))

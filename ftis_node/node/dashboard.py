@@ -17,7 +17,7 @@ from ftis_node.node.step_batch import Shown
 from ftis_node.observe.api import read_token
 from ftis_node.observe.history import History
 from ftis_node.observe.prometheus import exposition
-from ftis_node.observe.web import ReadOut, Api, Order, Route, Web, json_response, json_route, text_handler, to_json
+from ftis_node.observe.web import Api, Order, ReadOut, Route, Web, json_response, json_route, text_handler, to_json
 from ftis_node.store.home import Home
 from ftis_node.swarm.overview import Overview
 from ftis_node.worker.client import WorkerDied, WorkerFault

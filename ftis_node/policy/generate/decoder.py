@@ -283,7 +283,7 @@ class Decoder:
     def __init__(self, model: Any, vocabulary: int, size: Size, *, static: bool) -> None:
         """
         Args:
-            static: every token takes the same kernels on the same memory, so that a CUDA graph can replay them; until the
+            static: each token takes the same kernels on the same memory, which a CUDA graph can replay, until the
                 cache's `grow` says otherwise.
             vocabulary: ids from here on are never drawn.
         """
