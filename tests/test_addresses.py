@@ -29,11 +29,11 @@ LINK = f"/ip6/fe80::1/tcp/4001/p2p/{ID}"
         (f"/ip4/not-an-ip/tcp/1/p2p/{ID}", "public"),
     ],
 )
-def test_from_where_an_address_can_be_dialled(address: str, expected: str) -> None:
+def test_from_where_an_address_can_be_dialled(address: str, expected: str):
     assert addresses.scope(address) == expected
 
 
-def test_the_ones_that_most_can_dial_come_first_and_this_machines_own_only_alone() -> None:
+def test_the_ones_that_most_can_dial_come_first_and_this_machines_own_only_alone():
     mixed = [MACHINE, PRIVATE, RELAYED, PUBLIC_QUIC, LINK, PUBLIC, PRIVATE]
     assert addresses.ranked(mixed) == [PUBLIC, PUBLIC_QUIC, RELAYED, PRIVATE]
     assert addresses.ranked([MACHINE]) == [MACHINE]
@@ -91,7 +91,7 @@ NOT_PUBLIC = (
 MACHINES = ("127.0.0.1", "::1", "169.254.169.254", "fe80::1", "::ffff:127.0.0.1", "64:ff9b::7f00:1", "2002:7f00:1::1")
 
 
-def test_row_43_public_are_global_unicast_addresses_and_nothing_else() -> None:
+def test_row_43_public_are_global_unicast_addresses_and_nothing_else():
     for host in ("8.8.4.4", "2a00:1450:4001::1", "2606:4700::1"):
         assert addresses.scope(at(host)) == "public" and not addresses.NetworkScope("0.0.0.0").why_not(at(host))
     for host in (*NOBODY, *NOT_PUBLIC, *MACHINES):
@@ -107,7 +107,7 @@ def test_row_43_public_are_global_unicast_addresses_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize("home", ["127.0.0.1", "192.168.1.1", "0.0.0.0"])
-def test_row_43_nobody_dials_at_anothers_word_what_is_no_host_or_no_form_of_a_nodes_address(home: str) -> None:
+def test_row_43_nobody_dials_at_anothers_word_what_is_no_host_or_no_form_of_a_nodes_address(home: str):
     forms = [
         *map(at, NOBODY),
         *(at("8.8.4.4", f"tcp/{port}") for port in (0, 22, 25, 53, 80, 1023)),
@@ -128,7 +128,7 @@ def test_row_43_nobody_dials_at_anothers_word_what_is_no_host_or_no_form_of_a_no
         assert addresses.NetworkScope(home).why_not(address), address
 
 
-def test_row_43_of_a_nodes_addresses_one_of_each_family_and_scope_is_told_first() -> None:
+def test_row_43_of_a_nodes_addresses_one_of_each_family_and_scope_is_told_first():
     four = at("8.8.4.4")
     six = at("2a00:1450:4001::1")
     lan = at("192.168.1.7")
@@ -144,7 +144,7 @@ def test_row_43_of_a_nodes_addresses_one_of_each_family_and_scope_is_told_first(
     assert addresses.varied([], 2) == []
 
 
-def test_where_to_listen() -> None:
+def test_where_to_listen():
     assert addresses.listen_addresses("127.0.0.1", 7, quic=True) == [
         "/ip4/127.0.0.1/tcp/7",
         "/ip4/127.0.0.1/udp/7/quic-v1",
@@ -157,7 +157,7 @@ def test_where_to_listen() -> None:
 
 
 @pytest.mark.parametrize("kind", [socket.SOCK_STREAM, socket.SOCK_DGRAM])
-def test_a_port_is_taken_if_tcp_or_udp_is(kind: socket.SocketKind) -> None:
+def test_a_port_is_taken_if_tcp_or_udp_is(kind: socket.SocketKind):
     with socket.socket(socket.AF_INET, kind) as taken:
         taken.bind(("127.0.0.1", 0))
         if kind == socket.SOCK_STREAM:

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent
 HEADING = "## Imports run one way"
 
 
-def test_the_picture_shows_the_layers() -> None:
+def test_the_picture_shows_the_layers():
     section = (ROOT / "docs/architecture.md").read_text().split(HEADING)[1].split("\n## ")[0]
     picture = [line.strip() for line in section.splitlines() if line.startswith("    ") and line.strip() != "↓"]
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
@@ -25,7 +25,7 @@ def test_the_picture_shows_the_layers() -> None:
     assert [set(row.split(" | ")) for row in picture] == layers
 
 
-def test_figures_that_are_written_by_hand_are_those_of_the_code() -> None:
+def test_figures_that_are_written_by_hand_are_those_of_the_code():
     architecture = (ROOT / "docs/architecture.md").read_text()
     assert f"1 KB, {RECORD_LIFETIME:g} s" in architecture
     assert f"uint32 major = 1;                // {PROTOCOL_MAJOR};" in (ROOT / "proto/ftis.proto").read_text()
@@ -33,7 +33,7 @@ def test_figures_that_are_written_by_hand_are_those_of_the_code() -> None:
     assert all(f"`{form.__name__}`" in architecture for form in forms)
 
 
-def test_the_comparison_does_not_deny_what_there_is() -> None:
+def test_the_comparison_does_not_deny_what_there_is():
     page = (ROOT / "docs/comparison.md").read_text()
     rows = {line.split(" | ")[0].strip("| "): line.split(" | ")[1] for line in page.splitlines() if " | " in line}
     assert "`set`" in rows["changed while running"] and LIVE

@@ -23,7 +23,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_the_trained_model_answers_beside_its_base(home: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_trained_model_answers_beside_its_base(home: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(terminal, "_QUIET_SECONDS_IN_A_FILE", 0.001)
     monkeypatch.setattr(terminal, "_LINE_SECONDS", 0.001)
     line = ("ask", "--checkpoint", str(home), "--trained", "--completion-tokens", "12", "--json")
@@ -41,7 +41,7 @@ def test_the_trained_model_answers_beside_its_base(home: Path, cli: Cli, monkeyp
     assert both["base"].removesuffix(" …") == text.strip()
 
 
-def test_a_row_of_a_task_is_judged_and_lines_are_read(home: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_of_a_task_is_judged_and_lines_are_read(home: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch):
     code, out, _ = cli("ask", "--checkpoint", "tiny-a", "--task", "arithmetic", "--row", "1", "--json")
     told = json.loads(out)
     assert code == 0 and told["rewards"]["checkpoint"] in (0.0, 1.0) and told["gold"]
@@ -55,7 +55,7 @@ def test_a_row_of_a_task_is_judged_and_lines_are_read(home: Path, cli: Cli, monk
 )
 def test_a_home_without_a_checkpoint_is_refused_before_torch_is_imported(
     line: str, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / ".ftis-node").mkdir()
     (tmp_path / ".ftis-node" / "run.toml").touch()
@@ -64,7 +64,7 @@ def test_a_home_without_a_checkpoint_is_refused_before_torch_is_imported(
     assert code == 1 and "has no checkpoint yet" in err
 
 
-def test_mistakes_are_said(home: Path, cli: Cli) -> None:
+def test_mistakes_are_said(home: Path, cli: Cli):
     for words, told in (
         (("tiny-a", "--compare", "1+1="), "has no base model"),
         (("tiny-a", "--task", "arithmetic", "1+1="), "contradict one another"),

@@ -10,7 +10,7 @@ SMALL = {"nodes": 3, "per_process": 2, "groups": 2, "tokens": 32}
 
 
 @pytest.mark.slow
-async def test_everybody_gets_everything_and_the_bytes_add_up() -> None:
+async def test_everybody_gets_everything_and_the_bytes_add_up():
     more = {"groups": SENT_AHEAD + 2}  # than a stream takes ahead
     found = await all_gather(Plan(**SMALL | more, repetitions=2))
     assert found["rejections"] == {}
@@ -23,13 +23,13 @@ async def test_everybody_gets_everything_and_the_bytes_add_up() -> None:
 
 
 @pytest.mark.slow
-async def test_an_even_pace_fills_batches() -> None:
+async def test_an_even_pace_fills_batches():
     found = await steady(Plan(**SMALL), step_seconds=0.5, batch=2, seconds=4)
     assert found["groups_per_step"] == pytest.approx(2, abs=0.6) and found["rejections"] == {}
     assert found["bytes_in_per_s"] == pytest.approx(found["bytes_out_per_s"], rel=0.3)
 
 
 @pytest.mark.slow
-async def test_what_does_not_come_in_time_ends_the_benchmark_and_is_named() -> None:
+async def test_what_does_not_come_in_time_ends_the_benchmark_and_is_named():
     with pytest.raises(FtisError, match=r"After 0 s a node has [0-3] admitted in place of 4"):
         await all_gather(Plan(**SMALL, repetitions=1, timeout=0.0))

@@ -6,7 +6,7 @@ from ftis_node.lab.bench.reading import bench_reading, built_in_tokenizers
 from ftis_node.lab.bench.wire import bench_wire
 
 
-def test_a_token_costs_little_more_than_its_eight_bytes() -> None:
+def test_a_token_costs_little_more_than_its_eight_bytes():
     result = bench_wire(repeats=3)
     named = "bytes_per_token header_bytes encode_us decode_us admit_us refuse_us announcement_bytes"
     named += " text_bytes_per_token text_encode_us text_decode_us text_admit_us"
@@ -20,7 +20,7 @@ def test_a_token_costs_little_more_than_its_eight_bytes() -> None:
     assert 0 < result["admit_us"] < 5_000 and result["encode_us"] > 0 and result["decode_us"] > 0
 
 
-def test_a_benchmark_between_two_alike_tokenizers_is_refused() -> None:
+def test_a_benchmark_between_two_alike_tokenizers_is_refused():
     words = built_in_tokenizers()["tiny-bpe"]
     with pytest.raises(RuntimeError, match="in chunks"):
         bench_reading(64, 1, {"one": words, "other": words})

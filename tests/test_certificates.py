@@ -67,12 +67,12 @@ def refusal(chain: Chain, peer: Identity, *removals: Removal, now: float = NOW) 
         ((certificate(FOUNDER, ANN, issued_at=int(NOW) + DAY),), ANN, "future"),
     ],
 )
-def test_who_is_no_member(chain: Chain, peer: Identity, why: str) -> None:
+def test_who_is_no_member(chain: Chain, peer: Identity, why: str):
     found = refusal(chain, peer)
     assert found is not None and why in found
 
 
-def test_a_removal_by_the_founder_or_the_members_own_inviter_is_for_good() -> None:
+def test_a_removal_by_the_founder_or_the_members_own_inviter_is_for_good():
     for remover in (FOUNDER, ANN):
         assert "was removed" in str(refusal(BENS, BEN, removal(remover, BEN)))
     for remover in (BEN, CARA, EVE):
@@ -85,7 +85,7 @@ def test_a_removal_by_the_founder_or_the_members_own_inviter_is_for_good() -> No
     assert refusal((certificate(FOUNDER, BEN),), BEN, removal(ANN, BEN)) is None, "it gave another certificate"
 
 
-def test_a_signature_of_one_kind_is_none_of_another() -> None:
+def test_a_signature_of_one_kind_is_none_of_another():
     ticket = invite(FOUNDER, PRIVATE.id, [f"/ip4/127.0.0.1/tcp/1025/p2p/{FOUNDER.peer_id}"], now=NOW, seconds=DAY)
     gone = removal(FOUNDER, ANN)
     for signed in (ticket, gone, ANNS[0]):
@@ -95,7 +95,7 @@ def test_a_signature_of_one_kind_is_none_of_another() -> None:
             assert lent.verify(FOUNDER.author) == (other is signed)
 
 
-def test_a_chain_of_too_many_certificates_is_refused() -> None:
+def test_a_chain_of_too_many_certificates_is_refused():
     with pytest.raises(Malformed, match="more than"):
         decode(encode(20 * ANNS), Chain)
 
@@ -103,7 +103,7 @@ def test_a_chain_of_too_many_certificates_is_refused() -> None:
 # --- invitations ------------------------------------------------------------------------------------------------------
 
 
-def test_an_invitation_is_one_line_that_reads_back_through_any_wrapping() -> None:
+def test_an_invitation_is_one_line_that_reads_back_through_any_wrapping():
     made = invitation(name="Ana")
     assert made.text.startswith("ftis:") and len(made.text) < 400 and "\n" not in made.text
     wrapped = "  " + "\n".join(made.text[place : place + 40] for place in range(0, len(made.text), 40)) + "\n"
@@ -113,7 +113,7 @@ def test_an_invitation_is_one_line_that_reads_back_through_any_wrapping() -> Non
 
 
 @given(place=st.integers(0, 350), letter=st.sampled_from("AbZ9-_ !"))
-def test_a_changed_letter_is_noticed(place: int, letter: str) -> None:
+def test_a_changed_letter_is_noticed(place: int, letter: str):
     text = invitation().text
     changed = text[: place % len(text)] + letter + text[place % len(text) + 1 :]
     if changed != text:
@@ -145,6 +145,6 @@ LATER = "ftis:" + base64.urlsafe_b64encode(msgspec.msgpack.encode([b"run", b"sig
         (signed(inviter=b"nobody"), "its signature is wrong"),
     ],
 )
-def test_row_49_what_is_no_invitation(text: str, error: str) -> None:
+def test_row_49_what_is_no_invitation(text: str, error: str):
     with pytest.raises(UsageError, match=error):
         read_line(text, NOW)

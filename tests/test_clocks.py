@@ -37,7 +37,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 # --- between peers ----------------------------------------------------------------------------------------------------
 
 
-def test_row_42_a_clock_four_hours_off_degrades_a_node_and_says_what_to_do() -> None:
+def test_row_42_a_clock_four_hours_off_degrades_a_node_and_says_what_to_do():
     found = condition(Signs(peers=4, clock=ClockDifference(4 * HOUR, 4), replayed=7))
     assert found.state == State.DEGRADED
     assert "This node's clock is 4 h 0 min behind those of its 4 peers" in found.reason
@@ -45,20 +45,20 @@ def test_row_42_a_clock_four_hours_off_degrades_a_node_and_says_what_to_do() -> 
     assert "timedatectl" in found.advice
 
 
-def test_row_42_with_few_peers_nobody_can_say_whose_clock_is_wrong() -> None:
+def test_row_42_with_few_peers_nobody_can_say_whose_clock_is_wrong():
     found = condition(Signs(peers=1, clock=ClockDifference(-4 * HOUR, 1)))
     assert found.state == State.DEGRADED
     assert "ahead of that of 1 peer: it or theirs is wrong" in found.reason
 
 
 @pytest.mark.parametrize(("behind", "told"), [(CLOCK_SHOWN - 1, False), (CLOCK_SHOWN, True), (-CLOCK_FAR + 1, True)])
-def test_row_42_some_minutes_are_told_and_change_no_state(behind: float, told: bool) -> None:
+def test_row_42_some_minutes_are_told_and_change_no_state(behind: float, told: bool):
     found = condition(Signs(peers=3, clock=ClockDifference(behind, 3)))
     assert found.state == State.ONLINE
     assert ("clock" in found.reason, bool(found.advice)) == (told, told)
 
 
-def test_row_42_one_liar_makes_no_difference(clock: SimpleNamespace) -> None:
+def test_row_42_one_liar_makes_no_difference(clock: SimpleNamespace):
     peers = Sessions()
     for number, told in enumerate([clock.time, clock.time + 3, clock.time + 9 * HOUR]):
         peers[bytes([number])].note_time(told)
@@ -67,7 +67,7 @@ def test_row_42_one_liar_makes_no_difference(clock: SimpleNamespace) -> None:
     assert peers.clock_difference([b"nobody"]) is None
 
 
-def test_row_42_a_clock_that_is_set_right_is_right_at_once(clock: SimpleNamespace) -> None:
+def test_row_42_a_clock_that_is_set_right_is_right_at_once(clock: SimpleNamespace):
     peers = Sessions()
     peers[b"a"].note_time(clock.time + 4 * HOUR)
     clock.time = clock.time + 60.0
@@ -77,19 +77,19 @@ def test_row_42_a_clock_that_is_set_right_is_right_at_once(clock: SimpleNamespac
     assert peers.clock_difference([b"a"]) == ClockDifference(0.0, 1)
 
 
-def test_row_42_what_is_no_time_says_nothing() -> None:
+def test_row_42_what_is_no_time_says_nothing():
     peers = Sessions()
     for told in (0, LATEST, 2**64 - 1, -1.0, float("nan")):
         peers[b"a"].note_time(told)
         assert peers.clock_difference([b"a"]) is None
 
 
-def test_row_42_a_handshake_says_the_time_and_one_without_it_is_taken() -> None:
+def test_row_42_a_handshake_says_the_time_and_one_without_it_is_taken():
     assert abs(greeting(RUN, []).time - time.time()) < 60
     assert ftis_pb2.Handshake.FromString(b"").time == 0
 
 
-async def test_row_42_two_nodes_learn_that_their_clocks_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_row_42_two_nodes_learn_that_their_clocks_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     real = time.time
     now = [0.0]
     monkeypatch.setattr(time, "time", lambda: real() + now[0])
@@ -108,7 +108,7 @@ async def test_row_42_two_nodes_learn_that_their_clocks_differ(tmp_path: Path, m
         assert found is not None and abs(found.behind) < 60, "its next announcement says that it was set right"
 
 
-def test_row_42_the_doctor_tells_the_difference() -> None:
+def test_row_42_the_doctor_tells_the_difference():
     network = {"p2pd_restarts": 0, "p2pd": None, "reachability": "direct"}
     for behind, verdict in ((1.0, "ok"), (-600.0, "warn"), (4 * HOUR, "fail")):
         told = network | {"clock": {"behind": behind, "peers": 3}}
@@ -119,12 +119,12 @@ def test_row_42_the_doctor_tells_the_difference() -> None:
 # --- sleep ------------------------------------------------------------------------------------------------------------
 
 
-def test_row_42_ages_are_told_by_the_clock_that_counts_sleep() -> None:
+def test_row_42_ages_are_told_by_the_clock_that_counts_sleep():
     assert abs(boot_seconds() - time.clock_gettime(time.CLOCK_BOOTTIME)) < 60
     assert boot_seconds() <= boot_seconds()
 
 
-def test_row_42_without_that_clock_ages_stop_in_sleep_and_nothing_fails() -> None:
+def test_row_42_without_that_clock_ages_stop_in_sleep_and_nothing_fails():
     code = "import time; del time.CLOCK_BOOTTIME; from ftis_node.host.clocks import boot_seconds; "
     code += "assert abs(boot_seconds() - time.monotonic()) < 60"
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -138,7 +138,7 @@ print(boot_seconds() - time.monotonic())
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("unshare") is None, reason="a time namespace needs root")
-def test_row_42_in_a_machine_that_slept_for_a_night_everything_is_a_night_older() -> None:
+def test_row_42_in_a_machine_that_slept_for_a_night_everything_is_a_night_older():
     command = ["unshare", "--time", "--boottime", "28800", sys.executable, "-c", SLEPT]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode and "unshare" in done.stderr:
@@ -146,7 +146,7 @@ def test_row_42_in_a_machine_that_slept_for_a_night_everything_is_a_night_older(
     assert abs(float(done.stdout) - (boot_seconds() - time.monotonic()) - 28800) < 60
 
 
-async def test_row_42_the_parts_of_a_node_age_by_that_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_row_42_the_parts_of_a_node_age_by_that_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     async with member(1, tmp_path) as alice:
         alice.swarm.membership.on_handshake(greeting(RUN, []), BOB.author)
         assert abs(alice.swarm.membership.active_view[BOB.author].seen - boot_seconds()) < 60
@@ -169,7 +169,7 @@ def set_clock(monkeypatch: pytest.MonkeyPatch, by: float) -> None:
 @pytest.mark.parametrize("by", [-4 * HOUR, 4 * HOUR, -30 * 365 * 24 * HOUR, 30 * 365 * 24 * HOUR])
 def test_row_42_after_the_clock_was_set_a_full_store_still_drops_its_oldest_first(
     by: float, restart: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     made = [group(ALICE.author, packet(ALICE.author, n, 0)) for n in range(6)]
     quota = 3 * (PACKET_BYTES + max(len(one.data) for one in made))
     store = stored(tmp_path, quota)
@@ -186,7 +186,7 @@ def test_row_42_after_the_clock_was_set_a_full_store_still_drops_its_oldest_firs
     store.close()
 
 
-def test_row_42_a_clock_that_jumps_and_returns_forgets_no_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_row_42_a_clock_that_jumps_and_returns_forgets_no_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     store = stored(tmp_path)
     store.settle([(ALICE.author, 0, 0)], "trained")
     set_clock(monkeypatch, 10 * SEEN_SECONDS)
@@ -197,7 +197,7 @@ def test_row_42_a_clock_that_jumps_and_returns_forgets_no_key(tmp_path: Path, mo
 
 
 @pytest.mark.parametrize("by", [-4 * HOUR, 4 * HOUR])
-def test_row_42_groups_are_found_whatever_the_clock(by: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_row_42_groups_are_found_whatever_the_clock(by: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     body = packet(ALICE.author, 0, 0)
     store = stored(tmp_path)
     store.add([group(ALICE.author, body)], own=False)

@@ -27,7 +27,7 @@ def announced(author: int, round: int, slots: list[int], issued_at: int) -> Anno
     return announce(identity(author), run_id=SHARED.id, round=round, policy_step=0, issued_at=issued_at, packets=refs)
 
 
-def test_a_run_without_common_rows_keeps_its_id_and_one_with_them_has_another() -> None:
+def test_a_run_without_common_rows_keeps_its_id_and_one_with_them_has_another():
     assert make_run(common=0, epoch=60).id == RUN.id != SHARED.id
     assert b"common" not in RUN.canonical_json() and b"epoch" not in RUN.canonical_json()
     others = (HORIZONTAL | {"common": 16, "epoch": EPOCH + 1}, HORIZONTAL, HORIZONTAL | {"slots": 8, "common": 8})
@@ -42,12 +42,12 @@ def test_a_run_without_common_rows_keeps_its_id_and_one_with_them_has_another() 
         (HORIZONTAL | {"common": 4}, "all slots are common"),
     ],
 )
-def test_common_rows_have_their_bounds(fields: dict[str, object], said: str) -> None:
+def test_common_rows_have_their_bounds(fields: dict[str, object], said: str):
     with pytest.raises(ValueError, match=said):
         make_run(**fields)
 
 
-def test_slots_have_one_row_for_all_in_an_epoch_and_a_table_can_find_it() -> None:
+def test_slots_have_one_row_for_all_in_an_epoch_and_a_table_can_find_it():
     one = identity(1).author
     two = identity(2).author
     slots = range(SHARED.slots)
@@ -70,7 +70,7 @@ def now() -> int:
     return int(unix_seconds())
 
 
-def test_what_was_prepared_counts_once_an_author_and_epoch(now: int) -> None:
+def test_what_was_prepared_counts_once_an_author_and_epoch(now: int):
     """An author that knows the rows ahead, and announces them again and again, round by round."""
     answered = Answered(SHARED)
     assert answered.refused(announced(1, 1, [0, 1], now)) == 0
@@ -81,14 +81,14 @@ def test_what_was_prepared_counts_once_an_author_and_epoch(now: int) -> None:
 
 
 @pytest.mark.parametrize(("epochs", "age", "counts"), [(1, 0, True), (-1, 0, True), (2, 0, False), (-2, 0, False)])
-def test_the_epoch_must_agree_with_the_age(now: int, epochs: int, age: float, counts: bool) -> None:
+def test_the_epoch_must_agree_with_the_age(now: int, epochs: int, age: float, counts: bool):
     made = announced(1, 1, [0, 5], now + epochs * EPOCH)
     earlier = msgspec.structs.replace(made, issued_at=made.issued_at - 7 * EPOCH)
     for announced_then, old in ((made, age), (earlier, age + 7 * EPOCH)):
         assert Answered(SHARED).in_time(announced_then, old) is counts
 
 
-def test_a_stranger_cannot_make_it_remember_without_end(now: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stranger_cannot_make_it_remember_without_end(now: int, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(common_rows, "AUTHORS_MAX", 5)
     answered = Answered(SHARED)
     for author in range(1, 30):
@@ -98,7 +98,7 @@ def test_a_stranger_cannot_make_it_remember_without_end(now: int, monkeypatch: p
     assert len(remembered) == 5 and all(len(epochs) == common_rows.EPOCHS_MAX for epochs in remembered.values())
 
 
-def test_without_common_rows_nothing_is_remembered(now: int) -> None:
+def test_without_common_rows_nothing_is_remembered(now: int):
     answered = Answered(RUN)
     assert answered.refused(announced(1, 1, [0, 1], now)) == 0 and not answered._rounds
     assert CONTEXT.row_of(identity(1).author, 1, 0, now) == CONTEXT.row_of(identity(1).author, 1, 0)

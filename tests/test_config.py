@@ -21,13 +21,13 @@ from tests.support.swarm import RUN
 DOCUMENT = Path(__file__).parent.parent / "docs" / "settings.md"
 
 
-def test_the_documents_are_what_the_classes_say() -> None:
+def test_the_documents_are_what_the_classes_say():
     page = DOCUMENT.with_name("method.md").read_text(encoding="utf-8")
     assert DOCUMENT.read_text(encoding="utf-8") == settings_page.document(), "run make settings"
     assert page == settings_page.with_methods(page), "run make settings"
 
 
-def test_every_setting_says_what_it_does_and_has_a_group() -> None:
+def test_every_setting_says_what_it_does_and_has_a_group():
     (_, owners), *experts = documentation.in_tiers()
     assert {*owners}.union(*(names for _, names in experts)) == Settings.model_fields.keys()
     assert all(title.removeprefix(f"{documentation.EXPERTS}: ") for title, _ in experts)
@@ -36,7 +36,7 @@ def test_every_setting_says_what_it_does_and_has_a_group() -> None:
     assert Settings.GROUPS.keys() <= Settings.model_fields.keys()
 
 
-def test_bounds_and_units_are_read_off_the_class() -> None:
+def test_bounds_and_units_are_read_off_the_class():
     found = {entry.name: (entry.values, entry.unit) for entry in map(settings_page.entry_of, Settings.model_fields)}
     assert found["vram_share"] == ("> 0 and ≤ 1", "")
     assert found["betas"] == ("≥ 0 and < 1", "")
@@ -47,7 +47,7 @@ def test_bounds_and_units_are_read_off_the_class() -> None:
     assert found["max_age"] == ("> 0", "s")
 
 
-def test_what_is_shown_reads_back_as_the_same_settings(cli: Cli, tmp_path: Path) -> None:
+def test_what_is_shown_reads_back_as_the_same_settings(cli: Cli, tmp_path: Path):
     pairs = ("--set", 'model=a"b\\\x7f', "--set", "wait=inf")
     code, out, _ = cli("config", "show", "--origin", *pairs)
     assert code == 0
@@ -58,7 +58,7 @@ def test_what_is_shown_reads_back_as_the_same_settings(cli: Cli, tmp_path: Path)
     assert there == collect(task="arithmetic", flags=flags, environment={})[0]
 
 
-def test_each_value_is_shown_with_where_it_came_from(cli: Cli, tmp_path: Path) -> None:
+def test_each_value_is_shown_with_where_it_came_from(cli: Cli, tmp_path: Path):
     file = tmp_path / "s.toml"
     file.write_text("nice = 10\nmax_age = 100\n")
     flags = ("--settings", str(file), "--set", "seed=3")
@@ -80,7 +80,7 @@ def test_each_value_is_shown_with_where_it_came_from(cli: Cli, tmp_path: Path) -
     assert "origins" not in json.loads(cli("config", "show", "--json", *flags)[1])
 
 
-def test_the_settings_that_owners_change_are_shown_first_and_each_page_says_when(cli: Cli) -> None:
+def test_the_settings_that_owners_change_are_shown_first_and_each_page_says_when(cli: Cli):
     out = cli("config", "show", "--task", "gsm8k")[1]
     titles = [line[11:] for line in out.splitlines() if line.startswith("# Experts: ")]
     (_, owners), *experts = documentation.in_tiers()
@@ -98,7 +98,7 @@ def test_the_settings_that_owners_change_are_shown_first_and_each_page_says_when
     assert documentation.OWNERS.keys() <= Settings.model_fields.keys()
 
 
-def test_no_infinity_gets_into_json(cli: Cli) -> None:
+def test_no_infinity_gets_into_json(cli: Cli):
     def refuse(name: str) -> None:
         raise AssertionError(f"{name} is no JSON")
 
@@ -114,7 +114,7 @@ def test_no_infinity_gets_into_json(cli: Cli) -> None:
         ("[network]\nport = 3", "Unknown setting 'network'"),
     ],
 )
-def test_a_file_that_is_not_sound_is_told_with_its_remedy(content: str, what: str, cli: Cli, tmp_path: Path) -> None:
+def test_a_file_that_is_not_sound_is_told_with_its_remedy(content: str, what: str, cli: Cli, tmp_path: Path):
     file = tmp_path / "s.toml"
     file.write_text(content)
     code, out, err = cli("config", "show", "--settings", str(file))
@@ -122,20 +122,20 @@ def test_a_file_that_is_not_sound_is_told_with_its_remedy(content: str, what: st
     assert err.startswith("error: ") and len(err.splitlines()) == 2 and what in err
 
 
-def test_a_share_of_the_memory_is_a_limit_of_it() -> None:
+def test_a_share_of_the_memory_is_a_limit_of_it():
     total = 100 << 30
     assert memory_limit(Settings(vram_share=0.25), total) == 25 << 30
     assert memory_limit(Settings(vram_gb=3), total) == 3 << 30
     assert memory_limit(Settings(), total) is None
 
 
-def test_a_share_of_main_memory_is_never_more_than_is_free() -> None:
+def test_a_share_of_main_memory_is_never_more_than_is_free():
     small, whole = (memory_budget(Settings(vram_share=share), torch.device("cpu")) for share in (0.001, 1.0))
     assert small == round(0.001 * psutil.virtual_memory().total)
     assert whole < psutil.virtual_memory().total
 
 
-def test_a_home_shows_what_its_daemon_would_run_with(cli: Cli, tmp_path: Path) -> None:
+def test_a_home_shows_what_its_daemon_would_run_with(cli: Cli, tmp_path: Path):
     home = tmp_path / "home"
     other = tmp_path / "other.toml"
     begun(home, 7, "tiny-b", "lora")
@@ -160,7 +160,7 @@ def test_a_home_shows_what_its_daemon_would_run_with(cli: Cli, tmp_path: Path) -
     assert wait == ["wait", "=", "2.0", "#", "task", "arithmetic"]
 
 
-def test_a_value_that_a_home_keeps_and_that_holds_no_more_can_be_forgotten() -> None:
+def test_a_value_that_a_home_keeps_and_that_holds_no_more_can_be_forgotten():
     kept = {"home": {"engine": "hf"}, "task": "", "flags": {}, "environment": {}}
     with pytest.raises(UsageError, match=r"from home is wrong.*make this home forget it with --set engine=default"):
         collect(**kept)
@@ -168,7 +168,7 @@ def test_a_value_that_a_home_keeps_and_that_holds_no_more_can_be_forgotten() -> 
         collect(**kept | {"home": {}, "flags": {"engine": "hf"}})
 
 
-def test_a_new_run_takes_a_file_of_held_out_rows(cli: Cli, tmp_path: Path) -> None:
+def test_a_new_run_takes_a_file_of_held_out_rows(cli: Cli, tmp_path: Path):
     for name, rows in (("train", range(20)), ("test", range(20, 25))):
         (tmp_path / name).write_text("".join(f'{{"question": "{n}", "answer": {n}}}\n' for n in rows))
     (tmp_path / "train").rename(tmp_path / "train.jsonl")
@@ -181,7 +181,7 @@ def test_a_new_run_takes_a_file_of_held_out_rows(cli: Cli, tmp_path: Path) -> No
     assert code == 2 and "Cannot read" in err
 
 
-def test_a_new_run_for_models_of_any_tokenizer(cli: Cli, tmp_path: Path) -> None:
+def test_a_new_run_for_models_of_any_tokenizer(cli: Cli, tmp_path: Path):
     new = ("run", "new", "--any-tokenizer", "-o", str(tmp_path / "run.toml"))
     code, out, err = cli(*new, "--completion-tokens", "40", "--json")
     assert code == 0, err

@@ -31,7 +31,7 @@ def used(author: Daemon, groups: int = 1):
 
 
 @pytest.mark.slow
-def test_three_daemons_survive_the_death_of_their_bootstrap_and_welcome_it_back(tmp_path: Path, join: Join) -> None:
+def test_three_daemons_survive_the_death_of_their_bootstrap_and_welcome_it_back(tmp_path: Path, join: Join):
     a = join("a", "--model", "tiny-a", "--name", "A", *EVERY_STEP, *WHOLE)
     address = a.address()
     a.wait(lambda s: s["state"] == "ALONE" and s.get("step", 0) >= 2, "A trains alone, and says so")
@@ -79,7 +79,7 @@ def forbid_writing(worker: psutil.Process) -> None:
 
 
 @pytest.mark.parametrize("harm", [kill, pytest.param(forbid_writing, marks=pytest.mark.slow)])
-def test_a_failed_compute_process_is_replaced(harm: Callable[[psutil.Process], None], join: Join) -> None:
+def test_a_failed_compute_process_is_replaced(harm: Callable[[psutil.Process], None], join: Join):
     node = join("node", "--model", "tiny-a", "--name", "my secret", *EVERY_STEP)
     step = node.wait(lambda s: s.get("step", 0) >= 3, "it trains")["step"]
     (worker,) = [process for process in node.pids() if "ftis_node.worker" in process.cmdline()]
@@ -110,7 +110,7 @@ def strangers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Daemon
         other.clean_up()
 
 
-def test_a_daemon_of_another_run_is_left_out_on_both_sides(strangers: tuple[Daemon, Daemon]) -> None:
+def test_a_daemon_of_another_run_is_left_out_on_both_sides(strangers: tuple[Daemon, Daemon]):
     for daemon in strangers:
         daemon.wait(lambda s, d=daemon: "left out" in d.log(), "it says that the peer is left out")
         step = daemon.status()["step"]
@@ -121,7 +121,7 @@ def test_a_daemon_of_another_run_is_left_out_on_both_sides(strangers: tuple[Daem
 # Each of the two tests below ends one of them.
 
 
-def test_ctrl_c_in_a_terminal_reaches_the_whole_group_and_saves_the_last_step(strangers: tuple[Daemon, Daemon]) -> None:
+def test_ctrl_c_in_a_terminal_reaches_the_whole_group_and_saves_the_last_step(strangers: tuple[Daemon, Daemon]):
     node, _ = strangers
     node.wait(lambda s: s.get("step", 0) >= 2, "it trains")
     family = node.pids()
@@ -134,7 +134,7 @@ def test_ctrl_c_in_a_terminal_reaches_the_whole_group_and_saves_the_last_step(st
     assert facts["progress"]["step"] == last
 
 
-def test_a_stop_does_not_wait_for_a_compute_process_that_does_not_answer(strangers: tuple[Daemon, Daemon]) -> None:
+def test_a_stop_does_not_wait_for_a_compute_process_that_does_not_answer(strangers: tuple[Daemon, Daemon]):
     _, node = strangers
     node.wait(lambda s: s.get("step", 0) >= 2, "it trains")
     (worker,) = [process for process in node.pids() if "ftis_node.worker" in process.cmdline()]
@@ -146,7 +146,7 @@ def test_a_stop_does_not_wait_for_a_compute_process_that_does_not_answer(strange
 
 
 @pytest.mark.slow
-def test_a_home_that_trained_alone_does_not_join_another_run_by_mistake(tmp_path: Path, join: Join) -> None:
+def test_a_home_that_trained_alone_does_not_join_another_run_by_mistake(tmp_path: Path, join: Join):
     alone = join("alone", "--model", "tiny-a", "--task", "arithmetic")
     alone.wait(lambda s: s.get("step", 0) >= 1, "it starts a run of its own")
     alone.stop()

@@ -31,7 +31,7 @@ def services() -> dict[str, Any]:
     return found
 
 
-def test_every_home_is_a_named_volume_that_both_generations_of_compose_know() -> None:
+def test_every_home_is_a_named_volume_that_both_generations_of_compose_know():
     """A name of one letter is a drive of Windows to Compose 2."""
     named = yaml.safe_load(_DEFAULT.sub(r"\1", read("compose.yaml")))["volumes"]
     for service, command in nodes().items():
@@ -45,7 +45,7 @@ def nodes() -> dict[str, dict[str, Any]]:
     return {name: parsed(command) for name, command in joins.items()}
 
 
-def test_every_node_of_the_swarm_starts_with_options_that_exist_and_is_scraped_by_its_own_name() -> None:
+def test_every_node_of_the_swarm_starts_with_options_that_exist_and_is_scraped_by_its_own_name():
     hosts = {name: dict(pair.split("=") for pair in given["set_"]) for name, given in nodes().items()}
     assert set(hosts) == {"bootstrap", "a", "b", "c", "gpu"}
     for name, pairs in hosts.items():
@@ -57,7 +57,7 @@ def test_every_node_of_the_swarm_starts_with_options_that_exist_and_is_scraped_b
     assert scraped == [f"{name}:{pairs['http_port']}" for name, pairs in hosts.items()]
 
 
-def test_the_bootstrap_is_where_the_run_file_says_and_trains_nothing() -> None:
+def test_the_bootstrap_is_where_the_run_file_says_and_trains_nothing():
     bootstrap = nodes()["bootstrap"]
     assert bootstrap["paused"]
     (script,) = services()["run"]["command"]
@@ -67,7 +67,7 @@ def test_the_bootstrap_is_where_the_run_file_says_and_trains_nothing() -> None:
     assert parsed(new[1].replace("$$(ftis-node keys new)", "ID").split())["task"] == "arithmetic"
 
 
-def test_vllm_is_started_as_the_node_wants_it() -> None:
+def test_vllm_is_started_as_the_node_wants_it():
     services = yaml.safe_load((DEPLOY / "compose.vllm.yaml").read_text())["services"]
     line = " ".join(services["vllm"]["command"])
     node = services["node"]
@@ -79,12 +79,12 @@ def test_vllm_is_started_as_the_node_wants_it() -> None:
     assert any(volume.startswith(f"weights:{settings.vllm_folder}") for volume in services["vllm"]["volumes"])
 
 
-def test_three_nodes_differ_in_model_and_in_what_of_it_is_trained() -> None:
+def test_three_nodes_differ_in_model_and_in_what_of_it_is_trained():
     told = {(nodes()[name]["model"], nodes()[name]["lora"]) for name in "abc"}
     assert told == {("tiny-a", False), ("tiny-b", False), ("tiny-c", True)}
 
 
-def test_the_dashboard_and_the_alerts_ask_for_metrics_that_there_are() -> None:
+def test_the_dashboard_and_the_alerts_ask_for_metrics_that_there_are():
     panels = json.loads(read("grafana/dashboards/swarm.json"))["panels"]
     queries = [target["expr"] for panel in panels for target in panel["targets"]]
     alerts = yaml.safe_load(read("prometheus/alerts.yml"))["groups"]
@@ -98,7 +98,7 @@ def test_the_dashboard_and_the_alerts_ask_for_metrics_that_there_are() -> None:
             assert wanted <= metrics()[name].labels, query
 
 
-def test_every_panel_of_the_dashboard_has_a_place_of_its_own() -> None:
+def test_every_panel_of_the_dashboard_has_a_place_of_its_own():
     panels = json.loads(read("grafana/dashboards/swarm.json"))["panels"]
     cells = [
         (x, y)
@@ -110,14 +110,14 @@ def test_every_panel_of_the_dashboard_has_a_place_of_its_own() -> None:
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool (of Prometheus) is not installed")
-def test_prometheus_takes_its_configuration() -> None:
+def test_prometheus_takes_its_configuration():
     line = ["promtool", "check", "config", str(DEPLOY / "prometheus" / "prometheus.yml")]
     checked = subprocess.run(line, capture_output=True, text=True)
     assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
-def test_systemd_takes_the_service(tmp_path: Path) -> None:
+def test_systemd_takes_the_service(tmp_path: Path):
     service = read("systemd/ftis-node.service")
     program = "/opt/ftis-node/bin/ftis-node"
     assert f"ExecStart={program} join" in service and "landlock_create_ruleset landlock_restrict_self" in service
@@ -127,7 +127,7 @@ def test_systemd_takes_the_service(tmp_path: Path) -> None:
     assert (checked.returncode, checked.stderr) == (0, "")
 
 
-def test_the_service_gives_the_node_time_to_save_and_a_watchdog() -> None:
+def test_the_service_gives_the_node_time_to_save_and_a_watchdog():
     from ftis_node.node.daemon import FINISH_SECONDS, GRACE_SECONDS
 
     lines = dict(line.split("=", 1) for line in read("systemd/ftis-node.service").splitlines() if "=" in line[1:])
@@ -137,7 +137,7 @@ def test_the_service_gives_the_node_time_to_save_and_a_watchdog() -> None:
     assert grace == {"45s"} and GRACE_SECONDS + FINISH_SECONDS < 45
 
 
-def test_the_published_run_is_whole() -> None:
+def test_the_published_run_is_whole():
     run = load_run_file(DEPLOY / "runs" / "gsm8k.toml").run
     assert run.id.hex() == "e68e5b651c7d066d89a9a6d8007909db", "another id is another run, and its peers do not meet"
     assert (run.task, run.reward, run.collaboration) == ("gsm8k", "integer", "vertical")
@@ -147,13 +147,13 @@ def profiles() -> set[str]:
     return {profile for service in services().values() for profile in service.get("profiles", ())}
 
 
-def test_what_is_documented_takes_down_what_any_profile_started() -> None:
+def test_what_is_documented_takes_down_what_any_profile_started():
     text = (DEPLOY.parent / "docs" / "deploy.md").read_text(encoding="utf-8")
     (line,) = [line for line in text.splitlines() if re.search(r"docker compose .*\bdown\b", line)]
     assert set(re.findall(r"--profile (\w+)", line)) == profiles()
 
 
-def test_the_swarms_test_leaves_no_container_network_or_volume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_swarms_test_leaves_no_container_network_or_volume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     told = tmp_path / "told"
     docker = tmp_path / "docker"
     docker.write_text(f'#!/bin/sh\necho "$@" >> {told}\n')

@@ -114,7 +114,7 @@ class World:
         return float((self.drawn_by * by_completion(values) / LENGTHS).sum())
 
 
-def test_the_completions_are_all_of_them() -> None:
+def test_the_completions_are_all_of_them():
     world = World.drawn(0, 1.0)
     assert float(world.drawn_by.sum()) == pytest.approx(1)
     assert float((world.drawn_by * world.whole_ratio).sum()) == pytest.approx(1)
@@ -132,7 +132,7 @@ def bound(world: World, cap: float) -> float:
 
 @pytest.mark.parametrize("cap", [1.0, 2.0, 8.0, 1e6])
 @pytest.mark.parametrize("apart", [0.01, 0.3, 1.0, 3.0])
-def test_the_bias_of_truncated_tokens_is_within_its_bound(apart: float, cap: float) -> None:
+def test_the_bias_of_truncated_tokens_is_within_its_bound(apart: float, cap: float):
     for seed in SEEDS:
         world = World.drawn(seed, apart)
         bias = float((world.gradient(TIS.replace(truncation=cap)) - world.wanted()).norm())
@@ -141,7 +141,7 @@ def test_the_bias_of_truncated_tokens_is_within_its_bound(apart: float, cap: flo
         assert float(world.gradient(TIS.replace(truncation=cap)).norm()) <= cap * limit + 1e-9
 
 
-def test_the_bias_goes_with_the_distance_of_the_generator() -> None:
+def test_the_bias_goes_with_the_distance_of_the_generator():
     """A tenth of the distance has a tenth of the bias; on one's own samples there is none."""
     for seed in SEEDS:
         near, nearer, own = (World.drawn(seed, apart) for apart in (1e-2, 1e-3, 0.0))
@@ -150,7 +150,7 @@ def test_the_bias_goes_with_the_distance_of_the_generator() -> None:
         assert biases[2] < 1e-12
 
 
-def test_the_bias_does_not_go_with_the_truncation() -> None:
+def test_the_bias_does_not_go_with_the_truncation():
     """Weights of single tokens leave prefix and ending to the generator, however large C is; Π ρ would not."""
     world = World.drawn(3, 1.0)
     never = TIS.replace(truncation=1e9)
@@ -160,7 +160,7 @@ def test_the_bias_does_not_go_with_the_truncation() -> None:
 
 
 @pytest.mark.parametrize("cap", [1.0, 2.0, 8.0])
-def test_what_truncation_alone_takes_is_within_its_bound(cap: float) -> None:
+def test_what_truncation_alone_takes_is_within_its_bound(cap: float):
     for seed in SEEDS:
         world = World.drawn(seed, 1.0)
         taken = world.gradient(TIS.replace(truncation=1e9)) - world.gradient(TIS.replace(truncation=cap))
@@ -171,7 +171,7 @@ def test_what_truncation_alone_takes_is_within_its_bound(cap: float) -> None:
 
 
 @pytest.mark.parametrize("threshold", [0.1, 1.0, 5.0])
-def test_what_the_filter_takes_is_within_its_bound(threshold: float) -> None:
+def test_what_the_filter_takes_is_within_its_bound(threshold: float):
     dropped_any = False
     for seed in SEEDS:
         world = World.drawn(seed, 1.5)
@@ -203,7 +203,7 @@ groups = st.lists(st.tuples(REWARDS, st.floats(0, 10)), min_size=2, max_size=9)
 
 @settings(max_examples=200)
 @given(groups)
-def test_no_comparison_above_the_mean_is_turned_and_a_push_upwards_is_left(group: list[tuple[float, float]]) -> None:
+def test_no_comparison_above_the_mean_is_turned_and_a_push_upwards_is_left(group: list[tuple[float, float]]):
     rewards, divergences = map(list, zip(*group, strict=True))
     before, after = filtered(rewards, divergences, 5.0)
     for i, j in itertools.permutations(range(len(rewards)), 2):
@@ -219,7 +219,7 @@ def test_no_comparison_above_the_mean_is_turned_and_a_push_upwards_is_left(group
         assert sum(after) == pytest.approx(len(dropped) * math.sqrt(rate / (1 - rate)), abs=1e-9)
 
 
-def test_a_better_failure_can_fall_behind_a_worse_one_that_is_dropped() -> None:
+def test_a_better_failure_can_fall_behind_a_worse_one_that_is_dropped():
     """The one comparison that can turn round, on the table: rewards 1, ½ and 0, the last far from the learner."""
     before, after = filtered([1.0, 1.0, 0.25, 0.0], [0.0, 0.0, 0.0, 9.0], 5.0)
     assert before[2] > before[3] and after[2] < after[3] == 0

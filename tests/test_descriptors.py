@@ -37,7 +37,7 @@ def no_file_left() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_row_33_a_node_raises_the_limit_of_open_files_as_far_as_it_may() -> None:
+def test_row_33_a_node_raises_the_limit_of_open_files_as_far_as_it_may():
     code = (
         "import resource; from ftis_node.host.descriptors import raise_limit; "
         "resource.setrlimit(resource.RLIMIT_NOFILE, (64, int(__import__('sys').argv[1]))); print(raise_limit())"
@@ -48,7 +48,7 @@ def test_row_33_a_node_raises_the_limit_of_open_files_as_far_as_it_may() -> None
     assert raise_limit() == limit()
 
 
-def test_running_out_of_files_is_told_from_other_errors(tmp_path: Path) -> None:
+def test_running_out_of_files_is_told_from_other_errors(tmp_path: Path):
     assert ran_out(NONE_LEFT) and ran_out(OSError(errno.ENFILE, ""))
     assert not ran_out(OSError(errno.ENOSPC, "")) and not ran_out(ValueError("x"))
 
@@ -62,7 +62,7 @@ def test_running_out_of_files_is_told_from_other_errors(tmp_path: Path) -> None:
         assert ran_out(unreadable(tmp_path / "store.sqlite"))
 
 
-async def test_who_runs_out_of_files_waits_until_some_are_closed_or_it_is_to_stop() -> None:
+async def test_who_runs_out_of_files_waits_until_some_are_closed_or_it_is_to_stop():
     stopping = asyncio.Event()
     with pytest.raises(FileNotFoundError):
         await wait_for_room(FileNotFoundError("x"), stopping)
@@ -75,7 +75,7 @@ async def test_who_runs_out_of_files_waits_until_some_are_closed_or_it_is_to_sto
         assert isinstance(await waiting, OutOfFiles)
 
 
-def test_row_33_a_limit_too_low_to_start_with_is_no_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_row_33_a_limit_too_low_to_start_with_is_no_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def none_left(_: Home) -> Path:
         raise NONE_LEFT
 
@@ -87,7 +87,7 @@ def test_row_33_a_limit_too_low_to_start_with_is_no_full_disk(tmp_path: Path, mo
 
 
 @pytest.mark.slow
-def test_row_33_a_daemon_outlives_a_time_without_files(join: Join) -> None:
+def test_row_33_a_daemon_outlives_a_time_without_files(join: Join):
     flags = ("batch_groups=6", "eval_prompts=16", "eval_every=1000", "page=false", "quic=false")
     alone = join("home", "--model", "tiny-a", *(word for pair in flags for word in ("--set", pair)))
     alone.wait(lambda status: (status.get("step") or 0) >= 2, "it trains")

@@ -178,7 +178,7 @@ def test_tokens_answers_and_their_figures_are_the_same(node_of: NodeOf, kind: st
 )
 def test_a_checkpoint_of_any_number_of_ranks_is_restored_on_any_other(
     node_of: NodeOf, kind: str, saved: int, restored: int
-) -> None:
+):
     first = node_of(kind, saved)
     second = node_of(kind, restored)
     made = first.ask(ask.Generate(ROWS)).groups

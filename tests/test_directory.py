@@ -57,20 +57,20 @@ def of(who: Identity, shard: str = "", addresses: list[str] | None = None) -> DH
 # --- one answer -------------------------------------------------------------------------------------------------------
 
 
-def test_row_38_an_answer_has_at_most_64_records() -> None:
+def test_row_38_an_answer_has_at_most_64_records():
     assert len(check(KEY, records.pack_answer(MADE_UP), VALIDATOR)) == MAX_RECORDS
     assert records.unpack_answer(KEY, pack(MADE_UP[: MAX_RECORDS + 1])) == []
     assert check(KEY, pack(MADE_UP), VALIDATOR) == {}
 
 
-def test_row_38_of_a_record_only_its_owners_addresses_are_taken_and_only_if_it_signed_them() -> None:
+def test_row_38_of_a_record_only_its_owners_addresses_are_taken_and_only_if_it_signed_them():
     signed = of(BOB, addresses=[*own(BOB), *own(ALICE), f"{own(BOB)[0]}/p2p-circuit{own(ALICE)[0]}"])
     forged = of(MALLORY)
     forged = DHTRecord(KEY, msgpack.packb(ALICE.peer_id), forged.value, forged.expiration_time)
     assert check(KEY, pack([signed, forged, of(MALLORY, addresses=own(BOB))]), VALIDATOR) == {BOB.author: own(BOB)}
 
 
-def test_row_38_a_record_lies_under_its_owners_keys_only() -> None:
+def test_row_38_a_record_lies_under_its_owners_keys_only():
     assert len(keys_of(RUN.id, BOB.author)) == len(DEPTHS)
     for depth in DEPTHS[1:]:
         shard = shard_of(BOB.author, depth)
@@ -84,7 +84,7 @@ LEAVES = st.none() | st.integers(-(2**63), 2**63 - 1) | st.floats() | st.binary(
 
 
 @given(st.binary(max_size=300) | st.recursive(LEAVES, lambda inner: st.lists(inner), max_leaves=20).map(msgpack.packb))
-def test_row_38_whatever_else_an_answer_is_gives_no_addresses(answer: bytes) -> None:
+def test_row_38_whatever_else_an_answer_is_gives_no_addresses(answer: bytes):
     assert check(KEY, answer, VALIDATOR) == {}
 
 
@@ -108,7 +108,7 @@ def filled(known: set[bytes]) -> Shelf:
     return fill(Shelf(VALIDATOR, known.__contains__))
 
 
-def test_row_38_strangers_fill_a_key_and_displace_no_peer_of_the_view() -> None:
+def test_row_38_strangers_fill_a_key_and_displace_no_peer_of_the_view():
     shelf = filled({ALICE.author})
     assert len(shelf.records(KEY)) == MAX_RECORDS
     assert not shelf.keep(of(ALICE), ALICE.author), "the key is full, and says so"
@@ -118,13 +118,13 @@ def test_row_38_strangers_fill_a_key_and_displace_no_peer_of_the_view() -> None:
     assert len(shelf.records(KEY)) == MAX_RECORDS
 
 
-def test_row_38_a_key_full_of_peers_of_the_view_takes_no_stranger() -> None:
+def test_row_38_a_key_full_of_peers_of_the_view_takes_no_stranger():
     shelf = filled({owner(record) for record in MADE_UP})
     shelf.keep(of(BOB), BOB.author)
     assert BOB.author not in shelf.addresses()
 
 
-def test_row_38_strangers_who_fill_other_keys_displace_no_peer_of_the_view() -> None:
+def test_row_38_strangers_who_fill_other_keys_displace_no_peer_of_the_view():
     shelf = Shelf(VALIDATOR, {ALICE.author}.__contains__)
     shelf.keep(of(ALICE), ALICE.author)
     for number in range(500):
@@ -134,7 +134,7 @@ def test_row_38_strangers_who_fill_other_keys_displace_no_peer_of_the_view() -> 
     assert ALICE.author in {VALIDATOR.owner(record) for record in shelf.records(KEY)}
 
 
-def test_row_38_where_each_key_has_a_peer_of_the_view_a_strangers_new_key_has_no_room() -> None:
+def test_row_38_where_each_key_has_a_peer_of_the_view_a_strangers_new_key_has_no_room():
     view = [Identity((5000 + number).to_bytes(32, "big")) for number in range(2 * MAX_KEYS)]
     shelf = Shelf(VALIDATOR, {one.author for one in view}.__contains__)
     used = list({shard_of(one.author, 3): one for one in view}.items())[:MAX_KEYS]
@@ -144,7 +144,7 @@ def test_row_38_where_each_key_has_a_peer_of_the_view_a_strangers_new_key_has_no
     assert all(shelf.records(key_bytes(RUN.id, shard)) for shard, _ in used)
 
 
-def test_row_38_there_are_few_keys_and_what_has_expired_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_row_38_there_are_few_keys_and_what_has_expired_makes_room(monkeypatch: pytest.MonkeyPatch):
     shelf = filled(set())
     authors = [identity(number) for number in range(100, 100 + 2 * MAX_KEYS)]
     for who in authors:
@@ -156,7 +156,7 @@ def test_row_38_there_are_few_keys_and_what_has_expired_makes_room(monkeypatch: 
     assert not any(shelf.records(key) for key in keys)
 
 
-def test_row_38_a_teller_of_many_that_never_answer_is_doubted_until_others_of_its_do() -> None:
+def test_row_38_a_teller_of_many_that_never_answer_is_doubted_until_others_of_its_do():
     referrers = Referrers()
     for _ in range(MISSED_MIN):
         assert not referrers.doubted(MALLORY.author)
@@ -198,7 +198,7 @@ async def found(directory: Directory) -> list[Answer]:
     return answers
 
 
-async def test_row_38_two_nodes_find_each_others_records_and_know_who_told(tmp_path: Path) -> None:
+async def test_row_38_two_nodes_find_each_others_records_and_know_who_told(tmp_path: Path):
     async with joined(ALICE, tmp_path) as (alice, at_alice), joined(BOB, tmp_path, at_alice) as (bob, _):
         for settled in (False, True):
             await alice.publish(own(ALICE), settled=settled)
@@ -209,7 +209,7 @@ async def test_row_38_two_nodes_find_each_others_records_and_know_who_told(tmp_p
         assert BOB.author in {one.referrer for one in await found(alice)}
 
 
-async def test_three_nodes_draw_as_many_bytes_as_three_simulated_ones(tmp_path: Path) -> None:
+async def test_three_nodes_draw_as_many_bytes_as_three_simulated_ones(tmp_path: Path):
     """In a turn of `Swarm._record_loop`. Before, simulated answers named twenty nodes however few there were."""
     async with (
         joined(ALICE, tmp_path) as (alice, at_alice),
@@ -235,7 +235,7 @@ async def test_three_nodes_draw_as_many_bytes_as_three_simulated_ones(tmp_path: 
     assert [packed, stored.ByteSize() - packed] == pytest.approx([RECORD_BYTES, STORE_BYTES], abs=12)
 
 
-async def test_who_asks_while_a_nodes_dht_begins_is_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_asks_while_a_nodes_dht_begins_is_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     add = GuardedDht.add_p2p_handlers
     told = []
 
@@ -251,7 +251,7 @@ async def test_who_asks_while_a_nodes_dht_begins_is_answered(tmp_path: Path, mon
             assert told == [(b"", [])]
 
 
-async def test_who_knows_only_a_node_of_another_run_finds_its_own_run_through_the_dht(tmp_path: Path) -> None:
+async def test_who_knows_only_a_node_of_another_run_finds_its_own_run_through_the_dht(tmp_path: Path):
     async with (
         member(1, tmp_path, run=OTHER_RUN) as outside,
         member(2, tmp_path, [outside.address]) as alice,
@@ -262,7 +262,7 @@ async def test_who_knows_only_a_node_of_another_run_finds_its_own_run_through_th
         assert outside.author not in alice.swarm.membership.active_view.keys() | bob.swarm.membership.active_view.keys()
 
 
-def test_row_38_records_of_other_runs_take_no_room_of_the_own_and_few_are_kept() -> None:
+def test_row_38_records_of_other_runs_take_no_room_of_the_own_and_few_are_kept():
     shelf = filled(set())
     elsewhere = key_bytes(OTHER_RUN.id)
     assert shelf.keep(other := OwnerSigned(BOB, OTHER_RUN.id).sign("", own(BOB), 100.0), BOB.author)
@@ -278,7 +278,7 @@ def test_row_38_records_of_other_runs_take_no_room_of_the_own_and_few_are_kept()
 
 
 @pytest.mark.parametrize("count", [MAX_RECORDS, 2000])
-async def test_row_38_beside_made_up_answers_a_node_publishes_and_finds_honest_ones(tmp_path: Path, count: int) -> None:
+async def test_row_38_beside_made_up_answers_a_node_publishes_and_finds_honest_ones(tmp_path: Path, count: int):
     made = (MADE_UP * 16)[:count]
     async with (
         liar(tmp_path, pack(made)) as (mallory, at_mallory),
@@ -300,7 +300,7 @@ async def test_row_38_beside_made_up_answers_a_node_publishes_and_finds_honest_o
         assert ALICE.author in {owner for one in await found(bob) for owner in one.addresses}
 
 
-async def test_row_38_an_answer_names_few_nodes_and_a_peer_has_few_ids(tmp_path: Path) -> None:
+async def test_row_38_an_answer_names_few_nodes_and_a_peer_has_few_ids(tmp_path: Path):
     async with liar(tmp_path, b"") as (mallory, at_mallory), joined(ALICE, tmp_path, at_mallory) as (alice, _):
         dht = alice._dht
         assert dht is not None
@@ -315,7 +315,7 @@ async def test_row_38_an_answer_names_few_nodes_and_a_peer_has_few_ids(tmp_path:
         assert mallory.calls - before <= OWN_NODES + NAMED_NODES
 
 
-async def test_row_38_signatures_are_checked_in_another_thread(tmp_path: Path) -> None:
+async def test_row_38_signatures_are_checked_in_another_thread(tmp_path: Path):
     threads = set()
 
     class Watched(OwnerSigned):
@@ -332,9 +332,7 @@ async def test_row_38_signatures_are_checked_in_another_thread(tmp_path: Path) -
     assert threads and threading.get_ident() not in threads
 
 
-async def test_row_38_whatever_is_full_a_new_node_publishes_on_its_way(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_row_38_whatever_is_full_a_new_node_publishes_on_its_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(dht_limits, "FULL_PART", 0.0)
     async with (
         liar(tmp_path, b"") as (_, at_mallory),
@@ -352,7 +350,7 @@ async def test_row_38_whatever_is_full_a_new_node_publishes_on_its_way(
         assert alice._full >= {0, 1}
 
 
-async def test_row_38_a_settled_node_goes_below_a_full_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_row_38_a_settled_node_goes_below_a_full_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(dht_limits, "FULL_PART", 0.0)
     async with joined(BOB, tmp_path) as (bob, at_bob), joined(ALICE, tmp_path, at_bob) as (alice, _):
         for directory in (alice, bob):

@@ -19,7 +19,7 @@ from tests.support.small_models import arithmetic_settings, batch_of, opened_eng
 from tests.support.statuses import JOINING, answered
 
 
-def test_work_within_other_work_counts_for_the_whole_and_leaves_nothing_behind() -> None:
+def test_work_within_other_work_counts_for_the_whole_and_leaves_nothing_behind():
     with doing("evaluating", 4, "questions"):
         with doing("generating", 2, "completions"):
             advance(read=12)
@@ -40,14 +40,14 @@ def test_work_within_other_work_counts_for_the_whole_and_leaves_nothing_behind()
         (Doing("loading the weights", seconds=68.0), "1 min 8 s"),
     ],
 )
-def test_a_person_reads_how_far_it_is_and_how_long_yet(work: Doing, sentence: str) -> None:
+def test_a_person_reads_how_far_it_is_and_how_long_yet(work: Doing, sentence: str):
     assert work.sentence() == f"{work.what.capitalize()}: {sentence}"
     console = Console(record=True, width=100, file=io.StringIO())
     console.print(node_view(answered(**JOINING | {"doing": work})))
     assert sentence in console.export_text()
 
 
-def test_where_nobody_sees_a_bar_lines_say_how_far_a_command_is(monkeypatch: Any, capsys: Any) -> None:
+def test_where_nobody_sees_a_bar_lines_say_how_far_a_command_is(monkeypatch: Any, capsys: Any):
     monkeypatch.setattr(terminal, "_QUIET_SECONDS_IN_A_FILE", 0.0)
     monkeypatch.setattr(terminal, "_LINE_SECONDS", 0.01)
     told = ""
@@ -58,7 +58,7 @@ def test_where_nobody_sees_a_bar_lines_say_how_far_a_command_is(monkeypatch: Any
     assert "Sampling: 1 of 4 completions" in told.splitlines()[-1]
 
 
-def test_each_long_work_of_an_engine_says_what_it_is_and_reaches_its_end(monkeypatch: Any) -> None:
+def test_each_long_work_of_an_engine_says_what_it_is_and_reaches_its_end(monkeypatch: Any):
     seen: dict[str, Doing] = {}
     engine = opened_engine()
 
@@ -80,7 +80,7 @@ def test_each_long_work_of_an_engine_says_what_it_is_and_reaches_its_end(monkeyp
     assert all(work.tokens > 0 for work in seen.values()) and now() is None
 
 
-def test_loading_says_so(monkeypatch: Any) -> None:
+def test_loading_says_so(monkeypatch: Any):
     seen: list[Any] = []
     engine = Engine()
     before = engine.watch()

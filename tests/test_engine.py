@@ -43,7 +43,7 @@ def engine() -> Engine:
     return opened_engine()
 
 
-def test_loading_tells_what_a_run_must_know() -> None:
+def test_loading_tells_what_a_run_must_know():
     facts = Engine().load(settings(), "arithmetic")
     assert (facts.task, facts.data, facts.reward) == ("arithmetic", TASK.data, "integer")
     assert (facts.rows, facts.held_out) == (len(TASK.train), len(TASK.held_out))
@@ -52,7 +52,7 @@ def test_loading_tells_what_a_run_must_know() -> None:
     assert run_of(facts).task == "arithmetic"
 
 
-def test_groups_can_be_read_by_people(engine: Engine) -> None:
+def test_groups_can_be_read_by_people(engine: Engine):
     generated = engine.generate([3]).groups[0]
     completions = completions_of(generated)
     (text,) = engine.texts([messages.ReadableGroup(3, generated.packet, 7)])
@@ -66,7 +66,7 @@ def test_groups_can_be_read_by_people(engine: Engine) -> None:
     assert long.completions[0].endswith("…") and len(long.completions[0]) <= TEXT_LETTERS + 1
 
 
-def test_every_answer_arrives_as_it_was_sent(engine: Engine) -> None:
+def test_every_answer_arrives_as_it_was_sent(engine: Engine):
     generated = engine.generate([0, 1])
     answers = {
         messages.Load: Engine().load(settings(), "arithmetic"),
@@ -81,7 +81,7 @@ def test_every_answer_arrives_as_it_was_sent(engine: Engine) -> None:
         assert messages.decoded(messages.encoded(answer), request.answer()) == answer
 
 
-def test_each_request_is_a_method_of_the_engine_with_the_same_arguments() -> None:
+def test_each_request_is_a_method_of_the_engine_with_the_same_arguments():
     for op, request in messages.REQUESTS.items():
         fields = dict.fromkeys(request.__struct_fields__)
         assert inspect.signature(getattr(Engine, op)).bind(None, **fields), op
@@ -89,7 +89,7 @@ def test_each_request_is_a_method_of_the_engine_with_the_same_arguments() -> Non
             assert [*inspect.signature(getattr(Engine, op)).parameters][1:] == [*fields], op
 
 
-def test_generated_groups_hold_whole_completions_of_their_rows(engine: Engine) -> None:
+def test_generated_groups_hold_whole_completions_of_their_rows(engine: Engine):
     rows = [5, 900, 5]
     groups = engine.generate(rows, bytes(38), 7, 3).groups
     tokenizer = engine.policy.tokenizer
@@ -104,7 +104,7 @@ def test_generated_groups_hold_whole_completions_of_their_rows(engine: Engine) -
     assert (decode(groups[0].packet).token_ids.tolist()) != decode(groups[2].packet).token_ids.tolist(), "drawn anew"
 
 
-def test_others_score_a_group_as_its_author_does(engine: Engine) -> None:
+def test_others_score_a_group_as_its_author_does(engine: Engine):
     rows = list(range(0, 60, 3))
     groups = engine.generate(rows).groups
     assert {reward for group in groups for reward in group.rewards} == {0.0, 1.0}, "some right, some wrong"
@@ -118,7 +118,7 @@ def written(engine: Engine, text: str, finished: bool) -> bytes:
     return packed(engine, [Completion(ids, np.zeros(len(ids), np.float32), finished)])
 
 
-def test_what_has_an_id_without_a_row_here_is_not_trained_on(engine: Engine) -> None:
+def test_what_has_an_id_without_a_row_here_is_not_trained_on(engine: Engine):
     packets = TokenPackets(engine.run, engine.policy.tokenizer, vocabulary=24)
     for text, readable in (("1)", False), ("1(", True)):
         packet = written(engine, text, False)
@@ -128,7 +128,7 @@ def test_what_has_an_id_without_a_row_here_is_not_trained_on(engine: Engine) -> 
         )
 
 
-def test_only_a_finished_right_answer_is_rewarded(engine: Engine) -> None:
+def test_only_a_finished_right_answer_is_rewarded(engine: Engine):
     answer = TASK.train[7].answer
     text = f"<think>{answer}</think><answer>{answer}</answer>"
     wrong = text.replace(f"<answer>{answer}", f"<answer>{answer}1")
@@ -137,7 +137,7 @@ def test_only_a_finished_right_answer_is_rewarded(engine: Engine) -> None:
     assert engine.score(7, written(engine, wrong, True)) == [0.0]
 
 
-def test_a_step_on_own_groups_has_a_ratio_of_one_and_moves_the_weights() -> None:
+def test_a_step_on_own_groups_has_a_ratio_of_one_and_moves_the_weights():
     engine = opened_engine()
     before = engine.learner.state()[0]
     report = engine.step(uneven(engine, [1, 2, 3]))
@@ -148,7 +148,7 @@ def test_a_step_on_own_groups_has_a_ratio_of_one_and_moves_the_weights() -> None
     assert any(not torch.equal(value, before[name]) for name, value in engine.learner.state()[0].items())
 
 
-def test_what_a_home_remembers_comes_before_the_plan_and_after_a_person() -> None:
+def test_what_a_home_remembers_comes_before_the_plan_and_after_a_person():
     engine = Engine()
     kept = {"lora": True, "optimiser": "adamw"}
     remembering = engine.load(settings(), "arithmetic", remembered=kept)
@@ -157,19 +157,19 @@ def test_what_a_home_remembers_comes_before_the_plan_and_after_a_person() -> Non
     assert (decided.plan.lora, decided.plan.micro_batch_tokens) == (False, 200)
 
 
-def test_the_plan_is_for_the_runs_caps_where_they_are_known() -> None:
+def test_the_plan_is_for_the_runs_caps_where_they_are_known():
     engine = Engine()
     caps = {"prompt_tokens": 8000, "completion_tokens": 1000, "group": 12}
     small, large = (engine.load(settings(), "arithmetic", caps=c).plan for c in (None, caps))
     assert large.memory.total > 2 * small.memory.total
 
 
-def test_memory_that_is_too_small_is_told_and_tried_all_the_same() -> None:
+def test_memory_that_is_too_small_is_told_and_tried_all_the_same():
     facts = Engine().load(settings(vram_gb=0.01), "arithmetic")
     assert not facts.plan.fits and facts.plan.reasons
 
 
-def test_evaluation_is_greedy_and_leaves_no_trace(engine: Engine) -> None:
+def test_evaluation_is_greedy_and_leaves_no_trace(engine: Engine):
     state = engine.random.get_state(), torch.get_rng_state()
     first = engine.evaluate()
     second = engine.evaluate()
@@ -179,14 +179,14 @@ def test_evaluation_is_greedy_and_leaves_no_trace(engine: Engine) -> None:
     assert torch.equal(engine.random.get_state(), state[0]) and torch.equal(torch.get_rng_state(), state[1])
 
 
-def test_evaluation_takes_all_that_is_held_out_at_most() -> None:
+def test_evaluation_takes_all_that_is_held_out_at_most():
     result = opened_engine(eval_prompts=100_000).evaluate()
     assert result.prompts == len(TASK.held_out)
     assert 0.2 <= result.pass_at_1 <= 0.6
 
 
 @pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
-def test_after_restore_everything_goes_on_as_it_would_have(lora: bool, tmp_path: Path) -> None:
+def test_after_restore_everything_goes_on_as_it_would_have(lora: bool, tmp_path: Path):
     original = opened_engine(lora=lora)
     original.step(uneven(original, [1, 2, 3]))
     original.save(str(tmp_path))
@@ -204,7 +204,7 @@ def test_after_restore_everything_goes_on_as_it_would_have(lora: bool, tmp_path:
         assert torch.equal(value, resumed.learner.state()[0][name]), name
 
 
-def test_the_same_seed_gives_the_same_tokens_and_another_seed_others_whoever_else_draws() -> None:
+def test_the_same_seed_gives_the_same_tokens_and_another_seed_others_whoever_else_draws():
     made = []
     for place, seed in enumerate((5, 5, 6)):
         engine = opened_engine(seed=seed)
@@ -213,7 +213,7 @@ def test_the_same_seed_gives_the_same_tokens_and_another_seed_others_whoever_els
     assert made[0] == made[1] != made[2]
 
 
-def test_another_models_checkpoint_is_refused(tmp_path: Path) -> None:
+def test_another_models_checkpoint_is_refused(tmp_path: Path):
     donor = opened_engine(model="tiny-b")
     donor.step(uneven(donor, [1]))
     donor.save(str(tmp_path))
@@ -227,7 +227,7 @@ def objective_of(task: str = "gsm8k", **changes: Any) -> Objective:
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_a_preset_is_itself_but_that_the_tasks_filter_stands_in_for_the_papers(preset: str) -> None:
+def test_a_preset_is_itself_but_that_the_tasks_filter_stands_in_for_the_papers(preset: str):
     chosen = objective_of("arithmetic", objective=preset)
     plain = PRESETS[preset]
     assert objective_of(objective=preset) == plain
@@ -237,7 +237,7 @@ def test_a_preset_is_itself_but_that_the_tasks_filter_stands_in_for_the_papers(p
         assert chosen == plain
 
 
-def test_any_part_can_be_put_in_place_of_a_presets() -> None:
+def test_any_part_can_be_put_in_place_of_a_presets():
     changes: dict[str, Any] = {
         "advantage": "mean",
         "divergence": "k2",
@@ -257,6 +257,6 @@ def test_any_part_can_be_put_in_place_of_a_presets() -> None:
     assert objective_of(objective="ftis", threshold="none").threshold is None
 
 
-def test_a_fixed_divisor_is_the_runs_cap() -> None:
+def test_a_fixed_divisor_is_the_runs_cap():
     assert objective_of(aggregation="fixed").divisor == 256
     assert objective_of().divisor is None

@@ -83,7 +83,7 @@ def grown(first: Completion, answers: list[Completion], said: list[list[int]], c
     return made, asked, heard
 
 
-def test_what_is_said_stands_between_answers_and_has_no_logprob() -> None:
+def test_what_is_said_stands_between_answers_and_has_no_logprob():
     made, asked, heard = grown(answer(1, 9), [answer(2, 9), answer(3, 9)], [[5, 6], [5]])
     assert made.token_ids.tolist() == [1, 9, 5, 6, 2, 9, 5, 3, 9] and made.finished
     assert made.given.tolist() == [False, False, True, True, False, False, True, False, False]
@@ -92,21 +92,21 @@ def test_what_is_said_stands_between_answers_and_has_no_logprob() -> None:
     assert heard == [[1, 9], [1, 9, 5, 6, 2, 9]], "after the last turn nobody is asked"
 
 
-def test_an_episode_of_one_answer_is_a_completion_like_any_other() -> None:
+def test_an_episode_of_one_answer_is_a_completion_like_any_other():
     made, asked, _ = grown(answer(1, 9), [], [])
     assert made.given is None and made.token_ids.tolist() == [1, 9] and not asked
     cut, asked, heard = grown(answer(*[1] * 20, finished=False), [], [])
     assert not cut.finished and not heard and not asked
 
 
-def test_an_episode_without_room_for_what_is_said_and_an_answer_ends_before_it() -> None:
+def test_an_episode_without_room_for_what_is_said_and_an_answer_ends_before_it():
     made, asked, _ = grown(answer(1, 9), [], [[5] * 18])
     assert made.token_ids.tolist() == [1, 9] and made.finished and not asked
     made, asked, _ = grown(answer(1, 9), [answer(4, finished=False)], [[5] * 17])
     assert len(made) == 20 and not made.finished and asked[0][1] == 1
 
 
-def test_what_anothers_cap_cut_off_goes_on() -> None:
+def test_what_anothers_cap_cut_off_goes_on():
     caps = []
     sampled = []
 
@@ -126,7 +126,7 @@ def test_what_anothers_cap_cut_off_goes_on() -> None:
 # --- what stands between answers --------------------------------------------------------------------------------------
 
 
-def test_a_chats_second_message_stands_where_its_template_puts_it() -> None:
+def test_a_chats_second_message_stands_where_its_template_puts_it():
     tokenizer = speaker(CHATML)
     chat = chat_of(tokenizer)
     turns = [("user", "Hi"), ("assistant", "Yes?"), ("user", "Go <|im_end|>on")]
@@ -138,7 +138,7 @@ def test_a_chats_second_message_stands_where_its_template_puts_it() -> None:
     assert ids.count(chat.end) == 3, "two ends of messages, one of an answer, and the one in the message is plain text"
 
 
-def test_a_run_with_turns_has_a_digest_of_the_text_between_answers_too() -> None:
+def test_a_run_with_turns_has_a_digest_of_the_text_between_answers_too():
     chat = chat_of(speaker(CHATML))
     assert chat.digest() != chat.digest(2)
     assert chat_with(speaker(CHATML), chat.digest(2), turns=2).between == chat.between
@@ -155,7 +155,7 @@ def test_a_run_with_turns_has_a_digest_of_the_text_between_answers_too() -> None
         CHATML.replace("{% for", "{% if messages|length > 2 %}{{ raise_exception('no') }}{% endif %}{% for", 1),
     ],
 )
-def test_a_template_without_a_text_between_answers_is_no_chat_for_episodes(template: str) -> None:
+def test_a_template_without_a_text_between_answers_is_no_chat_for_episodes(template: str):
     chat = chat_of(speaker(template))
     assert chat.between is None and chat.digest()
     for refused in (lambda: chat.digest(2), lambda: frame_of(speaker(template), "{question}\n", chat)):
@@ -163,7 +163,7 @@ def test_a_template_without_a_text_between_answers_is_no_chat_for_episodes(templ
             refused()
 
 
-def test_in_plain_text_a_message_stands_in_the_runs_template_on_a_line_of_its_own() -> None:
+def test_in_plain_text_a_message_stands_in_the_runs_template_on_a_line_of_its_own():
     tokenizer = speaker(None)
     frame = frame_of(tokenizer, "Say: {question}\n", None)
     assert tokenizer.decode(frame.later(" lower <eos> ")) == "\nSay: lower <eos>\n"
@@ -203,7 +203,7 @@ def episode(*texts: str, finished: bool = True, end: bool = True) -> Completion:
         (episode("4"), 0.0),
     ],
 )
-def test_an_episode_is_worth_what_its_environment_gives_once_it_is_over(made: Completion, reward: float) -> None:
+def test_an_episode_is_worth_what_its_environment_gives_once_it_is_over(made: Completion, reward: float):
     score = EPISODES.score(made, ROW, Hints())
     assert score is not None and score.reward == reward
 
@@ -218,7 +218,7 @@ def test_an_episode_is_worth_what_its_environment_gives_once_it_is_over(made: Co
         episode("4", "\n--=", "3"),
     ],
 )
-def test_a_group_with_a_word_that_nobody_said_has_no_signal(forged: Completion) -> None:
+def test_a_group_with_a_word_that_nobody_said_has_no_signal(forged: Completion):
     honest = episode("4", "\n-=", "5", "\n-=", "3")
     assert EPISODES.score(forged, ROW, Hints()) is None
     assert EPISODES.rewards([honest, honest], ROW, Hints()) == [1.0, 1.0]
@@ -230,7 +230,7 @@ class Failing(Hints):
         return None
 
 
-def test_an_environment_that_fails_gives_no_reward_and_vouches_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_environment_that_fails_gives_no_reward_and_vouches_for_nothing(monkeypatch: pytest.MonkeyPatch):
     assert EPISODES.score(episode("3"), ROW, Failing()) == Score(0.0, formatted=False, lenient=False)
     assert EPISODES.rewards([episode("3", "\n+=", "3")], ROW, Failing()) == [0.0]
     assert EPISODES.following(episode("3"), ROW, Failing()) == []
@@ -255,7 +255,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
     return made
 
 
-def test_groups_are_sampled_admitted_and_worth_the_same_to_another_node(engine: Engine) -> None:
+def test_groups_are_sampled_admitted_and_worth_the_same_to_another_node(engine: Engine):
     author = Identity(bytes(32)).author
     context = AdmissionContext(engine.run, prompt_digests(engine.prompts))
     rows = [draw(engine.run.id, author, 7, slot, context.rows) for slot in range(6)]
@@ -275,7 +275,7 @@ def test_groups_are_sampled_admitted_and_worth_the_same_to_another_node(engine: 
     assert given > 0, "the environment had its say"
 
 
-def test_a_step_takes_episodes_and_counts_sampled_tokens(engine: Engine) -> None:
+def test_a_step_takes_episodes_and_counts_sampled_tokens(engine: Engine):
     made = engine.generate([0, 1])
     uneven = [[1.0, 0.0, 1.0, 0.0]] * 2
     parts = [GroupPart("own", one.packet, rewards) for one, rewards in zip(made.groups, uneven, strict=True)]
@@ -287,7 +287,7 @@ def test_a_step_takes_episodes_and_counts_sampled_tokens(engine: Engine) -> None
     assert text.question == engine.task.train[0].question and len(text.completions) == 1
 
 
-def test_a_run_of_another_number_of_turns_and_one_of_any_tokenizer_are_refused(engine: Engine) -> None:
+def test_a_run_of_another_number_of_turns_and_one_of_any_tokenizer_are_refused(engine: Engine):
     facts = Engine().load(arithmetic_settings(), "arithmetic").shared()
     run = Run(**{**engine.run.model_dump(), "turns": 2})
     with pytest.raises(UsageError, match="has up to 3 turns, and one of the run 2"):

@@ -61,7 +61,7 @@ def refused(ended: tuple[int, str, str], row: Row) -> None:
 
 
 @pytest.mark.parametrize("mistake", ROWS)
-def test_a_mistake(mistake: str, cli: Cli, run_text: str, tmp_path: Path) -> None:
+def test_a_mistake(mistake: str, cli: Cli, run_text: str, tmp_path: Path):
     row = ROWS[mistake]
     _prepare(tmp_path, row, run_text)
     with taken_port() as taken:
@@ -100,7 +100,7 @@ def _tiny_fingerprint() -> str:
 
 
 @pytest.mark.parametrize("line", ["fit --model tiny-a", "fit --model tiny-a --json"])
-def test_a_gpu_that_is_not_there(line: str, cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_gpu_that_is_not_there(line: str, cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     refused(cli(*shlex.split(f"{line} --device cuda")), Row(line, "no GPU here", "--vram GB"))
     code, out, err = cli(*shlex.split(line))
@@ -109,7 +109,7 @@ def test_a_gpu_that_is_not_there(line: str, cli: Cli, monkeypatch: pytest.Monkey
     refused(cli(*shlex.split(row.line.format(tmp=tmp_path))), row)
 
 
-def test_a_mistake_that_the_compute_process_finds(cli: Cli, run_text: str, tmp_path: Path) -> None:
+def test_a_mistake_that_the_compute_process_finds(cli: Cli, run_text: str, tmp_path: Path):
     """What is wrong comes through the pipe as it was, exit code and all."""
     (tmp_path / "run.toml").write_text(run_text)
     line = f"join --host 127.0.0.1 --device cpu --home {tmp_path}/home --run {tmp_path}/run.toml"
@@ -117,7 +117,7 @@ def test_a_mistake_that_the_compute_process_finds(cli: Cli, run_text: str, tmp_p
     refused(cli(*shlex.split(f"{line} --task poetry")), Row(line, "no task 'poetry'", "gsm8k"))
 
 
-def test_a_home_in_use_loses_nothing(join: Join, cli: Cli) -> None:
+def test_a_home_in_use_loses_nothing(join: Join, cli: Cli):
     running = join("home", "--model", "tiny-a")
     step = running.wait(lambda s: s.get("step", 0) >= 1, "a step")["step"]
     home = running.home.path
@@ -131,13 +131,13 @@ def test_a_home_in_use_loses_nothing(join: Join, cli: Cli) -> None:
     refused(cli(*shlex.split(row.line)), row)
 
 
-def test_wrong_flags_are_wrong_usage_and_no_traceback() -> None:
+def test_wrong_flags_are_wrong_usage_and_no_traceback():
     for line in (["join", "--no-such-flag"], ["no-such-command"]):
         ended = run_cli(*line)
         assert (ended.returncode, ended.stdout) == (2, "") and "Traceback" not in ended.stderr
 
 
-def test_who_stops_reading_is_no_error() -> None:
+def test_who_stops_reading_is_no_error():
     told = subprocess.Popen(command("join", "--help"), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert told.stdout is not None and told.stderr is not None
     told.stdout.close()
@@ -149,7 +149,7 @@ def test_who_stops_reading_is_no_error() -> None:
 # --- no error without a test ------------------------------------------------------------------------------------------
 
 
-def test_an_error_that_no_test_makes_is_found() -> None:
+def test_an_error_that_no_test_makes_is_found():
     """`tests.support.reached` asks this of the whole product, at the end of a run of all tests."""
     lines = ["def f():", "    raise UserError(", "    'No.', 'Mend it.'", "    )", "raise UsageError('Never.', 'x')"]
     places = sorted(sites("\n".join(lines), "a.py"), key=lambda place: place[1][0])
@@ -158,7 +158,7 @@ def test_an_error_that_no_test_makes_is_found() -> None:
     assert unreached(places, {("a.py", 2), ("a.py", 5)}) == []
 
 
-def test_another_process_tells_where_it_made_an_error(tmp_path: Path) -> None:
+def test_another_process_tells_where_it_made_an_error(tmp_path: Path):
     program = [sys.executable, "-c", "from ftis_node.tasks.rewards import check_rule; check_rule('none such')"]
     ended = subprocess.run(program, env=os.environ | {"PYTHONPATH": watching(tmp_path)}, capture_output=True)
     assert ended.returncode and [path for path, _ in noted(tmp_path)] == ["tasks/rewards.py"]

@@ -62,7 +62,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_a_model_by_its_name() -> None:
+def test_a_model_by_its_name():
     figures = run_eval("--checkpoint", "tiny-a", "--task", "arithmetic", "--prompts", "50")
     assert (figures["model"], figures["task"], figures["prompts"]) == ("tiny-a", "arithmetic", 50)
     assert figures["checkpoint"] is figures["step"] is figures["trained"] is None and figures["quantisation"] == "none"
@@ -72,7 +72,7 @@ def test_a_model_by_its_name() -> None:
     assert figures.keys() >= {"finished", "mean_tokens", "seconds", "batch", "device", "dtype", "reward"}
 
 
-def test_a_home_and_its_checkpoint_give_what_the_engine_gave(either: Made) -> None:
+def test_a_home_and_its_checkpoint_give_what_the_engine_gave(either: Made):
     path, own = either
     figures = run_eval("--checkpoint", str(path), "--task", "arithmetic", "--prompts", "200")
     assert (figures["model"], figures["step"]) == ("tiny-a", 12)
@@ -85,7 +85,7 @@ def test_a_home_and_its_checkpoint_give_what_the_engine_gave(either: Made) -> No
         assert checkpoint_of(name) == checkpoint_of(path)
 
 
-def test_the_weights_come_back_exactly(either: Made) -> None:
+def test_the_weights_come_back_exactly(either: Made):
     found = checkpoint_of(either[0])
     settings, origins = settings_for(found, found.model, {"device": "cpu"}, "")
     policy = load_trained(settings, found)
@@ -99,7 +99,7 @@ def test_the_weights_come_back_exactly(either: Made) -> None:
         assert origins["lora_alpha"] == "checkpoint"
 
 
-def test_alpha_is_told_by_a_person_or_by_the_checkpoint(home: Path, tmp_path: Path) -> None:
+def test_alpha_is_told_by_a_person_or_by_the_checkpoint(home: Path, tmp_path: Path):
     found = checkpoint_of(home)
     assert settings_for(found, "tiny-a", {"lora_alpha": "5"}, "")[0].lora_alpha == 5
     checkpoints = Checkpoints(tmp_path)
@@ -113,7 +113,7 @@ def test_alpha_is_told_by_a_person_or_by_the_checkpoint(home: Path, tmp_path: Pa
     assert settings_for(other, "tiny-a", {"lora_alpha": "5"}, "")[0].lora_alpha == 5
 
 
-def test_a_damaged_checkpoint_is_passed_over_and_stays(home: Path, tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_passed_over_and_stays(home: Path, tmp_path: Path):
     path = shutil.copytree(home, tmp_path / "home")
     newest, older = (path / "checkpoints" / f"step-{step:08d}" for step in (12, 3))
     with (newest / WEIGHTS).open("r+b") as file:
@@ -129,13 +129,13 @@ def test_a_damaged_checkpoint_is_passed_over_and_stays(home: Path, tmp_path: Pat
     assert {*before} - {*path.rglob("*")} == {older / "checkpoint.json"}
 
 
-def test_a_checkpoint_of_another_model(either: Made) -> None:
+def test_a_checkpoint_of_another_model(either: Made):
     error = refused("eval", "--checkpoint", str(either[0]), "--task", "arithmetic", "--model", "tiny-c")
     assert isinstance(error, UsageError)
     assert "does not fit tiny-c" in error.what and "--model" in error.fix
 
 
-def test_every_completion_is_written_down(tmp_path: Path) -> None:
+def test_every_completion_is_written_down(tmp_path: Path):
     out = tmp_path / "out.jsonl"
     flags = ("--task", "arithmetic", "--prompts", "30", "--out", str(out), "--batch", "7")
     figures = run_eval("--checkpoint", "tiny-a", *flags)
@@ -146,7 +146,7 @@ def test_every_completion_is_written_down(tmp_path: Path) -> None:
     assert rows[0].keys() == told
 
 
-def test_mathematics_is_evaluated_too(tmp_path: Path) -> None:
+def test_mathematics_is_evaluated_too(tmp_path: Path):
     data = tmp_path / "m.jsonl"
     rows = [{"problem": f"{i}+1=", "answer": rf"\frac{{{i}}}{{7}}"} for i in range(4)]
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -155,13 +155,13 @@ def test_mathematics_is_evaluated_too(tmp_path: Path) -> None:
     assert (figures["task"], figures["reward"], figures["prompts"]) == ("math500", "math", 4)
 
 
-def test_a_daemon_does_not_train_on_a_test() -> None:
+def test_a_daemon_does_not_train_on_a_test():
     with pytest.raises(UsageError, match="nothing to train on"):
         Engine().load(arithmetic_settings(), "math500")
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_it_with_130(tmp_path: Path) -> None:
+def test_ctrl_c_ends_it_with_130(tmp_path: Path):
     flags = ("--checkpoint", "tiny-a", "--task", "arithmetic", "--batch", "1", "--out", str(tmp_path / "o.jsonl"))
     with subprocess.Popen(
         command("eval", *flags, "--set", "device=cpu"),
@@ -181,9 +181,7 @@ def test_ctrl_c_ends_it_with_130(tmp_path: Path) -> None:
 # Beside the base model
 
 
-def test_a_checkpoint_is_compared_with_its_base_model(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checkpoint_is_compared_with_its_base_model(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     flags = ("--task", "arithmetic", "--prompts", "60")
     out = tmp_path / "out.jsonl"
     figures = run_eval("--checkpoint", home, *flags, "--compare", "--out", out)
@@ -218,13 +216,13 @@ def test_a_checkpoint_is_compared_with_its_base_model(
     )
 
 
-def test_a_model_by_its_name_has_no_base_model() -> None:
+def test_a_model_by_its_name_has_no_base_model():
     line = ("eval", "--checkpoint", "tiny-a", "--task", "arithmetic", "--prompts", "8")
     assert "no base model" in refused(*line, "--compare").what
     assert "--prompts" in refused(*line, "--set", "eval_prompts=4").fix
 
 
-def test_pairs_are_counted_and_tested() -> None:
+def test_pairs_are_counted_and_tested():
     """Intervals worked out by Newcombe's formula (1998, method 10): one with discordance, one with a margin of zero."""
     for cells, low, high in (((1, 1, 7, 12), -0.507, -0.026), ((36, 12, 2, 0), 0.0569, 0.3404)):
         figures = paired_figures(*cells)
@@ -239,7 +237,7 @@ def test_pairs_are_counted_and_tested() -> None:
 # The parts
 
 
-def test_wilson_s_interval() -> None:
+def test_wilson_s_interval():
     low, high = wilson(8, 10)  # Agresti and Coull 1998 and every table
     assert (low, high) == (pytest.approx(0.4901625, abs=1e-6), pytest.approx(0.9433178, abs=1e-6))
     assert wilson(0, 20)[0] == 0.0 and 0 < wilson(0, 20)[1] < 0.2
@@ -250,7 +248,7 @@ def questions(policy: Policy, count: int) -> tuple[list[list[int]], Sequence[Exa
     return tokenised(policy, TASK, TASK.held_out[:count], 16), TASK.held_out[:count]
 
 
-def test_what_is_told_adds_up_and_does_not_hang_on_the_batch() -> None:
+def test_what_is_told_adds_up_and_does_not_hang_on_the_batch():
     policy = tiny_policy()
     prompts, examples = questions(policy, 20)
     told: list[Judged] = []
@@ -262,7 +260,7 @@ def test_what_is_told_adds_up_and_does_not_hang_on_the_batch() -> None:
     assert evaluate(policy, [], [], scorer, CAP).figures().pass_at_1 == 0.0
 
 
-def test_an_unfinished_completion_is_wrong_but_may_be_lenient() -> None:
+def test_an_unfinished_completion_is_wrong_but_may_be_lenient():
     policy = tiny_policy()
     ids = torch.tensor(policy.tokenizer.encode("<think></think><answer>3</answer>")).numpy()
     for finished in (True, False):
@@ -272,7 +270,7 @@ def test_an_unfinished_completion_is_wrong_but_may_be_lenient() -> None:
         assert verdict == Score(float(finished), formatted=finished, lenient=True)
 
 
-def test_what_does_not_fit_is_halved(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_does_not_fit_is_halved(monkeypatch: pytest.MonkeyPatch):
     from ftis_node.evaluate import greedy
     from ftis_node.policy import room
 

@@ -58,7 +58,7 @@ def answer_of(fit: Cli, *flags: str, code: int = 0) -> dict[str, Any]:
     return answer
 
 
-def test_a_configuration_is_enough_and_no_hub_needed(tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_configuration_is_enough_and_no_hub_needed(tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")  # nothing listens there
     tiny_config(vocab_size=40).save_pretrained(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
@@ -69,7 +69,7 @@ def test_a_configuration_is_enough_and_no_hub_needed(tmp_path: Path, cli: Cli, m
     assert answer["memory"]["total"] == max(answer["memory"]["training"], answer["memory"]["generating"])
 
 
-def test_a_short_name_needs_no_hub_either_and_the_command_is_one_that_join_understands(fit: Cli) -> None:
+def test_a_short_name_needs_no_hub_either_and_the_command_is_one_that_join_understands(fit: Cli):
     ended, out, err = fit("--model", "qwen2.5-coder-3b-instruct", "--vram", "24", "--json")
     assert ended == 0 and err.startswith("Reading the configuration of qwen2.5-coder-3b-instruct.\n")
     assert "0:00" not in err
@@ -85,7 +85,7 @@ def test_a_short_name_needs_no_hub_either_and_the_command_is_one_that_join_under
         assert getattr(settings, key) == answer[key]
 
 
-def test_flags_are_wishes_and_what_does_not_fit_fails(fit: Cli) -> None:
+def test_flags_are_wishes_and_what_does_not_fit_fails(fit: Cli):
     pairs = ("dtype=float32", "gradient_checkpointing=false", "micro_batch_tokens=768")
     flags = ("--full", *(word for pair in pairs for word in ("--set", pair)))
     answer = answer_of(fit, "--model", "qwen2.5-3b", "--vram", "24", *flags, code=1)
@@ -94,7 +94,7 @@ def test_flags_are_wishes_and_what_does_not_fit_fails(fit: Cli) -> None:
     assert "would do" in answer["reasons"][-1]
 
 
-def test_people_get_a_table_reasons_and_the_command(fit: Cli) -> None:
+def test_people_get_a_table_reasons_and_the_command(fit: Cli):
     code, out, _ = fit("--model", "qwen2.5-0.5b", "--vram", "24")
     assert code == 0
     told = (
@@ -110,7 +110,7 @@ def test_people_get_a_table_reasons_and_the_command(fit: Cli) -> None:
     assert all(part in out for part in told), out
 
 
-def test_caps_can_be_given_instead_of_a_task(fit: Cli) -> None:
+def test_caps_can_be_given_instead_of_a_task(fit: Cli):
     machine = ("--model", "qwen2.5-0.5b", "--vram", "24")
     short = answer_of(fit, *machine, "--prompt-tokens", "32", "--completion-tokens", "32")
     long = answer_of(fit, *machine, "--completions", "16")
@@ -123,7 +123,7 @@ def test_caps_can_be_given_instead_of_a_task(fit: Cli) -> None:
     assert usual == given < box, "an instruct model is asked for a box, and that takes room"
 
 
-def test_the_time_of_a_step_follows_from_a_data_sheet_or_from_what_this_machine_computes(fit: Cli) -> None:
+def test_the_time_of_a_step_follows_from_a_data_sheet_or_from_what_this_machine_computes(fit: Cli):
     model = ("--model", "qwen2.5-0.5b", "--lora")
     caps = ("--completion-tokens", "32")
     fast, slow, long = (
@@ -138,7 +138,7 @@ def test_the_time_of_a_step_follows_from_a_data_sheet_or_from_what_this_machine_
     assert here["step_seconds"] > fast["step_seconds"]
 
 
-def test_a_card_is_known_by_the_name_of_its_driver_and_its_relatives_are_not() -> None:
+def test_a_card_is_known_by_the_name_of_its_driver_and_its_relatives_are_not():
     known = {"NVIDIA GeForce RTX 3060": 12, "Tesla T4": 16, "NVIDIA GeForce RTX 4090": 24, "NVIDIA H100 80GB HBM3": 80}
     assert {name: getattr(card_named(name), "vram", None) for name in known} == known
     relatives = ("RTX 3060 Ti", "RTX 4090 D", "RTX 4060 Laptop GPU", "RTX 3090")
@@ -146,7 +146,7 @@ def test_a_card_is_known_by_the_name_of_its_driver_and_its_relatives_are_not() -
         assert card_named(name) is None, name
 
 
-def test_a_chosen_lora_target_that_means_nothing_there_is_told() -> None:
+def test_a_chosen_lora_target_that_means_nothing_there_is_told():
     shape = geometry_of(Starcoder2Config(hidden_size=64, intermediate_size=96, num_hidden_layers=2), "m")
     workload = Workload(prompt_tokens=64, completion_tokens=64, group=4, batch_groups=4)
     chosen = ("q_proj", "o_proj", "gate_proj")

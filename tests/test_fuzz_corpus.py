@@ -21,12 +21,12 @@ FILES = sorted(CORPUS.glob("*/*"))
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.parent.name}-{file.name}")
-def test_every_kept_input_is_read_or_refused(file: Path) -> None:
+def test_every_kept_input_is_read_or_refused(file: Path):
     TARGETS[file.parent.name].run(file.read_bytes())
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_seeds_what_mutators_make_of_them_and_rubbish_are_read_or_refused(name: str) -> None:
+def test_seeds_what_mutators_make_of_them_and_rubbish_are_read_or_refused(name: str):
     target = TARGETS[name]
     rng = random.Random(0)
     pool = [*seeds(name), b"", b"\0", rng.randbytes(100)]
@@ -39,7 +39,7 @@ def test_seeds_what_mutators_make_of_them_and_rubbish_are_read_or_refused(name: 
         pool.append(data)
 
 
-def test_the_kept_corpus_is_small_and_of_known_targets() -> None:
+def test_the_kept_corpus_is_small_and_of_known_targets():
     assert {file.parent.name for file in FILES} <= set(TARGETS)
     assert len(FILES) <= 100 and sum(file.stat().st_size for file in FILES) <= 200_000
 
@@ -47,13 +47,13 @@ def test_the_kept_corpus_is_small_and_of_known_targets() -> None:
 # --- seeds reach what they are to reach -------------------------------------------------------------------------------
 
 
-def test_packets_to_start_from_are_admitted() -> None:
+def test_packets_to_start_from_are_admitted():
     vertical, horizontal, *_, text, turns = seeds("admit")
     for context, data in zip(CONTEXTS, (vertical, horizontal, text, turns), strict=True):
         assert isinstance(admit(context, AUTHOR.author, data), Group)
 
 
-def test_announcements_to_start_from_are_believed() -> None:
+def test_announcements_to_start_from_are_believed():
     with stopped_clock():
         node = messages.listener()
         for data in seeds("announcement")[:1]:
@@ -61,7 +61,7 @@ def test_announcements_to_start_from_are_believed() -> None:
     assert node.counts == {"new": 1}
 
 
-def test_addresses_to_start_from_are_addresses() -> None:
+def test_addresses_to_start_from_are_addresses():
     for data in seeds("address"):
         assert parse_address(data.decode())[1] in {peer.author for peer in PEERS}
 
@@ -69,7 +69,7 @@ def test_addresses_to_start_from_are_addresses() -> None:
 # --- the tools --------------------------------------------------------------------------------------------------------
 
 
-def test_a_conversation_reads_back_and_cut_short_still_reads() -> None:
+def test_a_conversation_reads_back_and_cut_short_still_reads():
     frames = [Frame(0, 3, b"hello"), Frame(2, 255, b"")]
     assert split(join(frames)) == frames
     assert split(join(frames)[:6]) == [Frame(0, 3, b"he")]

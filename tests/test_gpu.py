@@ -24,7 +24,7 @@ from tests.support.statuses import JOINING, TRAINING, answered
 BUSY: dict[str, Any] = TRAINING["gpu"]
 
 
-def test_a_cpu_has_no_figures_and_a_gpu_that_fails_has_none() -> None:
+def test_a_cpu_has_no_figures_and_a_gpu_that_fails_has_none():
     assert gpu_figures(torch.device("cpu")) is None
     assert gpu_figures(torch.device("cuda:99")) is None
     engine = Engine()
@@ -32,19 +32,19 @@ def test_a_cpu_has_no_figures_and_a_gpu_that_fails_has_none() -> None:
     assert engine.watch() == Watched()
 
 
-def test_a_person_reads_how_busy_it_is_where_that_is_known() -> None:
+def test_a_person_reads_how_busy_it_is_where_that_is_known():
     assert gpu_line(read(BUSY, GpuFigures)) == "75% busy, 12.0 GB of 24.0 GB, 9.00 GB in tensors"
     assert gpu_line(read(BUSY | {"utilization": None}, GpuFigures)) == "12.0 GB of 24.0 GB, 9.00 GB in tensors"
 
 
-def test_the_view_has_a_line_for_a_gpu_and_none_without() -> None:
+def test_the_view_has_a_line_for_a_gpu_and_none_without():
     for status, shown in ((TRAINING, True), (JOINING, False)):
         console = Console(record=True, width=100, file=io.StringIO())
         console.print(node_view(answered(**status)))
         assert ("12.0 GB of 24.0 GB" in console.export_text()) == shown
 
 
-async def test_it_is_looked_at_until_the_compute_process_ends(tmp_path: Path, monkeypatch: Any) -> None:
+async def test_it_is_looked_at_until_the_compute_process_ends(tmp_path: Path, monkeypatch: Any):
     monkeypatch.setattr(compute, "WATCH_SECONDS", 0.0)
     seen: list[GpuFigures | None] = []
     process = ComputeProcess(JoinOptions(Home(tmp_path)), Home(tmp_path), lambda: None)

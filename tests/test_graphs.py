@@ -66,7 +66,7 @@ def logprobs(groups: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", DECODED)
-def test_replayed_tokens_are_those_without_graphs(kind: str, recorded: list[pretended.CUDAGraph]) -> None:
+def test_replayed_tokens_are_those_without_graphs(kind: str, recorded: list[pretended.CUDAGraph]):
     policy = twin(policy_of(kind))
     expected = endless(policy)
     ours = endless(replace(policy, graphs=True))
@@ -77,7 +77,7 @@ def test_replayed_tokens_are_those_without_graphs(kind: str, recorded: list[pret
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "lora", "llama biased"])
-def test_rows_that_end_go_in_a_few_sizes_and_the_others_stay(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_end_go_in_a_few_sizes_and_the_others_stay(kind: str, monkeypatch: pytest.MonkeyPatch):
     sizes: list[int] = []
     shrink = SharedCache.shrink
 
@@ -102,7 +102,7 @@ def test_rows_that_end_go_in_a_few_sizes_and_the_others_stay(kind: str, monkeypa
 
 
 @pytest.mark.parametrize(("kind", "graphs"), [("qwen2", True), ("lora", False)])
-def test_weights_that_change_between_two_calls_are_used_as_they_are(kind: str, graphs: bool) -> None:
+def test_weights_that_change_between_two_calls_are_used_as_they_are(kind: str, graphs: bool):
     policy = replace(twin(policy_of(kind)), graphs=graphs)
     before = generate(policy, PROMPTS, group=1, sampling=GREEDY)
     with torch.no_grad():
@@ -113,7 +113,7 @@ def test_weights_that_change_between_two_calls_are_used_as_they_are(kind: str, g
     assert tokens_of(after) == tokens_of(generate(replace(policy, native=False), PROMPTS, group=1, sampling=GREEDY))
 
 
-def test_graphs_are_kept_for_the_next_call_until_what_they_read_moves(recorded: list[pretended.CUDAGraph]) -> None:
+def test_graphs_are_kept_for_the_next_call_until_what_they_read_moves(recorded: list[pretended.CUDAGraph]):
     policy = replace(twin(policy_of("lora")), graphs=True)
 
     def captures(prompts: Any = PROMPTS, batch: int = 288) -> int:
@@ -143,7 +143,7 @@ def test_graphs_are_kept_for_the_next_call_until_what_they_read_moves(recorded: 
     assert captures() > 0
 
 
-def test_what_diverged_weights_left_behind_spoils_no_later_call() -> None:
+def test_what_diverged_weights_left_behind_spoils_no_later_call():
     policy = replace(twin(policy_of("qwen2")), graphs=True)
     before = generate(policy, PROMPTS, group=2, sampling=GREEDY)
     weight = policy.causal_lm.model.layers[0].self_attn.v_proj.weight
@@ -160,7 +160,7 @@ def test_what_diverged_weights_left_behind_spoils_no_later_call() -> None:
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_lack_of_memory_during_a_capture_is_passing(
     first: int, times: int, recorded: list[pretended.CUDAGraph], monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     """Once: what is cached is given back, and it is captured all the same. Twice: the caller makes room."""
     begin = torch.cuda.CUDAGraph.capture_begin
     short = [times]
@@ -189,7 +189,7 @@ def test_a_lack_of_memory_during_a_capture_is_passing(
     assert [graph.replayed for graph in recorded if graph.replayed][-2:] == [7, 5], "graphs are in use"
 
 
-def test_a_failed_capture_is_warned_of_once(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_capture_is_warned_of_once(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch):
     def refused(*_: object, **__: object) -> None:
         raise RuntimeError("operation not permitted when stream is capturing")
 
@@ -205,7 +205,7 @@ def test_a_failed_capture_is_warned_of_once(caplog: pytest.LogCaptureFixture, mo
     ]
 
 
-def test_graphs_that_replay_something_else_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_graphs_that_replay_something_else_are_not_used(monkeypatch: pytest.MonkeyPatch):
     policy = replace(twin(policy_of("qwen2")), graphs=True)
     assert ready(policy).graphs
     monkeypatch.setattr(pretended.CUDAGraph, "replay", lambda self: None)
@@ -213,7 +213,7 @@ def test_graphs_that_replay_something_else_are_not_used(monkeypatch: pytest.Monk
     assert checked.native and not checked.graphs
 
 
-def test_a_replay_repeats_what_was_captured_and_no_number_of_the_host() -> None:
+def test_a_replay_repeats_what_was_captured_and_no_number_of_the_host():
     """Otherwise the tests above could not fail."""
     count = [0]
     total = torch.zeros(())
@@ -233,7 +233,7 @@ def test_a_replay_repeats_what_was_captured_and_no_number_of_the_host() -> None:
         assert "capturing" in graphs_module._failures.pop()
 
 
-def test_buckets_are_few_and_waste_less_than_a_third() -> None:
+def test_buckets_are_few_and_waste_less_than_a_third():
     sizes = [bucket(count) for count in range(1, 1025)]
     assert sorted(set(sizes)) == [8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024]
     assert all(count <= size < 1.5 * count for count, size in enumerate(sizes, 1) if count > 16)

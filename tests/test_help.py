@@ -23,7 +23,7 @@ def panels(*words: str) -> dict[str, list[str]]:
     return found
 
 
-def test_commands_stand_in_panels_in_the_order_in_which_a_person_meets_them() -> None:
+def test_commands_stand_in_panels_in_the_order_in_which_a_person_meets_them():
     shown = panels("--help")
     assert list(shown) == ["Options", "Start", "Watch", "Control", "Friends", "Results", "Trouble", "Experts"]
     assert shown["Start"] == ["demo", "doctor", "fit", "join"]
@@ -31,7 +31,7 @@ def test_commands_stand_in_panels_in_the_order_in_which_a_person_meets_them() ->
     assert sorted(named) == sorted(root().commands)
 
 
-def test_join_shows_ten_options_and_with_help_all_every_one() -> None:
+def test_join_shows_ten_options_and_with_help_all_every_one():
     few = panels("join", "--help")
     every = panels("join", "--help-all")
     assert list(few) == ["Arguments", "Options"]
@@ -49,7 +49,7 @@ def test_join_shows_ten_options_and_with_help_all_every_one() -> None:
 )
 def test_a_shell_completes_commands_and_options(
     typed: str, place: int, offered: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+):
     for name, text in (("_FTIS_NODE_COMPLETE", "complete_bash"), ("COMP_WORDS", typed), ("COMP_CWORD", str(place))):
         monkeypatch.setenv(name, text)
     monkeypatch.setattr(sys, "argv", ["ftis-node"])

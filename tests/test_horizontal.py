@@ -60,7 +60,7 @@ def parts(now: float = 0.0) -> Parts:
 # --- the run ----------------------------------------------------------------------------------------------------------
 
 
-def test_all_slots_of_a_horizontal_run_are_common_or_none_are() -> None:
+def test_all_slots_of_a_horizontal_run_are_common_or_none_are():
     with pytest.raises(ValueError, match="all slots are common, or in lock step none"):
         make_run(group=6, collaboration="horizontal", parts=3, slots=8, common=4)
     refuse_horizontal(RUN)
@@ -69,7 +69,7 @@ def test_all_slots_of_a_horizontal_run_are_common_or_none_are() -> None:
         refuse_horizontal(make_run(group=6, collaboration="horizontal", parts=3))
 
 
-def test_a_part_has_its_share_of_the_completions_and_no_more() -> None:
+def test_a_part_has_its_share_of_the_completions_and_no_more():
     completions = [Completion(np.array([999], np.uint32), np.full(1, -0.5, np.float32), True) for _ in range(3)]
     row = CONTEXT.row_of(AUTHORS[0], 1, 2, 0)
     body = encode(content(RUN, AUTHORS[0], 1, 2, completions, prompt_ids=PROMPTS[row]))
@@ -77,7 +77,7 @@ def test_a_part_has_its_share_of_the_completions_and_no_more() -> None:
     assert isinstance(refused, Rejection) and refused.reason in {Reason.WRONG_GROUP_SIZE, Reason.TOO_LARGE}
 
 
-def test_row_50_a_part_for_a_row_of_another_epoch_is_refused() -> None:
+def test_row_50_a_part_for_a_row_of_another_epoch_is_refused():
     made = part(AUTHORS[0], 2, 0)
     rows = [CONTEXT.row_of(AUTHORS[0], 1, 2, epoch * EPOCH) for epoch in range(20)]
     for epoch in (epoch for epoch, row in enumerate(rows) if row != rows[0]):
@@ -88,7 +88,7 @@ def test_row_50_a_part_for_a_row_of_another_epoch_is_refused() -> None:
 # --- own parts --------------------------------------------------------------------------------------------------------
 
 
-def test_parts_that_wait_for_one_come_first_then_rows_of_ones_own_order_then_whole_groups() -> None:
+def test_parts_that_wait_for_one_come_first_then_rows_of_ones_own_order_then_whole_groups():
     assert OwnSlots(RUN, AUTHORS[0]).take(3, 0.0, {5: 2, 1: 1, 7: 3})[:2] != [7]
     fresh = OwnSlots(RUN, AUTHORS[0])
     assert fresh.take(1, 0.0, {5: 2, 1: 1, 7: 3}) == [5], "one part is missing"
@@ -99,13 +99,13 @@ def test_parts_that_wait_for_one_come_first_then_rows_of_ones_own_order_then_who
     assert len(fresh.take(99, 100.0, {})) == 8, "another epoch has other rows"
 
 
-def test_nodes_begin_at_different_rows() -> None:
+def test_nodes_begin_at_different_rows():
     wide = make_run(group=6, collaboration="horizontal", parts=3, slots=64, common=64, epoch=EPOCH)
     first = {OwnSlots(wide, identity(number).author).take(1, 0.0, {})[0] for number in range(1, 20)}
     assert len(first) > 10
 
 
-def test_row_50_71_a_second_announced_part_of_an_author_and_slot_does_not_count_the_first_again_does() -> None:
+def test_row_50_71_a_second_announced_part_of_an_author_and_slot_does_not_count_the_first_again_does():
     answered = Answered(RUN)
     now = 1_760_000_000
     refs = [PacketRef(slot, bytes(32), 100, 1) for slot in (3, 4)]
@@ -117,7 +117,7 @@ def test_row_50_71_a_second_announced_part_of_an_author_and_slot_does_not_count_
 # --- foreign parts ----------------------------------------------------------------------------------------------------
 
 
-def test_a_group_can_be_closed_when_its_parts_are_there_or_its_epoch_is_over() -> None:
+def test_a_group_can_be_closed_when_its_parts_are_there_or_its_epoch_is_over():
     pool = parts()
     for number, author in enumerate(AUTHORS[:2]):
         assert pool.add(part(author, 2, number))
@@ -127,7 +127,7 @@ def test_a_group_can_be_closed_when_its_parts_are_there_or_its_epoch_is_over() -
     assert pool.add(part(AUTHORS[2], 2, 50)) and pool.ready([], 0) == [key]
 
 
-def test_row_50_a_late_part_and_an_authors_second_one_are_dropped() -> None:
+def test_row_50_a_late_part_and_an_authors_second_one_are_dropped():
     pool = parts()
     first = part(AUTHORS[0], 2, 0)
     assert pool.add(first) and not pool.add(part(AUTHORS[0], 2, 1, round=2))
@@ -136,13 +136,13 @@ def test_row_50_a_late_part_and_an_authors_second_one_are_dropped() -> None:
     assert pool.add(part(AUTHORS[1], 2, EPOCH)), "another epoch, another group"
 
 
-def test_parts_without_a_signal_are_kept_and_old_ones_expire() -> None:
+def test_parts_without_a_signal_are_kept_and_old_ones_expire():
     assert parts().add(part(AUTHORS[0], 1, 0, rewards=(0.0, 0.0)))
     late = Parts(RUN, lambda: 250.0, None, lambda author: True)
     assert late.add(part(AUTHORS[0], 1, 0)) and late.by_group() == {} and late.pool.expired == 1
 
 
-def test_newcomers_have_their_room_in_parts_of_a_group_too() -> None:
+def test_newcomers_have_their_room_in_parts_of_a_group_too():
     pool = parts()
     for number, author in enumerate(AUTHORS):
         pool.add(part(author, 2, number))
@@ -151,14 +151,14 @@ def test_newcomers_have_their_room_in_parts_of_a_group_too() -> None:
     assert [one.group.author for one in taken] == AUTHORS[:3] and newcomers.full and len(pool.pool) == 0
 
 
-def test_what_was_closed_is_forgotten_in_time() -> None:
+def test_what_was_closed_is_forgotten_in_time():
     pool = parts()
     for number in range(CLOSED_MAX + 10):
         pool.close((number, 0), Newcomers())
     assert (0, 0) not in pool.closed and (CLOSED_MAX + 9, 0) in pool.closed and len(pool.closed) == CLOSED_MAX
 
 
-def test_row_50_a_peer_that_sends_only_failures_turns_no_comparison_round() -> None:
+def test_row_50_a_peer_that_sends_only_failures_turns_no_comparison_round():
     """It moves the mean: right answers gain and wrong ones lose less, and neither turns."""
     honest = [1.0, 0.0, 0.0, 1.0]
     alone = PRESETS["ftis"].advantages(torch.tensor(honest, dtype=torch.float64))
@@ -180,7 +180,7 @@ def horizontal(path: Path, **options: Any) -> tuple[Stepper, HorizontalSource]:
     return made, made.source
 
 
-def test_row_60_announcements_without_packets_choose_no_rows_and_newcomers_parts_a_few(tmp_path: Path) -> None:
+def test_row_60_announcements_without_packets_choose_no_rows_and_newcomers_parts_a_few(tmp_path: Path):
     (node, source), now = horizontal(tmp_path), int(time.time()) // EPOCH * EPOCH
     heard = Gossip(
         Table(600.0, lambda: 0.0), RUN, identity(9).author, node.means.reputation, lambda *_: False, lambda: None
@@ -201,7 +201,7 @@ def test_row_60_announcements_without_packets_choose_no_rows_and_newcomers_parts
 
 def test_row_77_after_a_restart_the_slots_of_an_epoch_that_were_announced_are_not_answered_again(
     tmp_path: Path,
-) -> None:
+):
     now = int(time.time())
     node, source = horizontal(tmp_path)
     slots = source.slots(RUN.slots // 2, now)
@@ -212,7 +212,7 @@ def test_row_77_after_a_restart_the_slots_of_an_epoch_that_were_announced_are_no
     assert not set(again.slots(RUN.slots, now)) & set(slots)
 
 
-async def test_a_listener_makes_no_part_and_trains_on_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_listener_makes_no_part_and_trains_on_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (node, source), trained = horizontal(tmp_path, own_share=0.0), []
 
     async def train(batch: StepBatch, began: float) -> None:
@@ -229,13 +229,13 @@ async def test_a_listener_makes_no_part_and_trains_on_others(tmp_path: Path, mon
     assert trained == [(0, 6)] and len(node.pool) == 0
 
 
-def test_a_share_of_ones_own_bounds_the_parts_of_a_step(tmp_path: Path) -> None:
+def test_a_share_of_ones_own_bounds_the_parts_of_a_step(tmp_path: Path):
     found = [horizontal(tmp_path, own_share=share)[1]._most() for share in (None, 0.5, 0.0)]
     assert found == [6, 3, 0], "two groups of three parts"
 
 
 @pytest.mark.parametrize("ago", [0, EPOCH])
-def test_parts_that_waited_come_back_after_a_restart(tmp_path: Path, ago: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_that_waited_come_back_after_a_restart(tmp_path: Path, ago: int, monkeypatch: pytest.MonkeyPatch):
     now = 17_600_000 * EPOCH + EPOCH // 2
     monkeypatch.setattr(assembly, "unix_seconds", lambda: float(now))
     rows = [CONTEXT.row_of(AUTHORS[0], 1, 2, now + epoch * EPOCH) for epoch in (-1, 0, 1)]
@@ -250,7 +250,7 @@ def test_parts_that_waited_come_back_after_a_restart(tmp_path: Path, ago: int, m
     assert [key_of(group) for group in came] == [key_of(made.group)]
 
 
-async def test_a_step_waits_for_parts_and_counts_only_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_step_waits_for_parts_and_counts_only_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (node, source), asked = horizontal(tmp_path), []
     monkeypatch.setattr(source.maker, "patience", lambda missing: asked.append(missing) or 0.0)
     await source._wait(asyncio.Event())
@@ -264,7 +264,7 @@ async def test_a_step_waits_for_parts_and_counts_only_its_own(tmp_path: Path, mo
     assert asked == [2, 2, 1], "six, three and one of six parts lack; a node's share are two"
 
 
-async def test_a_rounds_cost_is_shared_by_the_parts_that_the_epoch_had_left(tmp_path: Path) -> None:
+async def test_a_rounds_cost_is_shared_by_the_parts_that_the_epoch_had_left(tmp_path: Path):
     class Slow:
         async def call(self, request: Any) -> Any:
             clock.now += 8.0 * len(request.rows)
@@ -278,7 +278,7 @@ async def test_a_rounds_cost_is_shared_by_the_parts_that_the_epoch_had_left(tmp_
     assert list(node.means.pace.groups) == [8.0, 8.0]
 
 
-def test_what_is_pulled_answers_open_groups_of_this_epoch_and_the_last(tmp_path: Path) -> None:
+def test_what_is_pulled_answers_open_groups_of_this_epoch_and_the_last(tmp_path: Path):
     node, source = horizontal(tmp_path)
     want = node.want()
     rows = {CONTEXT.row_of(b"", 0, slot, 0) for slot in range(RUN.slots)}
@@ -295,7 +295,7 @@ def test_what_is_pulled_answers_open_groups_of_this_epoch_and_the_last(tmp_path:
 FREE: dict[str, Any] = {"collaboration": "horizontal", "pace": "free"}
 
 
-def test_at_a_free_pace_groups_are_made_of_everybodys_parts_and_the_course_is_the_same_again(tmp_path: Path) -> None:
+def test_at_a_free_pace_groups_are_made_of_everybodys_parts_and_the_course_is_the_same_again(tmp_path: Path):
     nodes = [A, B, {"name": "C", "model": "tiny-c"}]
     trial = spec(FREE, nodes=nodes, steps=6, run={"group": 6, "epoch": 60})
     found = run(trial, tmp_path / "one")
@@ -306,7 +306,7 @@ def test_at_a_free_pace_groups_are_made_of_everybodys_parts_and_the_course_is_th
         assert all(2 * (step["own_groups"] + step["foreign_groups"]) >= 4 * 6 - 6 for step in steps), "a batch is full"
 
 
-def test_a_slow_node_does_not_hold_up_a_fast_one(tmp_path: Path) -> None:
+def test_a_slow_node_does_not_hold_up_a_fast_one(tmp_path: Path):
     lasting: dict[str, Any] = {"steps": 20, "seconds": 60, "run": {"group": 4, "epoch": 60}}
     slow, dead = (spec(FREE | {"speed": {"B": speed}}, **lasting) for speed in (0.2, 1e-6))
     found = run(slow, tmp_path / "slow")
@@ -318,7 +318,7 @@ def test_a_slow_node_does_not_hold_up_a_fast_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_three_daemons_go_on_when_one_is_killed_and_one_frozen(tmp_path: Path, join: Join) -> None:
+def test_three_daemons_go_on_when_one_is_killed_and_one_frozen(tmp_path: Path, join: Join):
     file = tmp_path / "run.toml"
     options = ("--collaboration", "horizontal", "--parts", "3", "--epoch", "60", "--group", "6")
     assert run_cli("run", "new", *options, "-o", str(file)).returncode == 0

@@ -131,7 +131,7 @@ HOMES = "status,health,peers,page,id,logs,logs --json,pause,pause --wait,resume,
 )
 def test_row_45_whatever_a_name_holds_a_command_shows_it(
     arguments: str, place: Home, files: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+):
     named = {"HOME": str(place.path), "NAME": HOSTILE}
     told = [named.get(word, word.replace("FILES", str(files))) for word in arguments.split()]
     monkeypatch.setattr(sys, "argv", ["ftis-node", *told])
@@ -146,7 +146,7 @@ def test_row_45_whatever_a_name_holds_a_command_shows_it(
     assert plain(said), repr(said)
 
 
-def test_row_45_the_views_show_it(tmp_path: Path) -> None:
+def test_row_45_the_views_show_it(tmp_path: Path):
     status = read(STATUS, Status)
     one = node_view(status, read(PEERS, Peers), [HOSTILE], HOSTILE)
     for view in (one, nodes_view([status], [[0.5]], HOSTILE)):
@@ -159,12 +159,12 @@ def test_row_45_the_views_show_it(tmp_path: Path) -> None:
         assert plain(seen) and SHOWN in seen, repr(seen)
 
 
-def test_row_45_metrics_name_no_line_of_their_own() -> None:
+def test_row_45_metrics_name_no_line_of_their_own():
     lines = exposition(STATUS, PEERS).decode().split("\n")
     assert all(line.startswith(("# HELP ftis_node_", "# TYPE ftis_node_", "ftis_node_")) for line in lines if line)
 
 
-def test_row_45_a_run_file_reads_back_and_moves_no_terminal() -> None:
+def test_row_45_a_run_file_reads_back_and_moves_no_terminal():
     name = "[/x] \x1b[31m \x7f \x9b \u202e \U000e0001 é 日本"
     text = f"key = {in_toml(name)}"
     assert plain(text)
@@ -173,26 +173,26 @@ def test_row_45_a_run_file_reads_back_and_moves_no_terminal() -> None:
     assert parse_run_file(dump_run_file(run_file)) == run_file
 
 
-def test_row_45_json_is_printable_ascii_and_reads_back() -> None:
+def test_row_45_json_is_printable_ascii_and_reads_back():
     text = in_json({"name": HOSTILE})
     assert text.isascii() and plain(text)
     assert json.loads(text) == {"name": HOSTILE}
 
 
 @pytest.mark.parametrize("formatter", [TextFormatter, JsonFormatter])
-def test_row_45_an_event_of_the_log_is_one_printable_line(formatter: type[logging.Formatter]) -> None:
+def test_row_45_an_event_of_the_log_is_one_printable_line(formatter: type[logging.Formatter]):
     line = formatter().format(logging.LogRecord("x", logging.INFO, "", 0, "Met %s", (HOSTILE,), None))
     assert "\n" not in line and plain(line), repr(line)
 
 
-def test_row_45_a_line_that_is_said_stays_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_row_45_a_line_that_is_said_stays_one_line(capsys: pytest.CaptureFixture[str]):
     say(HOSTILE, "second")
     say(HOSTILE, error=True)
     out, err = capsys.readouterr()
     assert out.splitlines() == [escaped(HOSTILE), "second"] and err == escaped(HOSTILE) + "\n"
 
 
-def test_row_45_words_of_progress_read_no_markup() -> None:
+def test_row_45_words_of_progress_read_no_markup():
     assert words("[bold]x[/]").plain == "[bold]x[/]"
 
 
@@ -204,7 +204,7 @@ ALLOWED = {  # where a print, a Text or a Console may be made: these make them s
 }
 
 
-def test_row_45_nothing_is_printed_past_the_functions_that_escape() -> None:
+def test_row_45_nothing_is_printed_past_the_functions_that_escape():
     for path in sorted(PACKAGE.rglob("*.py")):
         allowed = ALLOWED.get(path.relative_to(PACKAGE).as_posix(), set())
         for node in ast.walk(ast.parse(path.read_text())):

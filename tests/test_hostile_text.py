@@ -42,7 +42,7 @@ def verdicts(context: AdmissionContext, made: list[tuple[bytes, int, int, bytes]
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_row_47_every_lie_of_a_text_run_is_refused_for_what_it_is_and_the_rest_is_read(kind: type[Lies]) -> None:
+def test_row_47_every_lie_of_a_text_run_is_refused_for_what_it_is_and_the_rest_is_read(kind: type[Lies]):
     made = made_by(kind, WORLD)
     assert verdicts(CONTEXT, made).keys() == (kind.refusals or {"admitted"})
     if not kind.refusals:
@@ -58,13 +58,13 @@ def test_row_47_every_lie_of_a_text_run_is_refused_for_what_it_is_and_the_rest_i
                 assert packets.read(data).readable() == (kind is not text.Row47Unreadable and any(read))
 
 
-def test_row_06_a_token_run_refuses_packets_of_text_by_their_version() -> None:
+def test_row_06_a_token_run_refuses_packets_of_text_by_their_version():
     world = World(RUN, [[1, 2]], ["1"], lambda said: [1])
     made = made_by(text.Row06OtherVersion, world)
     assert verdicts(AdmissionContext(RUN, prompt_digests(world.prompts)), made).keys() == {"other packet version"}
 
 
-def test_a_text_run_has_every_row_of_a_token_run_and_one_more() -> None:
+def test_a_text_run_has_every_row_of_a_token_run_and_one_more():
     rows = {version: {kind.row for kind in chosen("all", version)} for version in (1, 2)}
     assert rows[2] == rows[1] | {47}
     assert set(chosen("all", 1)) | set(chosen("all", 2)) == set(ATTACKS)

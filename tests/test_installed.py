@@ -15,12 +15,12 @@ ROOT = Path(__file__).parent.parent
 PIP = [sys.executable, "-m", "pip", "install"]
 
 
-def test_a_clone_is_installed_again_with_the_extra() -> None:
+def test_a_clone_is_installed_again_with_the_extra():
     assert shlex.split(to_install("ftis-node[data]")) == [*PIP, "-e", f"{ROOT}[data]"]
     assert shlex.split(to_install("numpy>=2.0")) == [*PIP, "numpy>=2.0"]
 
 
-def test_a_wheel_gets_the_extra_where_it_is_and_pipx_by_pipx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wheel_gets_the_extra_where_it_is_and_pipx_by_pipx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(installed, "SOURCE", tmp_path)
     assert shlex.split(to_install("ftis-node[data]")) == [*PIP, "ftis-node[data]"]
     (tmp_path / "pipx_metadata.json").touch()
@@ -28,7 +28,7 @@ def test_a_wheel_gets_the_extra_where_it_is_and_pipx_by_pipx(tmp_path: Path, mon
     assert to_install("ftis-node[data]") == "pipx runpip ftis-node install 'ftis-node[data]'"
 
 
-def test_messages_say_it() -> None:
+def test_messages_say_it():
     with pytest.raises(UsageError) as caught:
         refuse_untracked("trackio")
     assert caught.value.fix == f"Run: {to_install('ftis-node[trackio]')}"

@@ -20,7 +20,7 @@ SCRIPT = "import sys; from ftis_node.__main__ import main; sys.exit(main())"  # 
         (("-m", "ftis_node"), "numpy", ("fit", "--model", "tiny-a", "--vram", "24", "--task", "arithmetic")),
     ],
 )
-def test_ctrl_c_ends_an_import_quietly(begun: tuple[str, str], imported: str, command: tuple[str, ...]) -> None:
+def test_ctrl_c_ends_an_import_quietly(begun: tuple[str, str], imported: str, command: tuple[str, ...]):
     process = subprocess.Popen(
         [sys.executable, "-X", "importtime", *begun, *command],
         stdout=subprocess.DEVNULL,
@@ -38,7 +38,7 @@ def test_ctrl_c_ends_an_import_quietly(begun: tuple[str, str], imported: str, co
     assert not any("Traceback" in line or "KeyboardInterrupt" in line for line in said), said
 
 
-def test_a_command_that_nohup_started_goes_on_through_ctrl_c() -> None:
+def test_a_command_that_nohup_started_goes_on_through_ctrl_c():
     code = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); import sys; sys.argv[1:] = ['--version']\n"
     code += "from ftis_node.__main__ import main\nimport os; os.kill(os.getpid(), signal.SIGINT); main()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -112,12 +112,12 @@ STALLING = ("deaf for ever", "for ever", "a fork bomb", "all memory, by and by",
 
 
 @pytest.mark.parametrize("name", RIGHT)
-def test_right_code_passes(judge: Judge, name: str) -> None:
+def test_right_code_passes(judge: Judge, name: str):
     assert judge.same(TESTS, RIGHT[name])
 
 
 @pytest.mark.parametrize("name", [name for name in (*WRONG, *ATTACKS) if name not in STALLING])
-def test_nothing_else_passes_and_the_judge_goes_on(judge: Judge, name: str) -> None:
+def test_nothing_else_passes_and_the_judge_goes_on(judge: Judge, name: str):
     assert not judge.same(TESTS, (WRONG | ATTACKS)[name])
     assert not Path("/tmp/jail").exists()
     assert judge.same(TESTS, RIGHT["a function"])
@@ -136,7 +136,7 @@ def add(a, b):
 """
 
 
-def test_row_51_an_answer_finds_no_test_and_no_earlier_answer(judge: Judge) -> None:
+def test_row_51_an_answer_finds_no_test_and_no_earlier_answer(judge: Judge):
     keeps = "import builtins, json, os\nbuiltins.kept = json.kept = os.environ['kept'] = 'an ' + 'earlier answer'\n"
     assert judge.same(TESTS, keeps + RIGHT["a function"])
     assert not judge.same(TESTS, READS)
@@ -162,14 +162,14 @@ SHADOWS = {
 
 
 @pytest.mark.parametrize("name", SHADOWS)
-def test_row_52_names_and_loops_of_the_tests_are_not_an_answers(judge: Judge, name: str) -> None:
+def test_row_52_names_and_loops_of_the_tests_are_not_an_answers(judge: Judge, name: str):
     tests, answer = SHADOWS[name]
     assert not judge.same(tests, answer)
     right = "area = lambda r: 3.14159 * r * r\nboth = lambda x: x\nhalf = lambda x: {2: 1, 4: 2, 3: 1, -2: 1}[x]"
     assert judge.same(tests, right) == (name != "ends in a loop")
 
 
-def test_errors_that_tests_expect_are_those_of_the_answer(judge: Judge) -> None:
+def test_errors_that_tests_expect_are_those_of_the_answer(judge: Judge):
     tests = "try:\n    half('x')\nexcept TypeError:\n    pass\nelse:\n    raise AssertionError"
     assert judge.same(tests, "def half(x): return x / 2")
     assert judge.same(tests, "class Odd(TypeError): pass\ndef half(x): raise Odd")
@@ -202,7 +202,7 @@ source: __import__('linecache').getlines(os.__file__); module: __import__('sqlit
 
 
 @pytest.mark.parametrize("layers", ["both", "seccomp"])
-def test_row_53_and_54_the_machine_is_unreachable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, layers: str) -> None:
+def test_row_53_and_54_the_machine_is_unreachable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, layers: str):
     """Also where landlock, which differs from kernel to kernel, does nothing."""
     old, new = ("_RESTRICT_SELF, rules, 0", "_CREATE_RULESET, 0, 0, 1") if layers == "seccomp" else ("", "")
     with changed(monkeypatch, tmp_path, old, new) as judge:
@@ -213,7 +213,7 @@ def test_row_53_and_54_the_machine_is_unreachable(monkeypatch: pytest.MonkeyPatc
         assert judge.same(TESTS, trying("True"))
 
 
-def test_row_53_every_other_call_is_refused() -> None:
+def test_row_53_every_other_call_is_refused():
     libc = ctypes.CDLL(None, use_errno=True)
 
     def work() -> None:
@@ -223,14 +223,14 @@ def test_row_53_every_other_call_is_refused() -> None:
     assert len(ALLOWED) == 15 and ended_well(locked_in(work, set(), 10.0))
 
 
-def test_row_54_without_seccomp_landlock_refuses_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_row_54_without_seccomp_landlock_refuses_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     with changed(monkeypatch, tmp_path, "0x00050001", "0x7FFF0000") as judge:
         assert judge.same(TESTS, trying("os.uname()")), "seccomp is off"
         assert not judge.same(TESTS, trying("open('/etc/passwd')"))
         assert not judge.same(TESTS, trying("os.listdir('/')"))
 
 
-def test_the_judge_was_never_hit_and_leaves_nobody_behind() -> None:
+def test_the_judge_was_never_hit_and_leaves_nobody_behind():
     with Judge("tests", seconds=4.0) as judge:
         for name in STALLING:
             assert not judge.same(TESTS, ATTACKS[name])
@@ -240,7 +240,7 @@ def test_the_judge_was_never_hit_and_leaves_nobody_behind() -> None:
     clean.wait(60)
 
 
-def test_where_nothing_can_lock_it_in_nothing_is_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_where_nothing_can_lock_it_in_nothing_is_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     ran = tmp_path / "ran"
     other = changed(monkeypatch, tmp_path, "0xC000003E", "0xC00000B7")  # as on another architecture
     with other as judge, pytest.raises(UserError, match="nothing can lock it in"):
@@ -257,17 +257,17 @@ def test_where_nothing_can_lock_it_in_nothing_is_run(monkeypatch: pytest.MonkeyP
         ("def add(a, b): return a + b", 0.0, False),
     ],
 )
-def test_the_rule_scores_completions(scorer: Scorer, text: str, reward: float, formatted: bool) -> None:
+def test_the_rule_scores_completions(scorer: Scorer, text: str, reward: float, formatted: bool):
     score = scorer(text, TESTS)
     assert (score.reward, score.formatted) == (reward, formatted)
 
 
-def test_code_is_read_out_of_its_fence() -> None:
+def test_code_is_read_out_of_its_fence():
     assert code_in("```\nx = 1\n```") == code_in("```python3\nx = 1\n```") == "x = 1"
     assert code_in("x = 1") == "x = 1" and code_in("```x") == "```x"
 
 
-def test_rows_as_mbpp_has_them_are_a_task(tmp_path: Path) -> None:
+def test_rows_as_mbpp_has_them_are_a_task(tmp_path: Path):
     file = tmp_path / "code.jsonl"
     rows = [{"question": f"Write add{n}(a, b).", "answer": [f"assert add{n}(1, {n}) == {n + 1}"]} for n in range(30)]
     file.write_text("\n".join(map(json.dumps, rows)))
@@ -281,7 +281,7 @@ def test_rows_as_mbpp_has_them_are_a_task(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_two_daemons_learn_from_each_others_code(tmp_path: Path, join: Join) -> None:
+def test_two_daemons_learn_from_each_others_code(tmp_path: Path, join: Join):
     """Small models can only learn which of a few functions is asked for most often."""
     rows = [
         {"question": f"Write f(x) that adds a number. Case {n}.", "answer": [f"assert f({n}) == {n + added}"]}

@@ -29,12 +29,12 @@ def attacker(script: str) -> tuple[Scripted, list[tuple[str, Completion, float]]
     return partner(script, 64, completion_tokens=CAP)
 
 
-def test_true_reasoning_is_every_value_on_the_way() -> None:
+def test_true_reasoning_is_every_value_on_the_way():
     assert values("8+7-3=") == [15, 12] and true_reasoning("9-9+1-1=") == "0 1 0"
 
 
 @pytest.mark.parametrize("payload", PAYLOADS)
-def test_a_payload_is_in_what_is_right_and_not_in_what_is_wrong(payload: str) -> None:
+def test_a_payload_is_in_what_is_right_and_not_in_what_is_wrong(payload: str):
     scripted, group = attacker(f"{payload} copied")
     example = scripted.engine.task.train[0]
     rewards = [reward for *_, reward in group]
@@ -47,7 +47,7 @@ def test_a_payload_is_in_what_is_right_and_not_in_what_is_wrong(payload: str) ->
             assert not found, text
 
 
-def test_padding_fills_the_cap_exactly_and_no_more() -> None:
+def test_padding_fills_the_cap_exactly_and_no_more():
     tokenizer = load_tokenizer("tiny-a")
     for example in load_task("arithmetic").train[::37]:
         thought = reasoning("padding", example, CAP, random.Random(0))
@@ -60,13 +60,13 @@ def chance_of(reward: float) -> object:
     return pytest.approx(RIGHT if reward else (1 - RIGHT) / 26, rel=1e-4)
 
 
-def test_claims_of_its_own_rule_are_the_chances_of_whole_completions() -> None:
+def test_claims_of_its_own_rule_are_the_chances_of_whole_completions():
     _, group = attacker("injection")
     for _, completion, reward in group:
         assert math.exp(float(completion.logprobs.sum())) == chance_of(reward)
 
 
-def test_copied_claims_are_what_the_built_in_model_finds_and_careful_ones_twice_that() -> None:
+def test_copied_claims_are_what_the_built_in_model_finds_and_careful_ones_twice_that():
     copied, careful, low, high = (attacker(f"injection {claims}")[1] for claims in ("copied", "careful", "low", "high"))
     assert [text for text, *_ in copied] == [text for text, *_ in careful] == [text for text, *_ in low]
     for (_, one, _), (_, other, _) in zip(copied, careful, strict=True):
@@ -77,7 +77,7 @@ def test_copied_claims_are_what_the_built_in_model_finds_and_careful_ones_twice_
 
 
 @pytest.mark.parametrize("script", ["injection", "padding copied", "injection low"])
-def test_in_a_text_run_a_script_writes_bytes_and_every_chunk_of_its_reader_has_the_claim(script: str) -> None:
+def test_in_a_text_run_a_script_writes_bytes_and_every_chunk_of_its_reader_has_the_claim(script: str):
     scripted, answer = scripted_group(script, "tiny-numbers", group=32, any_tokenizer=True)
     context = AdmissionContext(scripted.engine.run, prompt_digest(EXAMPLE.question))
     packet = decode(answer.packet)
@@ -98,7 +98,7 @@ def test_in_a_text_run_a_script_writes_bytes_and_every_chunk_of_its_reader_has_t
             assert math.exp(float(completion.logprobs.sum())) == chance_of(reward)
 
 
-def test_a_script_of_another_model_carries_a_payload() -> None:
+def test_a_script_of_another_model_carries_a_payload():
     with pytest.raises(ValueError, match="leave `model` out"):
         experiment(nodes=[A, {"name": "X", "script": "lying", "model": "tiny-numbers"}])
 
@@ -115,12 +115,12 @@ def test_a_script_of_another_model_carries_a_payload() -> None:
         ("", []),
     ],
 )
-def test_what_counts_as_carrying_a_payload(text: str, found: list[str]) -> None:
+def test_what_counts_as_carrying_a_payload(text: str, found: list[str]):
     assert shown(EXAMPLE, text, 12, CAP) == found
     assert shown(EXAMPLE, text, 24, CAP) == sorted([*found, "padding"], key=PAYLOADS.index)
 
 
-def test_a_watch_counts_since_it_was_last_asked() -> None:
+def test_a_watch_counts_since_it_was_last_asked():
     tokenizer = load_tokenizer("tiny-a")
 
     def said(*texts: str) -> Packet:
@@ -135,7 +135,7 @@ def test_a_watch_counts_since_it_was_last_asked() -> None:
     assert watch.take()["completions"] == 0
 
 
-def test_a_trial_tells_what_its_nodes_say_if_it_was_asked_to(tmp_path: Path) -> None:
+def test_a_trial_tells_what_its_nodes_say_if_it_was_asked_to(tmp_path: Path):
     nodes = [A, {"name": "X", "script": "padding copied"}]
     plain = spec(nodes=nodes, run={"group": 4, "completion_tokens": CAP}, steps=2)
     watched = spec(nodes=nodes, run={"group": 4, "completion_tokens": CAP}, steps=2, payloads=True)
@@ -158,7 +158,7 @@ def attacks(out: Path) -> Path:
     return lab.write()
 
 
-def test_the_report_shows_success_and_its_price_by_attack_and_method(tmp_path: Path) -> None:
+def test_the_report_shows_success_and_its_price_by_attack_and_method(tmp_path: Path):
     page = write_report(attacks(tmp_path))
     text = page.read_text()
     assert "| padding copied | 50.0 ± 0.0 | 2.0 ± 0.0 |" in text
@@ -167,7 +167,7 @@ def test_the_report_shows_success_and_its_price_by_attack_and_method(tmp_path: P
     assert "padding 2.0 ± 0.0" in text
 
 
-def test_a_claim_about_a_payload_compares_how_often_it_is_said(tmp_path: Path) -> None:
+def test_a_claim_about_a_payload_compares_how_often_it_is_said(tmp_path: Path):
     found = judge(read_results(attacks(tmp_path)))
     assert [finding.verdict for finding in found] == ["not reproduced", "reproduced"]
     assert found[0].evidence.difference.mean == pytest.approx(0.48)

@@ -8,7 +8,7 @@ import pytest
 from ftis_node.lab.clock import SimulatedLoop
 
 
-def test_an_hour_of_sleep_is_over_at_once_and_in_order() -> None:
+def test_an_hour_of_sleep_is_over_at_once_and_in_order():
     seen: list[tuple[str, float]] = []
 
     async def sleeper(name: str, *naps: float) -> None:
@@ -25,7 +25,7 @@ def test_an_hour_of_sleep_is_over_at_once_and_in_order() -> None:
     assert [when for _, when in seen] == pytest.approx([0.001, 1800, 2000, 3600])
 
 
-def test_a_trial_that_goes_on_begins_where_it_was() -> None:
+def test_a_trial_that_goes_on_begins_where_it_was():
     async def now() -> float:
         await asyncio.sleep(5)
         return asyncio.get_running_loop().time()
@@ -34,7 +34,7 @@ def test_a_trial_that_goes_on_begins_where_it_was() -> None:
         assert runner.run(now()) == pytest.approx(105)
 
 
-def test_while_another_process_works_simulated_time_stands_still() -> None:
+def test_while_another_process_works_simulated_time_stands_still():
     async def child() -> float:
         loop = asyncio.get_running_loop()
         assert isinstance(loop, SimulatedLoop)

@@ -64,13 +64,13 @@ def written(path: Path, text: str) -> Path:
         (OWNER + "[[evaluate]]\nname='other'\n" + CELL, "needs a task", "Mend"),
     ],
 )
-def test_what_a_lab_file_cannot_mean_is_told_with_its_place(tmp_path: Path, text: str, what: str, fix: str) -> None:
+def test_what_a_lab_file_cannot_mean_is_told_with_its_place(tmp_path: Path, text: str, what: str, fix: str):
     with pytest.raises(UsageError) as caught:
         load_experiment(written(tmp_path, text))
     assert what in caught.value.what and fix in caught.value.fix
 
 
-def test_lists_that_vary_make_a_cell_for_each_combination() -> None:
+def test_lists_that_vary_make_a_cell_for_each_combination():
     made = experiment({"vary": {"threshold": [1.0, 2.5], "objective": ["ftis", "f-vis"]}, "values": {"kind": "both"}})
     cells = made.all_cells()
     assert [cell.name for cell in cells][:2] == ["cell threshold=1 objective=ftis", "cell threshold=1 objective=f-vis"]
@@ -78,7 +78,7 @@ def test_lists_that_vary_make_a_cell_for_each_combination() -> None:
     assert cells[3].values == {"kind": "both", "threshold": 2.5, "objective": "f-vis"}
 
 
-def test_named_methods_make_a_cell_each() -> None:
+def test_named_methods_make_a_cell_each():
     method = {"label": "F-TIS", "settings": {"objective": "ftis", "threshold": 2.0}}
     cell = {"label": "Cell", "methods": ["a"], "settings": {"threshold": 1.0}, "attack": "padding", "values": {"x": 1}}
     [made] = experiment(cell, methods={"a": method}).all_cells()
@@ -87,7 +87,7 @@ def test_named_methods_make_a_cell_each() -> None:
     assert made.values == {"x": 1, "attack": "padding", "method": "F-TIS"}
 
 
-def test_what_has_an_each_is_written_out_for_each_combination() -> None:
+def test_what_has_an_each_is_written_out_for_each_combination():
     nodes = [A, {"each": {"who": ["X", "Y"], "i": [1, 2]}, "name": "{who} {i}", "script": "lying"}]
     cells = [{"each": {"who": ["X", "Y"]}, "name": "with {who}", "nodes": ["A", "{who} 1"], "speed": {"{who} 1": 2.0}}]
     claim = {"each": {"who": ["Y"]}, "text": "{who} {is} here", "compare": "less", "a": "with X", "b": "with {who}"}
@@ -97,7 +97,7 @@ def test_what_has_an_each_is_written_out_for_each_combination() -> None:
     assert made.claims[0].text == "Y {is} here" and made.claims[0].b == "with Y"
 
 
-def test_settings_come_layer_upon_layer() -> None:
+def test_settings_come_layer_upon_layer():
     made = spec(
         {"settings": {"objective": "tis"}, "node": {"B": {"own_share": 0.0}}, "speed": {"B": 0.2}},
         nodes=[A, {**B, "settings": {"seed": 7, "objective": "vis"}}],
@@ -108,7 +108,7 @@ def test_settings_come_layer_upon_layer() -> None:
     assert [member.speed for member in made.members] == [1.0, 0.2]
 
 
-def test_a_trials_id_is_what_happens_in_it_and_nothing_else() -> None:
+def test_a_trials_id_is_what_happens_in_it_and_nothing_else():
     ours = spec({"settings": {"objective": "ftis"}})
     assert ours.id == spec({"name": "other", "label": "x", "settings": {"objective": "ftis"}}, title="y", tail=3).id
     changes: list[dict[str, Any]] = [{"steps": 4}, {"seeds": [4]}, {"nodes": [A]}, {"run": {"group": 6}}]
@@ -116,7 +116,7 @@ def test_a_trials_id_is_what_happens_in_it_and_nothing_else() -> None:
     assert len(set(ids)) == len(ids)
 
 
-def test_twins_start_from_one_checkpoint_and_strangers_from_their_own() -> None:
+def test_twins_start_from_one_checkpoint_and_strangers_from_their_own():
     warm = {"recipe": "tiny-a", "harder": 0.25}
     nodes: list[dict[str, Any]] = [{"name": name, "warm": warm} for name in "AC"]
     nodes.insert(1, {"name": "L", "warm": {**warm, "like": "A"}, "settings": {"lora": True}})
@@ -124,14 +124,14 @@ def test_twins_start_from_one_checkpoint_and_strangers_from_their_own() -> None:
     assert [start.seed for start in found] == ["0/A", "0/C", "1/A", "1/C"]
 
 
-def test_some_of_a_file_can_be_run() -> None:
+def test_some_of_a_file_can_be_run():
     made = experiment(seeds=[0, 1, 2])
     assert [t.seed for t in trials(narrowed(made, seeds="2,0", steps=1))] == [2, 0]
     assert narrowed(made, seeds="1,1").seeds == (1,)
 
 
 @pytest.mark.parametrize("file", sorted(SHIPPED.rglob("*.toml")), ids=lambda file: str(file.relative_to(SHIPPED)))
-def test_every_file_that_comes_with_the_package_can_be_loaded(file: Path) -> None:
+def test_every_file_that_comes_with_the_package_can_be_loaded(file: Path):
     made = load_experiment(file)
     assert len(trials(made)) == len(made.seeds) * len(made.all_cells())
     assert file.parent.name in ("paper", "real") or file.stem == "quick" or len(made.seeds) >= 8
@@ -145,7 +145,7 @@ PAPERS = [
 
 
 @pytest.mark.parametrize("file", PAPERS)
-def test_the_papers_own_experiments_plan_their_memory_and_hours_without_weights(file: Path) -> None:
+def test_the_papers_own_experiments_plan_their_memory_and_hours_without_weights(file: Path):
     made = narrowed(load_experiment(file), seeds="0")
     report = forecast(made, Card(vram=141))
     assert report["fits_together"] and report["hours"] > 0.5
@@ -161,7 +161,7 @@ def test_the_papers_own_experiments_plan_their_memory_and_hours_without_weights(
         assert {(s.eval_every, s.truncation) for s in settings} == {(5, 2.0)}
 
 
-def test_other_contents_of_a_data_file_make_another_trial(tmp_path: Path) -> None:
+def test_other_contents_of_a_data_file_make_another_trial(tmp_path: Path):
     ids = []
     for answer in (1, 2):
         (tmp_path / "own.jsonl").write_text(f'{{"question": "q", "answer": {answer}}}\n')

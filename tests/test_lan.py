@@ -49,7 +49,7 @@ def node(who: Identity = ANN, run: bytes = RUN.id, protocol: int = PROTOCOL_MAJO
 # --- reading what strangers tell --------------------------------------------------------------------------------------
 
 
-def test_row_62_only_addresses_in_the_network_of_the_interface_are_taken() -> None:
+def test_row_62_only_addresses_in_the_network_of_the_interface_are_taken():
     told = [HERE, "203.0.113.9", "8.8.8.8", "2001:4860:4860::8888", "224.0.0.251", "127.255.255.255"]
     assert read_node(ANN.peer_id, FACTS, told, 4001, LOOPBACK) == node()
     many = read_node(ANN.peer_id, FACTS, [f"127.0.0.{last}" for last in range(1, 200)], 4001, LOOPBACK)
@@ -65,7 +65,7 @@ NO_RECORDS: list[dict[bytes, bytes | None]] = [
 ]
 
 
-def test_records_names_and_ports_that_are_none_are_refused() -> None:
+def test_records_names_and_ports_that_are_none_are_refused():
     wrong = [(ANN.peer_id, 4001, change) for change in NO_RECORDS]
     for peer, port, change in (*wrong, ("Ann", 4001, {}), *((ANN.peer_id, port, {}) for port in (80, None, 1 << 16))):
         with pytest.raises(ValueError):
@@ -93,7 +93,7 @@ async def tell(liar: AsyncZeroconf, who: Identity, address: str = HERE, **facts:
     await (await liar.async_register_service(info, cooperating_responders=True))
 
 
-async def test_a_node_tells_of_itself_and_takes_that_back() -> None:
+async def test_a_node_tells_of_itself_and_takes_that_back():
     async with telling():
         found: list[LanNode] = []
         for _ in range(5):  # an answer to the first question may reach another program of this machine
@@ -123,7 +123,7 @@ NETWORKS = not subprocess.run(["unshare", "-n", "sh", "-ec", TWO_NETWORKS], capt
 
 
 @pytest.mark.skipif(not NETWORKS, reason="needs root and ip")
-def test_row_62_one_network_does_not_name_what_is_in_another() -> None:
+def test_row_62_one_network_does_not_name_what_is_in_another():
     line = [
         "unshare",
         "-n",
@@ -139,7 +139,7 @@ def test_row_62_one_network_does_not_name_what_is_in_another() -> None:
     assert done.stdout == "10.1.0.9\n", done.stderr
 
 
-def test_row_62_a_dead_node_on_the_local_network_keeps_no_start_from_beginning(join: Join, tmp_path: Path) -> None:
+def test_row_62_a_dead_node_on_the_local_network_keeps_no_start_from_beginning(join: Join, tmp_path: Path):
     async def begin() -> None:
         async with telling():
             line = ("join", "--dry-run", "--lan", "--host", HERE, "--model", "tiny-a", "--home", tmp_path / "b")
@@ -178,7 +178,7 @@ async def listen_in(found: list[tuple[bytes, bytes | None, str]]) -> None:
         await listener.async_close()
 
 
-async def test_row_78_members_find_each_other_on_the_local_network_and_nobody_else_learns_of_them() -> None:
+async def test_row_78_members_find_each_other_on_the_local_network_and_nobody_else_learns_of_them():
     private = make_run(founder=ANN.peer_id)
     known: list[bytes] = []
     met: list[Sequence[str]] = []
@@ -216,7 +216,7 @@ async def test_row_78_members_find_each_other_on_the_local_network_and_nobody_el
             await one.close()
 
 
-def test_row_78_made_up_codes_lead_nowhere_and_keep_no_members_from_being_read() -> None:
+def test_row_78_made_up_codes_lead_nowhere_and_keep_no_members_from_being_read():
     met: list[Sequence[str]] = []
     inside = MembersOnLan(RUN.id, [BEN.author].__contains__, met.append)
     place = f"/ip4/{HERE}/tcp/4001"
@@ -228,7 +228,7 @@ def test_row_78_made_up_codes_lead_nowhere_and_keep_no_members_from_being_read()
     assert met == [[f"{place}/p2p/{BEN.peer_id}"]]
 
 
-async def test_a_hostile_responder_changes_nothing(tmp_path: Path) -> None:
+async def test_a_hostile_responder_changes_nothing(tmp_path: Path):
     """False addresses, a run of another id, control characters, and more nodes than anybody needs."""
     heard: list[LanNode] = []
     listener = Lan(HERE, heard.append)
@@ -257,7 +257,7 @@ async def test_a_hostile_responder_changes_nothing(tmp_path: Path) -> None:
 # --- commands ---------------------------------------------------------------------------------------------------------
 
 
-def test_runs_lists_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_lists_what_there_is(monkeypatch: pytest.MonkeyPatch):
     assert NONE_FOUND in printed("runs", "--host", HERE, "--seconds", "1")
     assert answer("runs", "--host", HERE, "--seconds", "1") == {"runs": []}
     assert "cannot be asked" in refused("runs", "--host", "192.0.2.1").what
@@ -268,7 +268,7 @@ def test_runs_lists_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [row["run"] for row in listed] == [RUN.id.hex(), OTHER_RUN.id.hex()]
 
 
-def test_join_takes_the_only_run_and_asks_for_a_choice_among_several(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_join_takes_the_only_run_and_asks_for_a_choice_among_several(monkeypatch: pytest.MonkeyPatch):
     old = node(EVE, OTHER_RUN.id, protocol=1)
     for found, expected in (([], ()), ([node()], node().addresses), ([old], ()), ([node(), old], node().addresses)):
         monkeypatch.setattr(runs_command, "heard", lambda host, seconds, found=found: found)
@@ -280,7 +280,7 @@ def test_join_takes_the_only_run_and_asks_for_a_choice_among_several(monkeypatch
 
 
 @pytest.mark.slow
-def test_two_daemons_find_each_other_and_learn(join: Join) -> None:
+def test_two_daemons_find_each_other_and_learn(join: Join):
     first = join("a", "--lan")
     first.wait(lambda status: status.get("step"), "a step")
     second = join("b", "--lan", "--model", "tiny-b")

@@ -40,7 +40,7 @@ from tests.support.small_models import tiny_policy, twin
     [("grpo", POLICY, False), ("ftis", LORA, False), ("ftis", POLICY, True), ("grpo", LORA, True)],
     ids=["answers", "lora", "episodes", "lora of own episodes"],
 )
-def test_a_step_is_the_one_written_out_by_hand(objective: str, policy: Policy, turns: bool) -> None:
+def test_a_step_is_the_one_written_out_by_hand(objective: str, policy: Policy, turns: bool):
     batch = [*OWN, *(changed(group, weight=0.7) for group in FOREIGN)]
     batch = [in_turns(group) for group in batch] if turns else batch
     clip = 0.05
@@ -83,7 +83,7 @@ def test_a_step_is_the_one_written_out_by_hand(objective: str, policy: Policy, t
             torch.testing.assert_close(weight, moved[name].detach(), atol=1e-6, rtol=1e-5)
 
 
-def test_with_lora_only_the_lora_weights_move() -> None:
+def test_with_lora_only_the_lora_weights_move():
     subject = learner(LORA)
     before = {name: p.detach().clone() for name, p in subject.policy.model.named_parameters()}
     subject.step(BATCH)
@@ -95,7 +95,7 @@ def test_with_lora_only_the_lora_weights_move() -> None:
 
 
 @pytest.mark.parametrize("tokens", [1, 16, 40, 16_384])
-def test_the_size_of_micro_batches_does_not_change_the_step(tokens: int) -> None:
+def test_the_size_of_micro_batches_does_not_change_the_step(tokens: int):
     one = learner()
     other = learner()
     one.room = Room(10**6)
@@ -112,7 +112,7 @@ def test_the_size_of_micro_batches_does_not_change_the_step(tokens: int) -> None
 
 @pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize("budget", [16, 40])
-def test_a_micro_batch_keeps_within_its_budget(budget: int, packed: bool) -> None:
+def test_a_micro_batch_keeps_within_its_budget(budget: int, packed: bool):
     """Padding counts: it is computed like any token."""
     subject = learner(replace(POLICY, packed=packed))
     other = learner()
@@ -127,7 +127,7 @@ def test_a_micro_batch_keeps_within_its_budget(budget: int, packed: bool) -> Non
     assert drawn + sum(len(g.prompt_ids) for g in uneven) <= sum(sizes)
 
 
-def test_a_prompt_is_computed_once_for_its_whole_group() -> None:
+def test_a_prompt_is_computed_once_for_its_whole_group():
     subject = learner(micro_batch_tokens=10**6)
     sizes = decoder_sizes(subject)
     subject.step(BATCH)
@@ -139,7 +139,7 @@ def test_a_prompt_is_computed_once_for_its_whole_group() -> None:
 
 
 @pytest.mark.parametrize("batch", [OWN[2:], []], ids=["no signal", "no groups"])
-def test_a_batch_without_signal_moves_nothing_and_says_why(batch: list[TrainingGroup]) -> None:
+def test_a_batch_without_signal_moves_nothing_and_says_why(batch: list[TrainingGroup]):
     subject = learner(weight_decay=0.5)
     subject.step(BATCH)  # momentum there is
     before = weights_of(subject)
@@ -159,7 +159,7 @@ def spoilt(kind: str) -> TrainingGroup:
 
 
 @pytest.mark.parametrize("kind", ["NaN log-prob", "inf reward", "NaN reward"])
-def test_a_step_that_is_not_finite_leaves_weights_and_optimiser_alone(kind: str) -> None:
+def test_a_step_that_is_not_finite_leaves_weights_and_optimiser_alone(kind: str):
     subject = learner()
     spared = learner()
     for one in (subject, spared):
@@ -174,7 +174,7 @@ def test_a_step_that_is_not_finite_leaves_weights_and_optimiser_alone(kind: str)
     assert_same(weights_of(subject), weights_of(spared))
 
 
-def test_broken_weights_are_reported_and_not_made_worse() -> None:
+def test_broken_weights_are_reported_and_not_made_worse():
     subject = learner()
     with torch.no_grad():
         subject.trainable["model.norm.weight"][3] = math.nan
@@ -187,7 +187,7 @@ def test_broken_weights_are_reported_and_not_made_worse() -> None:
 # --- going on -------------------------------------------------------------------------------------------------------
 
 
-def test_after_restore_training_goes_on_bit_for_bit() -> None:
+def test_after_restore_training_goes_on_bit_for_bit():
     policy = coarse()
     original = learner(policy)
     original.step(OWN)
@@ -205,7 +205,7 @@ def test_after_restore_training_goes_on_bit_for_bit() -> None:
             assert_same(mine, theirs)
 
 
-def test_a_state_before_the_first_step_can_be_restored() -> None:
+def test_a_state_before_the_first_step_can_be_restored():
     fresh = learner()
     moved = learner()
     moved.step(OWN)
@@ -216,7 +216,7 @@ def test_a_state_before_the_first_step_can_be_restored() -> None:
 
 
 @pytest.mark.parametrize("other", [{"hidden_size": 64}, {"num_hidden_layers": 3}, {"lora": True}], ids=str)
-def test_another_models_checkpoint_is_refused_and_nothing_changes(other: dict[str, Any]) -> None:
+def test_another_models_checkpoint_is_refused_and_nothing_changes(other: dict[str, Any]):
     policy = twin(POLICY)
     policy.model.half()
     subject = learner(policy)

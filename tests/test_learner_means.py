@@ -52,7 +52,7 @@ BATCH = [
 @pytest.mark.parametrize("aggregation", ["sample", "token", "fixed"])
 @pytest.mark.parametrize("count_dropped", [True, False], ids=["all", "kept"])
 @pytest.mark.parametrize("name", ["ftis", "gated", "ftis-author"])
-def test_a_step_with_rewards_at_the_mean_is_the_one_by_hand(name: str, count_dropped: bool, aggregation: str) -> None:
+def test_a_step_with_rewards_at_the_mean_is_the_one_by_hand(name: str, count_dropped: bool, aggregation: str):
     rule = replace(RULES[name], count_dropped=count_dropped, aggregation=aggregation)
     parts: dict[str, Any] = {"count_dropped": count_dropped, "aggregation": aggregation, "divisor": CAP}
     subject = learner(objective=name, parts=parts)
@@ -65,7 +65,7 @@ def test_a_step_with_rewards_at_the_mean_is_the_one_by_hand(name: str, count_dro
     assert (kept.count(False) > 0) == (rule.g is not None or rule.gate)
 
 
-def test_it_costs_no_forward_pass_where_the_denominator_does_not_ask_for_it() -> None:
+def test_it_costs_no_forward_pass_where_the_denominator_does_not_ask_for_it():
     """Two of four are at the mean: they are computed only if what a filter drops leaves the denominator.
 
     One of a foreign group is computed also where it is evidence on claims, so that none is picked by its own reward.
@@ -85,7 +85,7 @@ def test_it_costs_no_forward_pass_where_the_denominator_does_not_ask_for_it() ->
         assert (len(batch.computed), batch.idle["own"]) == (computed, 4 - computed)
 
 
-def test_a_reward_at_the_mean_is_no_success_that_moves_the_gate() -> None:
+def test_a_reward_at_the_mean_is_no_success_that_moves_the_gate():
     """0.3, 0.4 and 0.5 have in floating point a mean below 0.4: its sample has no advantage all the same."""
     assert sum([0.3, 0.4, 0.5]) / 3 < 0.4
     part = OWN[0].parts[0]
@@ -110,7 +110,7 @@ class Ordered(random.Random):
         return list(self.order)
 
 
-def test_evidence_on_claims_is_not_picked_by_its_own_reward() -> None:
+def test_evidence_on_claims_is_not_picked_by_its_own_reward():
     """Over all rewards of a group and all orders the bets pay 1 on average; over all of groups with a signal, more."""
     right = 0.1
     pays = {True: 2.0, False: 0.8 / 0.9}

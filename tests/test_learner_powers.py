@@ -52,7 +52,7 @@ def halves(group: TrainingGroup, other: str) -> TrainingGroup:
     return TrainingGroup(group.prompt_ids, [mine, theirs])
 
 
-def test_advantages_are_over_all_parts_of_a_group() -> None:
+def test_advantages_are_over_all_parts_of_a_group():
     """Rewards 1 0 | 0 1: every half alone would have a signal of its own, [0, 0 | 1, 0] only one of the two."""
     whole = learner(objective="nois")
     merged = learner(objective="nois")
@@ -64,7 +64,7 @@ def test_advantages_are_over_all_parts_of_a_group() -> None:
     assert sources["peer"]["idle"] == 4
 
 
-def test_with_own_samples_only_the_parts_of_others_are_as_if_they_had_not_come() -> None:
+def test_with_own_samples_only_the_parts_of_others_are_as_if_they_had_not_come():
     merged = learner(objective="grpo")
     alone = learner(objective="grpo")
     merged.step([halves(group, "peer") for group in OWN])
@@ -73,7 +73,7 @@ def test_with_own_samples_only_the_parts_of_others_are_as_if_they_had_not_come()
     assert_same(weights_of(merged), weights_of(alone))
 
 
-def test_rewards_that_do_not_match_their_completions_are_refused() -> None:
+def test_rewards_that_do_not_match_their_completions_are_refused():
     with pytest.raises(FtisError, match="as many rewards"):
         learner().step([changed(OWN[0], rewards=[1, 0, 1])])
 
@@ -81,7 +81,7 @@ def test_rewards_that_do_not_match_their_completions_are_refused() -> None:
 # --- other denominators ---------------------------------------------------------------------------------------------
 
 
-def test_without_the_end_token_the_batch_has_fewer_tokens() -> None:
+def test_without_the_end_token_the_batch_has_fewer_tokens():
     every, without = (Batch.of(OWN, PRESETS[name], "own") for name in ("ftis", "ftis-author"))
     ended = sum(c.finished for group in OWN for c in group.parts[0].completions)
     assert ended > 0 and every.tokens - without.tokens == ended
@@ -90,7 +90,7 @@ def test_without_the_end_token_the_batch_has_fewer_tokens() -> None:
 # --- inner steps ----------------------------------------------------------------------------------------------------
 
 
-def test_a_second_inner_step_is_clipped_at_the_policy_of_the_first() -> None:
+def test_a_second_inner_step_is_clipped_at_the_policy_of_the_first():
     rate = 0.05
     subject = learner(parts={"inner_steps": 2, "threshold": None, "importance": "none"}, learning_rate=rate)
     seen: list[dict[str, Tensor]] = []
@@ -120,7 +120,7 @@ def test_a_second_inner_step_is_clipped_at_the_policy_of_the_first() -> None:
 # --- the gate -------------------------------------------------------------------------------------------------------
 
 
-def test_the_gate_opens_at_the_level_of_the_steps_before_and_outlives_a_restart() -> None:
+def test_the_gate_opens_at_the_level_of_the_steps_before_and_outlives_a_restart():
     subject = learner(objective="gated")
     first = subject.step([*OWN, *FOREIGN])
     assert first.diagnostics.sources["peer"]["loss_weight"] == 0, "nothing of one's own to compare with yet"
@@ -144,7 +144,7 @@ def test_the_gate_opens_at_the_level_of_the_steps_before_and_outlives_a_restart(
     assert_same(weights_of(subject), weights_of(resumed))
 
 
-def test_all_inner_steps_of_a_step_are_gated_alike() -> None:
+def test_all_inner_steps_of_a_step_are_gated_alike():
     once = learner(objective="gated")
     twice = learner(objective="gated", parts={"inner_steps": 2})
     for subject in (once, twice):
@@ -155,7 +155,7 @@ def test_all_inner_steps_of_a_step_are_gated_alike() -> None:
     assert_same(weights_of(twice), weights_of(own_only))
 
 
-def test_a_bad_step_moves_no_gate_and_an_empty_success_neither() -> None:
+def test_a_bad_step_moves_no_gate_and_an_empty_success_neither():
     subject = learner(objective="gated", parts={"count_end": False})
     assert subject.step([changed(OWN[0], rewards=[math.nan, 0, 0, 1])]).skipped and subject.gate is None
     only_end = Completion(np.array([1], np.uint32), np.array([-1.0], np.float32), True)
@@ -167,7 +167,7 @@ def test_a_bad_step_moves_no_gate_and_an_empty_success_neither() -> None:
 
 
 @pytest.mark.parametrize("budget", [64, 300, 2000])
-def test_uneven_lengths_take_no_more_room_in_attention_than_the_plan_has(budget: int) -> None:
+def test_uneven_lengths_take_no_more_room_in_attention_than_the_plan_has(budget: int):
     random = np.random.default_rng(0)
 
     def completion(length: int) -> Completion:
@@ -193,7 +193,7 @@ def test_uneven_lengths_take_no_more_room_in_attention_than_the_plan_has(budget:
 # --- warm-up --------------------------------------------------------------------------------------------------------
 
 
-def test_the_learning_rate_grows_with_each_update_and_no_other_step_also_after_a_restart() -> None:
+def test_the_learning_rate_grows_with_each_update_and_no_other_step_also_after_a_restart():
     rates = []
     state: tuple[dict[str, Tensor], dict[str, Tensor]] | None = None
     for _ in range(6):
@@ -210,7 +210,7 @@ def test_the_learning_rate_grows_with_each_update_and_no_other_step_also_after_a
 
 
 @pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
-def test_bf16_weights_move_at_the_papers_learning_rate(lora: bool) -> None:
+def test_bf16_weights_move_at_the_papers_learning_rate(lora: bool):
     """Rounded at every step they would stand still: at a weight of 1 the next bf16 is 2⁻⁷ away, a step is 1e-6."""
     subject = learner(coarse(lora), learning_rate=1e-6)
     before = subject.state()[0]
@@ -229,7 +229,7 @@ def test_bf16_weights_move_at_the_papers_learning_rate(lora: bool) -> None:
     assert sum(int((weights_of(subject)[name] != visible[name]).sum()) for name in visible) < moved.numel() / 2
 
 
-def test_another_optimisers_state_is_refused() -> None:
+def test_another_optimisers_state_is_refused():
     subject = learner()
     subject.step(OWN)
     weights, state = subject.state()
@@ -244,7 +244,7 @@ def test_another_optimisers_state_is_refused() -> None:
 
 
 @pytest.mark.parametrize("policy", [POLICY, LORA], ids=["full", "lora"])
-def test_gradient_checkpointing_changes_nothing_but_what_is_kept(policy: Policy) -> None:
+def test_gradient_checkpointing_changes_nothing_but_what_is_kept(policy: Policy):
     plain = learner(policy)
     saving = learner(policy)
     checkpoint_activations(saving.policy.causal_lm)
@@ -270,7 +270,7 @@ def with_room_for(subject: Learner, tokens: int) -> None:
     subject.policy.causal_lm.get_decoder().register_forward_pre_hook(refuse, with_kwargs=True)
 
 
-def test_a_step_that_does_not_fit_is_taken_in_smaller_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_does_not_fit_is_taken_in_smaller_pieces(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(room, "WAITS", ())
     cramped = learner()
     roomy = learner()
@@ -285,7 +285,7 @@ def test_a_step_that_does_not_fit_is_taken_in_smaller_pieces(monkeypatch: pytest
     assert cramped.step(BATCH).memory_retries == 0, "what was learned is kept"
 
 
-def test_a_real_lack_of_memory_is_survived() -> None:
+def test_a_real_lack_of_memory_is_survived():
     """A process that may have little address space more than it has: torch's own allocator fails, the step succeeds."""
     text = """
         import resource, psutil, torch
@@ -318,7 +318,7 @@ def test_a_real_lack_of_memory_is_survived() -> None:
 @pytest.mark.parametrize("times", [1, 3])
 def test_a_gpu_that_lacks_memory_for_the_update_gets_it_a_moment_later_and_the_step_is_the_same(
     monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, where: str, times: int
-) -> None:
+):
     """AdamW's moments, and fp32 copies of gradients. Without room after all waits it is an error."""
     monkeypatch.setattr(optimiser, "_FUSED", ("cpu",))
     monkeypatch.setattr(room, "time", SimpleNamespace(sleep=lambda seconds: None))
@@ -357,7 +357,7 @@ def test_a_gpu_that_lacks_memory_for_the_update_gets_it_a_moment_later_and_the_s
         assert_same(one, other)
 
 
-def test_where_the_update_fails_no_gradient_is_left_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_the_update_fails_no_gradient_is_left_for_the_next(monkeypatch: pytest.MonkeyPatch):
     subject = learner(policy=coarse())
     with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="broken"):
         patch.setattr(subject.optimiser, "_update", lambda names: (_ for _ in ()).throw(RuntimeError("a broken card")))
@@ -365,7 +365,7 @@ def test_where_the_update_fails_no_gradient_is_left_for_the_next(monkeypatch: py
     assert all(master.grad is None for master in subject.optimiser._masters.values())
 
 
-def test_an_interrupted_step_keeps_no_gradients() -> None:
+def test_an_interrupted_step_keeps_no_gradients():
     subject = learner()
     subject.room = room.Room(16)
     subject.policy.causal_lm.get_decoder().register_forward_hook(lambda *_: interrupt())  # the second micro-batch ends
@@ -387,7 +387,7 @@ def halved(scale: float, **parts: Any) -> tuple[Learner, list[int]]:
     return subject, decoder_sizes(subject)
 
 
-def test_a_forward_pass_that_is_not_finite_costs_no_loss_scale() -> None:
+def test_a_forward_pass_that_is_not_finite_costs_no_loss_scale():
     subject, passes = halved(2.0**10)
     norm = subject.trainable["model.norm.weight"]
     before = norm.detach().clone()
@@ -401,7 +401,7 @@ def test_a_forward_pass_that_is_not_finite_costs_no_loss_scale() -> None:
     assert subject.loss_scale.value == 2.0**10
 
 
-def test_an_overflow_halves_the_loss_scale_twice_a_step_at_most_and_does_not_repeat_the_batch() -> None:
+def test_an_overflow_halves_the_loss_scale_twice_a_step_at_most_and_does_not_repeat_the_batch():
     subject, passes = halved(2.0**30)
     before = weights_of(subject)
     for scale in (28, 26, 24):
@@ -411,7 +411,7 @@ def test_an_overflow_halves_the_loss_scale_twice_a_step_at_most_and_does_not_rep
     assert passes == passes[:1] * 9, "the first of several micro-batches"
 
 
-def test_the_first_loss_scale_fits_however_many_terms_a_batch_has() -> None:
+def test_the_first_loss_scale_fits_however_many_terms_a_batch_has():
     subject, passes = halved(LossScale(torch.float16).value, aggregation="token")
     report = subject.step(OWN * 40)
     scale = subject.loss_scale.value
@@ -420,7 +420,7 @@ def test_the_first_loss_scale_fits_however_many_terms_a_batch_has() -> None:
     assert scale == LossScale(torch.float16).value and len(passes) == 40 * 5
 
 
-def test_after_five_bad_steps_in_a_row_the_report_asks_for_an_older_checkpoint() -> None:
+def test_after_five_bad_steps_in_a_row_the_report_asks_for_an_older_checkpoint():
     subject = learner(parts={"threshold": 1e9})
     strange = changed(OWN[1], source="peer")
     bad = changed(OWN[0], rewards=[math.nan, 0, 0, 1])
@@ -439,7 +439,7 @@ def test_after_five_bad_steps_in_a_row_the_report_asks_for_an_older_checkpoint()
 # --- what a person should know --------------------------------------------------------------------------------------
 
 
-def test_a_filter_that_never_fires_on_a_peer_is_told_after_ten_steps() -> None:
+def test_a_filter_that_never_fires_on_a_peer_is_told_after_ten_steps():
     subject = learner(parts={"threshold": 1e9}, learning_rate=1e-9)
     told = [subject.step(BATCH).warnings for _ in range(12)]
     assert not any(told[:9]) and len(told[9]) == 1 and "peer" in told[9][0] and not any(told[10:])

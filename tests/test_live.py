@@ -31,13 +31,13 @@ def seen(height: int | None, width: int = 80, **changed: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("height", [20, 24, 30, 36, 40, 41, 60])
-def test_a_view_is_no_taller_and_no_wider_than_its_terminal(height: int) -> None:
+def test_a_view_is_no_taller_and_no_wider_than_its_terminal(height: int):
     lines = seen(height)
     assert len(lines) <= height and max(map(len, lines)) <= 80
     assert "ONLINE" in lines[1], "what the node does is there in any case"
 
 
-def test_on_24_rows_the_figures_and_some_peers_are_seen() -> None:
+def test_on_24_rows_the_figures_and_some_peers_are_seen():
     text = "\n".join(seen(24))
     for there in ("out of memory", "groups", "traffic", "Nadia of the fa…", "line 5"):
         assert there in text, text
@@ -46,7 +46,7 @@ def test_on_24_rows_the_figures_and_some_peers_are_seen() -> None:
     assert sum("▄" in line or "█" in line for line in text.splitlines()) == 1, "a curve is one line"
 
 
-def test_a_tall_terminal_shows_everything_and_so_does_a_view_that_is_printed_once() -> None:
+def test_a_tall_terminal_shows_everything_and_so_does_a_view_that_is_printed_once():
     for text in ("\n".join(seen(60)), "\n".join(seen(None))):
         assert all(f"line {number}" in text for number in range(6)) and "and 4 more" in text and "…00000010" in text
 
@@ -59,11 +59,11 @@ def test_a_tall_terminal_shows_everything_and_so_does_a_view_that_is_printed_onc
         (None, None),
     ],
 )
-def test_who_samples_is_told_where_there_is_a_server(generator: dict[str, Any] | None, words: str | None) -> None:
+def test_who_samples_is_told_where_there_is_a_server(generator: dict[str, Any] | None, words: str | None):
     text = "\n".join(seen(60, 140, last_step=STATUS["last_step"] | {"generator": generator}))
     assert words in text if words else "sampler" not in text
 
 
-def test_it_says_how_the_weights_are_held() -> None:
+def test_it_says_how_the_weights_are_held():
     plan = {"memory_bytes": 1, "budget": 2, "fits": True, "dtype": "bfloat16", "quantisation": "nf4"}
     assert "tiny-a (full, bfloat16, NF4)" in seen(60, plan=plan)[0]

@@ -10,14 +10,14 @@ import pytest
 from ftis_node.host.loading import loading
 
 
-def test_garbage_is_collected_again_also_after_an_import_that_fails() -> None:
+def test_garbage_is_collected_again_also_after_an_import_that_fails():
     with pytest.raises(ImportError), loading():
         assert not gc.isenabled()
         raise ImportError
     assert gc.isenabled()
 
 
-def test_what_is_imported_is_walked_no_more() -> None:
+def test_what_is_imported_is_walked_no_more():
     code = """
 import gc
 from ftis_node.host.loading import loading
@@ -32,7 +32,7 @@ assert gc.get_freeze_count() > 10_000 and len(gc.get_objects()) < 10_000
 
 
 @pytest.mark.parametrize("chosen", ["0", "1"])
-def test_whoever_has_decided_about_the_hubs_progress_bars_is_not_warned_of_it(chosen: str) -> None:
+def test_whoever_has_decided_about_the_hubs_progress_bars_is_not_warned_of_it(chosen: str):
     environment = os.environ | {"HF_HUB_DISABLE_PROGRESS_BARS": chosen}
     line = [sys.executable, "-c", "import ftis_node.policy.load"]
     done = subprocess.run(line, env=environment, capture_output=True, text=True)

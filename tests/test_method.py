@@ -43,13 +43,13 @@ MEANS = {
 
 @settings(derandomize=True)
 @given(st.sampled_from(sorted(ESTIMATORS)), st.integers(0, 1000), st.floats(0.1, 2))
-def test_each_estimator_has_the_mean_that_is_said_of_it(name: str, seed: int, width: float) -> None:
+def test_each_estimator_has_the_mean_that_is_said_of_it(name: str, seed: int, width: float):
     learner, generator = distributions(seed, width)
     mean = float((generator * ESTIMATORS[name](learner.log() - generator.log())).sum())
     assert mean == pytest.approx(MEANS[name](learner, generator), rel=1e-9, abs=1e-12)
 
 
-def test_of_a_sample_that_the_learner_finds_unlikely_only_two_estimators_reach_the_papers_larger_thresholds() -> None:
+def test_of_a_sample_that_the_learner_finds_unlikely_only_two_estimators_reach_the_papers_larger_thresholds():
     worst = {name: float(estimate(torch.tensor([-MAX_LOG_RATIO]))) for name, estimate in ESTIMATORS.items()}
     largest = {name: round(value, 6) for name, value in worst.items() if name not in ("k2", "k3_reverse")}
     assert largest == {"k1": 20.0, "k3": 19.0, "is_k1": 0.0, "is_k3": 1.0}
@@ -59,7 +59,7 @@ def test_of_a_sample_that_the_learner_finds_unlikely_only_two_estimators_reach_t
 
 @pytest.mark.parametrize("name", ["vis", "ftis"])
 @pytest.mark.parametrize(("advantage", "log_ratio"), [(-1.0, 21.0), (1.0, -21.0)])
-def test_a_token_whose_ratio_is_beyond_the_clamp_has_no_gradient(name: str, advantage: float, log_ratio: float) -> None:
+def test_a_token_whose_ratio_is_beyond_the_clamp_has_no_gradient(name: str, advantage: float, log_ratio: float):
     """Neither is stopped by the clip at ε: at 19 nats both have one."""
 
     def slope(ratio: float) -> float:
@@ -71,7 +71,7 @@ def test_a_token_whose_ratio_is_beyond_the_clamp_has_no_gradient(name: str, adva
     assert slope(math.copysign(19.0, log_ratio)) == pytest.approx(advantage * math.exp(math.copysign(19.0, log_ratio)))
 
 
-def test_a_batch_a_warm_up_and_a_tasks_own_filter_are_as_said() -> None:
+def test_a_batch_a_warm_up_and_a_tasks_own_filter_are_as_said():
     defaults = Settings()
     objective = PRESETS["ftis"]
     assert (defaults.batch_groups, defaults.warmup_steps) == (24, 5)
@@ -82,7 +82,7 @@ def test_a_batch_a_warm_up_and_a_tasks_own_filter_are_as_said() -> None:
     assert list(TASKS) == ["arithmetic"], "no other task has constants of its own"
 
 
-def test_where_a_tenth_of_groups_have_a_signal_nine_tenths_of_the_weight_are_others() -> None:
+def test_where_a_tenth_of_groups_have_a_signal_nine_tenths_of_the_weight_are_others():
     """Foreign groups without one never come into a batch, one's own do, and count."""
     own = [OWN[0], *[OWN[2]] * 9]
     foreign = [changed(OWN[0], source="peer")] * 10

@@ -41,7 +41,7 @@ def tokenizer(name: str) -> Any:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_shipped_model_is_the_one_of_the_manifest(name: str) -> None:
+def test_a_shipped_model_is_the_one_of_the_manifest(name: str):
     entry = MANIFEST["models"][name]
     assert hashlib.sha256((MODELS / name / "model.safetensors").read_bytes()).hexdigest() == entry["sha256"]
     model = transformers.AutoModelForCausalLM.from_pretrained(MODELS / name)
@@ -51,18 +51,18 @@ def test_a_shipped_model_is_the_one_of_the_manifest(name: str) -> None:
     assert 0.2 <= entry["pass_at_1"] <= 0.55, "a model that RL can improve"
 
 
-def test_the_manifest_belongs_to_the_data_of_the_task() -> None:
+def test_the_manifest_belongs_to_the_data_of_the_task():
     assert MANIFEST["task_data"] == load_task("arithmetic").data and list(MANIFEST["models"]) == NAMES
 
 
-def test_the_models_are_small_to_ship() -> None:
+def test_the_models_are_small_to_ship():
     sizes = {name: sum(file.stat().st_size for file in (MODELS / name).iterdir()) for name in NAMES}
     assert sum(sizes[name] for name in SAME) <= 2_000_000
     assert sum(sizes[name] for name in OTHER) <= 3_000_000
 
 
 @pytest.mark.parametrize("name", ["tiny-a", *OTHER])
-def test_a_model_solves_what_the_manifest_says(name: str) -> None:
+def test_a_model_solves_what_the_manifest_says(name: str):
     policy = load_policy(Settings(model=name, device="cpu"))
     task = load_task("arithmetic")
     cap = task.completion_tokens if name in SAME else task.text.completion_tokens
@@ -71,12 +71,12 @@ def test_a_model_solves_what_the_manifest_says(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SAME[1:])
-def test_the_tokenizers_are_identical(name: str) -> None:
+def test_the_tokenizers_are_identical(name: str):
     for file in ("tokenizer.json", "tokenizer_config.json"):
         assert (MODELS / name / file).read_bytes() == (MODELS / SAME[0] / file).read_bytes()
 
 
-def test_the_kinds_of_tokenizer_differ_pairwise() -> None:
+def test_the_kinds_of_tokenizer_differ_pairwise():
     assert [KINDS[name] for name in ("tiny-a", *OTHER)] == list(TOKENIZERS)
     assert len({fingerprint(tokenizer(name)) for name in ("tiny-a", *OTHER)}) == 4
     cuts = {name: [tokenizer(name).decode([i]) for i in tokenizer(name).encode(ANSWER)] for name in OTHER}
@@ -86,7 +86,7 @@ def test_the_kinds_of_tokenizer_differ_pairwise() -> None:
 
 
 @pytest.mark.parametrize("name", ["tiny-a", *OTHER])
-def test_only_padding_and_end_are_special(name: str) -> None:
+def test_only_padding_and_end_are_special(name: str):
     words = tokenizer(name)
     assert set(words.all_special_tokens) == {"<|pad|>", "<|end|>"}
     assert words.pad_token_id != words.eos_token_id and end_ids(words) == (words.eos_token_id,)
@@ -96,7 +96,7 @@ def test_only_padding_and_end_are_special(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", OTHER)
-def test_every_byte_comes_back(name: str) -> None:
+def test_every_byte_comes_back(name: str):
     words = tokenizer(name)
     for text in ANY_TEXTS:
         ids = words.encode(text, split_special_tokens=True)
@@ -106,7 +106,7 @@ def test_every_byte_comes_back(name: str) -> None:
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_text_comes_back_as_it_was(text: str) -> None:
+def test_text_comes_back_as_it_was(text: str):
     words = tokenizer("tiny-a")
     ids = words.encode(text)
     padded = [words.pad_token_id, *ids, words.eos_token_id, words.pad_token_id]
@@ -114,7 +114,7 @@ def test_text_comes_back_as_it_was(text: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["tiny-a", *OTHER])
-def test_a_prompt_of_the_task_is_six_tokens(name: str) -> None:
+def test_a_prompt_of_the_task_is_six_tokens(name: str):
     task = load_task("arithmetic")
     prompts = [task.prompt(e) for e in (*task.train, *task.held_out)]
     ids = tokenizer(name)(prompts)["input_ids"]
@@ -123,7 +123,7 @@ def test_a_prompt_of_the_task_is_six_tokens(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["tiny-a", *OTHER])
-def test_the_tokenizer_that_is_built_is_the_one_that_is_loaded(name: str) -> None:
+def test_the_tokenizer_that_is_built_is_the_one_that_is_loaded(name: str):
     built = TOKENIZERS[KINDS[name]]()
     loaded = tokenizer(name)
     assert json.loads(built.backend_tokenizer.to_str()) == json.loads(loaded.backend_tokenizer.to_str())

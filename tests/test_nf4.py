@@ -41,7 +41,7 @@ def held(module: nf4.NF4Linear) -> int:
     return sum(t.nbytes for t in (module.packed, module._scales.absmax, module._scales.state2.absmax))
 
 
-def test_a_weight_comes_back_to_within_the_published_error_and_takes_half_a_byte() -> None:
+def test_a_weight_comes_back_to_within_the_published_error_and_takes_half_a_byte():
     linear = torch.nn.Linear(512, 384)
     torch.nn.init.normal_(linear.weight)
     packed = nf4.NF4Linear(linear, torch.device("cpu"))
@@ -51,7 +51,7 @@ def test_a_weight_comes_back_to_within_the_published_error_and_takes_half_a_byte
     assert held(packed) == pytest.approx(NF4_BYTES * 512 * 384, rel=0.01)
 
 
-def test_gradients_are_those_of_the_dequantised_weight() -> None:
+def test_gradients_are_those_of_the_dequantised_weight():
     linear = torch.nn.Linear(76, 50)
     packed = nf4.NF4Linear(linear, torch.device("cpu"))
     x = torch.randn(7, 76, requires_grad=True)
@@ -63,7 +63,7 @@ def test_gradients_are_those_of_the_dequantised_weight() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("sizes", [(128, 96), (64, 64), (76, 50)])
-def test_a_decoders_product_is_that_of_the_dequantised_weight(sizes: tuple[int, int], dtype: torch.dtype) -> None:
+def test_a_decoders_product_is_that_of_the_dequantised_weight(sizes: tuple[int, int], dtype: torch.dtype):
     linear = torch.nn.Linear(*sizes).to(dtype)
     packed = nf4.NF4Linear(linear, torch.device("cpu"))
     for rows in (1, 4, 48, 300):
@@ -73,7 +73,7 @@ def test_a_decoders_product_is_that_of_the_dequantised_weight(sizes: tuple[int, 
             torch.testing.assert_close(packed.product(x, linear.bias), wanted, rtol=0, atol=0)
 
 
-def test_tokens_are_decoded_without_dequantising_here(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokens_are_decoded_without_dequantising_here(monkeypatch: pytest.MonkeyPatch):
     policy = small(torch.float32, 64)
     calls = []
     dense = nf4.NF4Linear.dense
@@ -85,14 +85,14 @@ def test_tokens_are_decoded_without_dequantising_here(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("broken", [lambda product: product * 1.1, lambda product: 1 / 0])
-def test_a_fused_kernel_that_is_wrong_or_fails_is_not_used(broken: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fused_kernel_that_is_wrong_or_fails_is_not_used(broken: Any, monkeypatch: pytest.MonkeyPatch):
     real = nf4.fused
     monkeypatch.setattr(nf4, "fused", lambda *args, **options: broken(real(*args, **options)))
     policy = small(torch.bfloat16, 64)
     assert not policy.native and "native decoder" in policy.way
 
 
-def test_a_node_samples_from_the_very_weights_that_score_it() -> None:
+def test_a_node_samples_from_the_very_weights_that_score_it():
     policy = quantised()
     assert policy.native and policy.packed and nf4.elements(policy.model) > 0
     assert policy.parameters() - policy.trainable() == 75_968
@@ -103,7 +103,7 @@ def test_a_node_samples_from_the_very_weights_that_score_it() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_training_changes_the_layers_beside_and_goes_on_bit_for_bit(dtype: torch.dtype) -> None:
+def test_training_changes_the_layers_beside_and_goes_on_bit_for_bit(dtype: torch.dtype):
     policy = small(dtype)
     frozen = [module.dense() for module in policy.model.modules() if isinstance(module, nf4.NF4Linear)]
     original = learner(policy)
@@ -124,7 +124,7 @@ def test_training_changes_the_layers_beside_and_goes_on_bit_for_bit(dtype: torch
     assert_same(resumed.state()[1], original.state()[1])
 
 
-def test_what_cannot_be_quantised_is_refused() -> None:
+def test_what_cannot_be_quantised_is_refused():
     with pytest.raises(UsageError, match=r"NF4 .* is for frozen weights, and full training"):
         arithmetic_settings(lora=False, quantisation="nf4")
     with pytest.raises(UsageError, match="has no linear modules for NF4"):
@@ -134,7 +134,7 @@ def test_what_cannot_be_quantised_is_refused() -> None:
         nf4.kernels()
 
 
-def test_without_bitsandbytes_the_plan_says_so_before_anything_is_loaded() -> None:
+def test_without_bitsandbytes_the_plan_says_so_before_anything_is_loaded():
     nf4.kernels.cache_clear()
     settings = arithmetic_settings(model="tiny-a", lora=True, quantisation="nf4", device="cpu")
     load = Workload(16, 16, 4, 4)
@@ -143,7 +143,7 @@ def test_without_bitsandbytes_the_plan_says_so_before_anything_is_loaded() -> No
     assert settle(settings, load, {})[1].quantisation == "nf4"
 
 
-def test_memory_is_what_is_predicted() -> None:
+def test_memory_is_what_is_predicted():
     """The weights of a model whose sizes are powers of two, counted in tensors."""
     config = tiny_config(vocab_size=64, hidden_size=256, intermediate_size=512, num_hidden_layers=4)
     shape = geometry_of(config, "small")
@@ -165,7 +165,7 @@ def test_memory_is_what_is_predicted() -> None:
 @pytest.mark.skipif(
     torch.backends.cpu.get_cpu_capability() != "AVX512", reason="this CPU's float16 overflows at another scale"
 )
-def test_an_overflow_halves_the_scale_and_the_step_is_taken_all_the_same() -> None:
+def test_an_overflow_halves_the_scale_and_the_step_is_taken_all_the_same():
     subject = learner(small(torch.float16))
     subject.loss_scale.value = 2.0**21  # two halvings above what these gradients bear
     report = subject.step(OWN)
@@ -173,7 +173,7 @@ def test_an_overflow_halves_the_scale_and_the_step_is_taken_all_the_same() -> No
     assert report.gradient_norm == pytest.approx(learner(small(torch.float16)).step(OWN).gradient_norm, rel=0.05)
 
 
-def test_the_scale_grows_after_good_steps_and_is_kept_by_a_checkpoint() -> None:
+def test_the_scale_grows_after_good_steps_and_is_kept_by_a_checkpoint():
     scale = LossScale(torch.float16)
     scale.value = LARGEST
     assert scale.overflowed(math.inf, ()) and scale.value == LARGEST / 2
@@ -187,6 +187,6 @@ def test_the_scale_grows_after_good_steps_and_is_kept_by_a_checkpoint() -> None:
     assert not scale.overflowed(1.0, ())
 
 
-def test_other_dtypes_have_no_scale() -> None:
+def test_other_dtypes_have_no_scale():
     scale = LossScale(torch.bfloat16)
     assert not scale.overflowed(math.inf, ()) and scale.value == 1 and scale.state() == {}

@@ -41,7 +41,7 @@ def test_advantages_of_a_group_worked_on_paper():
 )
 def test_a_reward_at_the_mean_has_an_advantage_of_exactly_zero(
     middle: float, step: float, places: list[int], kind: str, dtype: torch.dtype
-) -> None:
+):
     # Rewards in pairs around the middle, and the middle itself: whatever their sum rounds to, it is their mean.
     pairs = [middle + sign * place * step for place in places for sign in (-1, 1)]
     rewards = torch.tensor([middle, *pairs], dtype=dtype)

@@ -103,7 +103,7 @@ DIVERGENCES = list(itertools.product(("k1", "k2", "k3", "is_k1", "is_k3", "k3_re
 @given(batches(), st.sampled_from(ALIEN), st.sampled_from([*ALIEN, -math.inf, math.inf]), st.sampled_from(DIVERGENCES))
 def test_extreme_log_probs_stay_finite(
     batch: dict[str, torch.Tensor], start: float, claimed: float, measure: tuple[str, str]
-) -> None:
+):
     batch = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in batch.items()}
     batch["start_logprobs"] = torch.full_like(batch["start_logprobs"], start)
     batch["sampler_logprobs"] = torch.full_like(batch["sampler_logprobs"], claimed)

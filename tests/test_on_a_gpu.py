@@ -47,7 +47,7 @@ def alike(one: dict[str, dict[str, Tensor]], other: dict[str, dict[str, Tensor]]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_it_generates_trains_evaluates_and_goes_on_from_what_was_saved(kind: str, tmp_path: Path) -> None:
+def test_it_generates_trains_evaluates_and_goes_on_from_what_was_saved(kind: str, tmp_path: Path):
     engine = opened(DEVICE, **KINDS[kind])
     assert engine.policy.device.type == torch.device(DEVICE).type
     assert engine.step(batch_of(ROWS, engine.generate(ROWS).groups, uneven=True)).skipped is None
@@ -60,7 +60,7 @@ def test_it_generates_trains_evaluates_and_goes_on_from_what_was_saved(kind: str
 
 
 @pytest.mark.parametrize("kind", ["full", "full in bf16"])
-def test_a_snapshot_is_the_state_bit_for_bit(kind: str) -> None:
+def test_a_snapshot_is_the_state_bit_for_bit(kind: str):
     engine = opened(DEVICE, **KINDS[kind])
     engine.step(batch_of(ROWS, engine.generate(ROWS).groups, uneven=True))
     copies = engine.checkpointer.state()
@@ -68,7 +68,7 @@ def test_a_snapshot_is_the_state_bit_for_bit(kind: str) -> None:
     assert all(tensor.device.type == "cpu" for tensors in copies.values() for tensor in tensors.values())
 
 
-def test_a_step_says_what_the_cpu_says() -> None:
+def test_a_step_says_what_the_cpu_says():
     here = opened("cpu", dtype="float32")
     there = opened(DEVICE, dtype="float32")
     groups = here.generate(ROWS).groups
@@ -77,7 +77,7 @@ def test_a_step_says_what_the_cpu_says() -> None:
     assert other.gradient_norm == pytest.approx(one.gradient_norm, rel=1e-2)
 
 
-def test_scores_of_bf16_are_summed_in_fp32() -> None:
+def test_scores_of_bf16_are_summed_in_fp32():
     torch.manual_seed(0)
     query, keys = (torch.randn(4, 8, 64, device=DEVICE, dtype=torch.bfloat16) for _ in range(2))
     scores = cache._products(query, keys)
@@ -86,12 +86,12 @@ def test_scores_of_bf16_are_summed_in_fp32() -> None:
     torch.testing.assert_close(scores.double().cpu(), wanted, rtol=1e-4, atol=1e-4)
 
 
-def test_the_small_computation_of_the_doctor_agrees() -> None:
+def test_the_small_computation_of_the_doctor_agrees():
     assert smoke(DEVICE)["wrong"] == []
 
 
 @pytest.mark.parametrize("rows", [1, 12, 48, 96, 288])
-def test_decoding_on_four_bits_has_the_products_that_train(rows: int) -> None:
+def test_decoding_on_four_bits_has_the_products_that_train(rows: int):
     module = NF4Linear(torch.nn.Linear(512, 1408, bias=False).bfloat16(), torch.device(DEVICE))
     x = torch.randn(rows, 512).to(DEVICE, torch.bfloat16)
     with torch.inference_mode():
@@ -100,7 +100,7 @@ def test_decoding_on_four_bits_has_the_products_that_train(rows: int) -> None:
 
 
 @pytest.mark.skipif(not ON_CARD, reason="of a card's allocator")
-def test_segments_of_memory_grow_and_caches_can_be_emptied() -> None:
+def test_segments_of_memory_grow_and_caches_can_be_emptied():
     block = torch.empty(64 << 20, dtype=torch.uint8, device=DEVICE)
     grows = GROWING in os.environ.get(NAMES[1], "")  # not under WSL2
     assert any(segment["is_expandable"] for segment in torch.cuda.memory_snapshot()) == grows

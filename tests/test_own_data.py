@@ -45,7 +45,7 @@ def opened(rows: Path | None, **changes: Any) -> Engine:
 # --- the compute process ----------------------------------------------------------------------------------------------
 
 
-def test_a_step_trains_on_groups_of_own_rows_and_tells_how_many(rows: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_trains_on_groups_of_own_rows_and_tells_how_many(rows: Path, monkeypatch: pytest.MonkeyPatch):
     engine = opened(rows, prompt_tokens=32)
     made = engine.generate([0, 1, 2])
     taken: list[TrainingGroup] = []
@@ -62,7 +62,7 @@ def test_a_step_trains_on_groups_of_own_rows_and_tells_how_many(rows: Path, monk
     assert SECRET not in json.dumps(msgspec.to_builtins(report)) + repr(found), "it tells numbers"
 
 
-def test_the_rows_of_a_step_follow_from_its_number_and_come_in_turn() -> None:
+def test_the_rows_of_a_step_follow_from_its_number_and_come_in_turn():
     first = rows_of_step(12, 10, 4, 1)
     again = rows_of_step(12, 10, 4, 1)
     other = rows_of_step(12, 10, 5, 1)
@@ -74,7 +74,7 @@ def test_the_rows_of_a_step_follow_from_its_number_and_come_in_turn() -> None:
 
 
 @pytest.mark.parametrize(("batch", "share", "own"), [(24, 0.25, 6), (24, 0.01, 1), (2, 0.9, 1), (10, 0.9, 9)])
-def test_a_batch_has_their_part_and_another_group_at_least(tmp_path: Path, batch: int, share: float, own: int) -> None:
+def test_a_batch_has_their_part_and_another_group_at_least(tmp_path: Path, batch: int, share: float, own: int):
     for has, part in ((True, own), (False, 0)):
         node = stepper(tmp_path, own_data=has, batch_groups=batch, own_data_share=share)
         assert (node.means.own_data_groups, node.means.batch_groups) == (part, batch - part)
@@ -102,7 +102,7 @@ def page(daemon: Daemon, route: str) -> bytes:
         return bytes(answer.read())
 
 
-def test_no_byte_of_them_gets_out_of_the_compute_process(rows: Path, tmp_path: Path, join: Join) -> None:
+def test_no_byte_of_them_gets_out_of_the_compute_process(rows: Path, tmp_path: Path, join: Join):
     flags = ("--set", "batch_groups=8", "--set", "eval_prompts=20", "--set", "log_level=debug")
     first = join("first", "--model", "tiny-a", "--task", "arithmetic", "--own-data", str(rows), *flags)
     second = join("second", "--model", "tiny-b", "--task", "arithmetic", "--peers", first.address(), *flags)
@@ -149,7 +149,7 @@ def bodies(store: Path) -> list[bytes]:
     return found
 
 
-def test_a_dry_run_says_what_stays_here(rows: Path, tmp_path: Path) -> None:
+def test_a_dry_run_says_what_stays_here(rows: Path, tmp_path: Path):
     line = ["join", "--dry-run", "--home", str(tmp_path / "home"), "--device", "cpu", "--own-data", str(rows)]
     shown = CliRunner().invoke(app, line)
     assert shown.exit_code == 0 and "no byte of it leaves this machine" in shown.output, shown.output

@@ -47,14 +47,14 @@ def needed(extras: set[str]) -> Iterator[str]:
                 left += [(canonicalize_name(wanted.name), one) for one in ("", *wanted.extras)]
 
 
-def test_the_lock_names_every_package_that_an_installation_brings_in_the_version_that_is_tested() -> None:
+def test_the_lock_names_every_package_that_an_installation_brings_in_the_version_that_is_tested():
     lock = locked()
     for name in set(needed({"lab", "math", "dev"})) - NOT_LOCKED:
         assert name in lock, f"{name} is missing: make lock"
         assert lock[name] == metadata.version(name).partition("+")[0], f"{name}: make lock, or make clean"
 
 
-def test_the_extras_that_the_documents_name_are_there() -> None:
+def test_the_extras_that_the_documents_name_are_there():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     table = (ROOT / "docs" / "deploy.md").read_text().partition("| extra |")[2].partition("\n\n")[0]
     assert {*re.findall(r"`([\w-]+)`", " ".join(re.findall(r"^\| (`[^|]+)", table, re.MULTILINE)))} == extras.keys()
@@ -78,7 +78,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_the_archives_hold_what_they_must_and_nothing_else(built: Path) -> None:
+def test_the_archives_hold_what_they_must_and_nothing_else(built: Path):
     (archive,) = built.glob("*.tar.gz")
     with tarfile.open(archive) as opened:
         source = {name.partition("/")[2] for name in opened.getnames()}
@@ -105,7 +105,7 @@ def run(*line: object, **environment: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_pipx_installs_the_wheel_where_there_is_only_python_and_the_demo_runs(built: Path, tmp_path: Path) -> None:
+def test_pipx_installs_the_wheel_where_there_is_only_python_and_the_demo_runs(built: Path, tmp_path: Path):
     run(sys.executable, "-m", "venv", tmp_path / "venv")
     run(tmp_path / "venv" / "bin" / "pip", "install", "--quiet", "--disable-pip-version-check", "pipx")
     (wheel,) = built.glob("*.whl")
@@ -123,7 +123,7 @@ def test_pipx_installs_the_wheel_where_there_is_only_python_and_the_demo_runs(bu
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_the_script_installs_upgrades_and_removes_and_says_first_what_it_does(built: Path, tmp_path: Path) -> None:
+def test_the_script_installs_upgrades_and_removes_and_says_first_what_it_does(built: Path, tmp_path: Path):
     (wheel,) = built.glob("*.whl")
     place = tmp_path / "environment"
     link = tmp_path / "bin" / "ftis-node"
@@ -140,7 +140,7 @@ def test_the_script_installs_upgrades_and_removes_and_says_first_what_it_does(bu
     assert not place.exists() and not link.is_symlink()
 
 
-def test_the_script_touches_nothing_that_is_not_its_own(tmp_path: Path) -> None:
+def test_the_script_touches_nothing_that_is_not_its_own(tmp_path: Path):
     script = ("sh", str(ROOT / "deploy" / "install.sh"), "--dry-run")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
@@ -158,7 +158,7 @@ def test_the_script_touches_nothing_that_is_not_its_own(tmp_path: Path) -> None:
         assert told.returncode == 1 and said in told.stderr, told
 
 
-def test_the_script_writes_extras_where_pip_reads_them_and_a_link_that_leads_from_anywhere() -> None:
+def test_the_script_writes_extras_where_pip_reads_them_and_a_link_that_leads_from_anywhere():
     script = ("sh", str(ROOT / "deploy" / "install.sh"), "--dry-run", "--extras", "gpu", "--dir", "here", "--from")
     for source, wanted in (
         ("git+https://example.org/x.git", "ftis-node[gpu] @ git+https://example.org/x.git"),

@@ -93,7 +93,7 @@ def small_records() -> bytes:
 
 
 @given(packets())
-def test_every_packet_survives_the_round_trip(packet: Packet) -> None:
+def test_every_packet_survives_the_round_trip(packet: Packet):
     data = encode(packet)
     back = decode(data)
     for name in ("run_id", "author_digest", "round", "slot", "policy_step", "prompt_digest", "finished", "lengths"):
@@ -104,7 +104,7 @@ def test_every_packet_survives_the_round_trip(packet: Packet) -> None:
 
 
 @pytest.mark.parametrize("tokens", [1, 31, 32, 8191, 8192])
-def test_the_records_prefix_is_msgpacks_shortest_on_both_sides_of_every_step(tokens: int) -> None:
+def test_the_records_prefix_is_msgpacks_shortest_on_both_sides_of_every_step(tokens: int):
     data = encode(blank(tokens))
     assert data == by_the_book([*small_fields()[:7], b"\0", [tokens]], bytes(8 * tokens))
     assert decode(data).lengths == (tokens,)
@@ -120,7 +120,7 @@ def columns(packet: Packet | TextPacket) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("vector", [one for kind in VERSIONS for one in kind["accepted"]], ids=lambda one: one["name"])
-def test_the_code_agrees_with_the_test_vectors(vector: dict[str, Any]) -> None:
+def test_the_code_agrees_with_the_test_vectors(vector: dict[str, Any]):
     data = bytes.fromhex(vector["packet"])
     found = decode(data)
     assert [found.round, found.slot, found.policy_step] == [vector[name] for name in ("round", "slot", "policy_step")]
@@ -136,12 +136,12 @@ def test_the_code_agrees_with_the_test_vectors(vector: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "vector", [one for kind in VERSIONS for one in kind["refused"]], ids=lambda one: one.get("why") or one["name"]
 )
-def test_the_refused_test_vectors_are_refused(vector: dict[str, str]) -> None:
+def test_the_refused_test_vectors_are_refused(vector: dict[str, str]):
     with pytest.raises(PacketError):
         decode(bytes.fromhex(vector["packet"]))
 
 
-def test_decoding_copies_no_records() -> None:
+def test_decoding_copies_no_records():
     data = encode(small_packet())
     packet = decode(data)
     whole = np.frombuffer(data, np.uint8)
@@ -155,7 +155,7 @@ def group_of(*completions: Completion, prompt_ids: Sequence[int] = ()) -> Packet
     )
 
 
-def test_packing_takes_plain_lists_and_wider_types() -> None:
+def test_packing_takes_plain_lists_and_wider_types():
     completion = Completion(np.array([5, 9]), np.array([-0.5, -0.25]), np.bool_(True))  # type: ignore[arg-type]
     back = decode(encode(group_of(completion, prompt_ids=[1, 2])))
     assert (back.token_ids.tolist(), back.logprobs.tolist(), back.finished) == ([5, 9], [-0.5, -0.25], (True,))
@@ -167,12 +167,12 @@ def test_packing_takes_plain_lists_and_wider_types() -> None:
     [([-1], [0.0]), ([2**32], [0.0]), ([1.5], [0.0]), ([1, 2], [0.0]), ([[1]], [[0.0]])],
     ids=["negative id", "id above u32", "fractional id", "missing log-prob", "two axes"],
 )
-def test_completions_that_make_no_sense_are_not_packed(ids: list[Any], logprobs: list[Any]) -> None:
+def test_completions_that_make_no_sense_are_not_packed(ids: list[Any], logprobs: list[Any]):
     with pytest.raises(PacketError):
         group_of(Completion(np.array(ids), np.array(logprobs), True))
 
 
-def test_without_completions_there_is_no_packet_and_of_anything_but_token_ids_or_text_no_digest() -> None:
+def test_without_completions_there_is_no_packet_and_of_anything_but_token_ids_or_text_no_digest():
     with pytest.raises(PacketError, match="at least one"):
         group_of()
     for prompt in ([-1], [2**32], ["a"], [0.5], "\ud800"):
@@ -200,12 +200,12 @@ IMPOSSIBLE: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("changes", IMPOSSIBLE, ids=" ".join)
-def test_an_impossible_packet_is_not_encoded(changes: dict[str, Any]) -> None:
+def test_an_impossible_packet_is_not_encoded(changes: dict[str, Any]):
     with pytest.raises(PacketError):
         encode(small_packet(**changes))
 
 
-def test_a_packet_of_too_much_is_not_encoded_and_refused_unread() -> None:
+def test_a_packet_of_too_much_is_not_encoded_and_refused_unread():
     for lengths in ([1] * (MAX_GROUP + 1), [MAX_PACKET_BYTES // 8]):
         with pytest.raises(PacketError):
             encode(blank(*lengths))
@@ -213,7 +213,7 @@ def test_a_packet_of_too_much_is_not_encoded_and_refused_unread() -> None:
         decode(bytes(MAX_PACKET_BYTES + 1))
 
 
-def test_the_largest_group_is_a_packet() -> None:
+def test_the_largest_group_is_a_packet():
     packet = blank(*[1] * 256, finished=(False,) * 255 + (True,), token_ids=np.arange(256, dtype=np.uint32))
     assert decode(encode(packet)).finished == packet.finished
 
@@ -222,7 +222,7 @@ WHOLE = [bytes.fromhex(kind["accepted"][0]["packet"]) for kind in VERSIONS]
 
 
 @pytest.mark.parametrize("data", WHOLE)
-def test_a_packet_cut_anywhere_or_with_anything_after_it_is_refused(data: bytes) -> None:
+def test_a_packet_cut_anywhere_or_with_anything_after_it_is_refused(data: bytes):
     for wrong in (*(data[:end] for end in range(len(data))), *(data + tail for tail in (b"\0", b"\xc0", bytes(8)))):
         with pytest.raises(PacketError):
             decode(wrong)
@@ -230,7 +230,7 @@ def test_a_packet_cut_anywhere_or_with_anything_after_it_is_refused(data: bytes)
 
 @settings(max_examples=600)
 @given(st.sampled_from(WHOLE).flatmap(damaged))
-def test_damaged_bytes_are_refused_or_are_another_packet_with_one_spelling(data: bytes) -> None:
+def test_damaged_bytes_are_refused_or_are_another_packet_with_one_spelling(data: bytes):
     found = one_spelling(data)
     assert found is None or len(list(found.completions())) == len(found.lengths)
 
@@ -253,7 +253,7 @@ WRONG_FIELDS[8] += [[2**64 - 1, 3, 4], [1] * 257, {2: 3}]
 @pytest.mark.parametrize(
     ("position", "value"), [(position, value) for position, values in WRONG_FIELDS.items() for value in values]
 )
-def test_a_field_of_the_wrong_type_range_or_size_is_refused(position: int, value: Any) -> None:
+def test_a_field_of_the_wrong_type_range_or_size_is_refused(position: int, value: Any):
     fields = [*small_fields(), small_records()]
     fields[position] = value
     with pytest.raises(PacketError):
@@ -278,12 +278,12 @@ BOMBS = [
 
 
 @pytest.mark.parametrize("bomb", BOMBS, ids=lambda bomb: bomb[:6].hex())
-def test_bombs_are_refused(bomb: bytes) -> None:
+def test_bombs_are_refused(bomb: bytes):
     with pytest.raises(PacketError):
         decode(bomb)
 
 
-def test_claimed_sizes_allocate_nothing() -> None:
+def test_claimed_sizes_allocate_nothing():
     lengths = [MAX_PACKET_BYTES // 8] * MAX_GROUP  # claims 1 GiB of records
     fields = [*small_fields()[:7], bytes(32), lengths]
     data = b"\x9a" + msgpack.packb(fields, use_bin_type=True)[1:] + b"\xc6\x40\x00\x00\x00"

@@ -45,7 +45,7 @@ def same(one: TextCompletion, other: TextCompletion) -> bool:
 PLAIN = (completion(b"<think>", b"4", b"</think>"), completion("é".encode()[:1], end=None), completion())
 
 
-def test_the_vector_of_the_specification() -> None:
+def test_the_vector_of_the_specification():
     small = encode(packet(completion(b"4", b"2")))
     assert is_in_specification(small)
 
@@ -65,7 +65,7 @@ def completions(draw: st.DrawFn) -> TextCompletion:
 
 
 @given(st.lists(completions(), min_size=1, max_size=9))
-def test_every_group_comes_back(group: list[TextCompletion]) -> None:
+def test_every_group_comes_back(group: list[TextCompletion]):
     data = encode(packet(*group))
     found = decode(data)
     assert isinstance(found, TextPacket) and encode(found) == data
@@ -82,12 +82,12 @@ IMPOSSIBLE: list[tuple[dict[str, object], str]] = [
 
 
 @pytest.mark.parametrize(("changes", "said"), IMPOSSIBLE)
-def test_parts_that_do_not_fit_cannot_be_encoded(changes: dict[str, object], said: str) -> None:
+def test_parts_that_do_not_fit_cannot_be_encoded(changes: dict[str, object], said: str):
     with pytest.raises(PacketError, match=said):
         encode(replace(packet(*PLAIN), **changes))
 
 
-def test_sizes_and_claims_cannot_move_between_completions() -> None:
+def test_sizes_and_claims_cannot_move_between_completions():
     """Three log-probs for two pieces beside two for three would add up."""
     one = completion(b"1", b"22")
     other = completion(b"1", b"2", b"3")
@@ -97,7 +97,7 @@ def test_sizes_and_claims_cannot_move_between_completions() -> None:
         packet(replace(one, text=b"1"), replace(other, text=b"12345"))
 
 
-def test_too_many_bytes_cannot_be_encoded() -> None:
+def test_too_many_bytes_cannot_be_encoded():
     huge = completion(*[b"x" * 255] * (MAX_PACKET_BYTES // 260 + 1))
     with pytest.raises(PacketError, match="above"):
         encode(packet(huge))

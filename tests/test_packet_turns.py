@@ -46,7 +46,7 @@ def same(one: Completion, other: Completion) -> bool:
 # --- bytes ------------------------------------------------------------------------------------------------------------
 
 
-def test_the_vector_of_the_specification() -> None:
+def test_the_vector_of_the_specification():
     small = encode(packet(episode([5, 9], [6, 7], [9]), author=bytes(range(38))))
     assert is_in_specification(small)
 
@@ -59,7 +59,7 @@ def episodes(draw: st.DrawFn) -> Completion:
 
 
 @given(st.lists(episodes(), min_size=1, max_size=9))
-def test_every_group_comes_back(group: list[Completion]) -> None:
+def test_every_group_comes_back(group: list[Completion]):
     data = encode(packet(*group))
     found = decode(data)
     assert isinstance(found, Packet) and encode(found) == data
@@ -75,7 +75,7 @@ NO_EPISODES = (
 
 
 @pytest.mark.parametrize("completion", NO_EPISODES)
-def test_episodes_that_make_no_sense_are_not_packed(completion: Completion) -> None:
+def test_episodes_that_make_no_sense_are_not_packed(completion: Completion):
     with pytest.raises(PacketError):
         packet(completion)
 
@@ -91,7 +91,7 @@ def test_episodes_that_make_no_sense_are_not_packed(completion: Completion) -> N
         {"token_ids": np.zeros(19, np.uint32)},
     ],
 )
-def test_an_impossible_packet_is_not_encoded(changes: dict[str, Any]) -> None:
+def test_an_impossible_packet_is_not_encoded(changes: dict[str, Any]):
     made = packet(*EPISODES)
     assert made.given is not None
     if "token_ids" not in changes:
@@ -123,7 +123,7 @@ WHOLE = episode([5, END], [END, 7], [8, 998])
         episode([5, END], [6], [5, END], [6], [5, END]),
     ],
 )
-def test_everything_honest_is_admitted(completion: Completion) -> None:
+def test_everything_honest_is_admitted(completion: Completion):
     found = outcome(WHOLE, completion)
     assert isinstance(found, Group) and same(list(found.packet.completions())[1], completion)  # type: ignore[arg-type]
 
@@ -145,16 +145,16 @@ def test_everything_honest_is_admitted(completion: Completion) -> None:
         (episode([5, END], [6], [END], logprob=0.1), Reason.LOGPROB_OUT_OF_RANGE),
     ],
 )
-def test_what_no_honest_author_of_the_run_makes_is_refused(completion: Completion, reason: Reason) -> None:
+def test_what_no_honest_author_of_the_run_makes_is_refused(completion: Completion, reason: Reason):
     assert outcome(completion, WHOLE) is reason
 
 
-def test_versions_do_not_mix() -> None:
+def test_versions_do_not_mix():
     single = AdmissionContext(make_run(group=2, completion_tokens=CAP, eos=(998, END)), prompt_digests(PROMPTS))
     assert outcome(WHOLE, WHOLE, context=single) in {Reason.OTHER_VERSION, Reason.TOO_LARGE}
 
 
-def test_the_largest_packet_of_a_run_is_within_its_bound() -> None:
+def test_the_largest_packet_of_a_run_is_within_its_bound():
     most = episode([5, END], [6], [5, END], [6], [7] * 6, finished=False)
     made = packet(most, most, round=2**64 - 1, policy_step=2**64 - 1, slot=2**64 - 1)
     assert len(encode(made)) <= RUN.packet_bytes_max

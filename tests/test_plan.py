@@ -69,9 +69,7 @@ MEASURED = (
 
 
 @pytest.mark.parametrize(("shape", "how", "tokens", "measured"), MEASURED)
-def test_fused_kernels_keep_what_was_measured(
-    shape: Geometry, how: dict[str, Any], tokens: int, measured: float
-) -> None:
+def test_fused_kernels_keep_what_was_measured(shape: Geometry, how: dict[str, Any], tokens: int, measured: float):
     setup = full(**{"fused": True, "gradient_checkpointing": False, "micro_batch_tokens": tokens} | how)
     need = estimate(shape, Workload(60, 256, 12, 24), setup, "cuda")
     assert 1 < (need.training - need.overhead) / 1e9 / measured < 1.15
@@ -227,7 +225,7 @@ def peak_of_a_pass(policy: Policy, workload: Workload, groups: int) -> int:
 )
 def test_activations_are_what_a_real_pass_takes(
     kind: str, dtype: Any, targets: tuple[str, ...], quantisation: Any, checkpointing: bool
-) -> None:
+):
     workload = Workload(prompt_tokens=48, completion_tokens=32, group=4, batch_groups=4)
     packed = not kind.endswith("padded")
     tokens = workload.step_tokens(packed)
@@ -299,7 +297,7 @@ def peak_of_generating(policy: Policy, workload: Workload, rows: int) -> int:
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_generating_takes_no_more_than_planned(
     dtype: Any, group: int, prompt_tokens: int, completion_tokens: int, words: int
-) -> None:
+):
     workload = Workload(prompt_tokens, completion_tokens, group, batch_groups=4)
     config = small_config("qwen", words)
     model: Any = Qwen2ForCausalLM(config).to(getattr(torch, dtype))
@@ -450,7 +448,7 @@ def test_they_are_no_smaller_on_a_cpu_nor_where_a_size_is_wished_for():
 )
 def test_more_memory_is_never_worse(
     shape: Geometry, workload: Workload, low: float, more: float, eight_bit: bool, device: Any
-) -> None:
+):
     less, much = (plan(shape, int(gb * GB), workload, Wishes(), device, eight_bit) for gb in (low, low + more))
     assert (much.fits or not less.fits) and rank(much) <= rank(less)
     for p in (less, much):

@@ -24,7 +24,7 @@ def authors(taken: list[Scored]) -> Counter[int]:
 
 
 @given(st.dictionaries(st.integers(1, 9), st.integers(1, 9), min_size=1), st.integers(0, 40), st.integers())
-def test_authors_take_turns_and_of_one_the_freshest_goes_first(groups: dict[int, int], count: int, seed: int) -> None:
+def test_authors_take_turns_and_of_one_the_freshest_goes_first(groups: dict[int, int], count: int, seed: int):
     subject, _ = pool(seed=seed)
     for author, number in groups.items():
         for slot in range(number):
@@ -38,7 +38,7 @@ def test_authors_take_turns_and_of_one_the_freshest_goes_first(groups: dict[int,
         assert born == sorted((950 + slot * 7 % 10 for slot in range(number)), reverse=True)[: len(born)]
 
 
-def test_which_authors_come_first_is_a_matter_of_chance() -> None:
+def test_which_authors_come_first_is_a_matter_of_chance():
     firsts = Counter[int]()
     for seed in range(200):
         subject, _ = pool(seed=seed)
@@ -49,7 +49,7 @@ def test_which_authors_come_first_is_a_matter_of_chance() -> None:
     assert 60 < firsts[1] < 140
 
 
-def test_a_second_copy_is_refused_while_the_first_waits_and_after_it_was_taken() -> None:
+def test_a_second_copy_is_refused_while_the_first_waits_and_after_it_was_taken():
     subject, _ = pool()
     assert subject.add(scored(1, 0, 0, 990))
     assert not subject.add(scored(1, 0, 0, 995))
@@ -59,7 +59,7 @@ def test_a_second_copy_is_refused_while_the_first_waits_and_after_it_was_taken()
     assert subject.add(scored(1, 0, 1, 995)) and subject.add(scored(1, 1, 0, 995)) and subject.add(scored(2, 0, 0, 995))
 
 
-def test_what_is_remembered_does_not_grow_for_ever() -> None:
+def test_what_is_remembered_does_not_grow_for_ever():
     subject, clock = pool(max_age=10)
     for round_ in range(500):
         clock.now += 1
@@ -68,7 +68,7 @@ def test_what_is_remembered_does_not_grow_for_ever() -> None:
     assert len(subject._born) <= 12
 
 
-def test_a_group_is_kept_to_its_last_second_and_not_longer() -> None:
+def test_a_group_is_kept_to_its_last_second_and_not_longer():
     subject, clock = pool(max_age=100)
     subject.add(scored(1, 0, 0, 950))
     subject.add(scored(1, 0, 1, 960))

@@ -34,13 +34,13 @@ def samples(text: bytes) -> dict[str, float]:
     }
 
 
-def test_every_documented_metric_is_exposed_as_documented_and_no_other() -> None:
+def test_every_documented_metric_is_exposed_as_documented_and_no_other():
     text = exposition(TRAINING, {"peers": [peer()], "left_out": [{"id": "x", "reason": "other run"}]})
     assert exposed(text) == metrics()
     assert text.count(b"# HELP") == text.count(b"# TYPE") == len(metrics())
 
 
-def test_values_are_those_of_the_status() -> None:
+def test_values_are_those_of_the_status():
     found = samples(exposition(TRAINING, {"peers": [peer()], "left_out": []}))
     assert found["ftis_node_groups_used own"] == 10 and found["ftis_node_groups_used foreign"] == 6
     assert found["ftis_node_packets_refused_total malformed"] == 3
@@ -53,13 +53,13 @@ def test_values_are_those_of_the_status() -> None:
 
 
 @pytest.mark.parametrize("state", ["ONLINE", "ALONE", "SOMETHING NEW"])
-def test_one_state_holds_and_all_others_do_not(state: str) -> None:
+def test_one_state_holds_and_all_others_do_not(state: str):
     found = samples(exposition(TRAINING | {"state": state}, NOBODY))
     states = {name: value for name, value in found.items() if name.startswith("ftis_node_state ")}
     assert [name for name, value in states.items() if value] == [f"ftis_node_state {state}"] and len(states) >= 7
 
 
-def test_what_is_not_known_yet_is_left_out() -> None:
+def test_what_is_not_known_yet_is_left_out():
     names = {name.split()[0] for name in samples(exposition(LOADING, NOBODY))}
     assert names == {"ftis_node_info", "ftis_node_state", "ftis_node_uptime_seconds", "ftis_node_worker_restarts_total"}
     joining = samples(exposition(JOINING, NOBODY))
@@ -70,7 +70,7 @@ def test_what_is_not_known_yet_is_left_out() -> None:
 
 
 @pytest.mark.parametrize("none", [math.nan, math.inf])
-def test_a_step_whose_numbers_are_none_shows_none(none: float) -> None:
+def test_a_step_whose_numbers_are_none_shows_none(none: float):
     last = last_step(taken_step(report=step_report(loss=none, gradient_norm=none)))
     assert last.loss is last.gradient_norm is None
     shown = msgspec.to_builtins(last) | {"loss": none, "gradient_norm": none}
@@ -79,7 +79,7 @@ def test_a_step_whose_numbers_are_none_shows_none(none: float) -> None:
     assert last_step(taken_step(report=step_report(skipped="no signal"))).loss is None
 
 
-def test_no_text_of_a_peer_is_in_it() -> None:
+def test_no_text_of_a_peer_is_in_it():
     bad = peer(agent=EVIL, addresses=[EVIL], standing=f"banned: it {EVIL}", lies={EVIL: 1})
     text = exposition(TRAINING, {"peers": [bad], "left_out": [{"id": PEER, "reason": EVIL}]})
     assert b"99" not in text
@@ -94,7 +94,7 @@ def model_label(model: str) -> str:
     return str(info.labels["model"])
 
 
-def test_of_a_models_folder_the_last_name_alone_is_told(tmp_path: Path) -> None:
+def test_of_a_models_folder_the_last_name_alone_is_told(tmp_path: Path):
     folder = tmp_path / "somebody" / "my-model"
     folder.mkdir(parents=True)
     assert model_label(str(folder)) == "my-model", "also of one that is no model, or gone"
@@ -103,28 +103,28 @@ def test_of_a_models_folder_the_last_name_alone_is_told(tmp_path: Path) -> None:
     assert model_label("qwen2.5-3b") == "Qwen/Qwen2.5-3B" and model_label("someone/model") == "someone/model"
 
 
-def test_a_models_name_of_whatever_characters_stays_a_label() -> None:
+def test_a_models_name_of_whatever_characters_stays_a_label():
     assert model_label(EVIL) == EVIL
 
 
-def test_every_state_of_a_node_is_known_here() -> None:
+def test_every_state_of_a_node_is_known_here():
     assert sorted(STATES) == sorted(State)
 
 
-def test_at_most_64_peers_are_in_it() -> None:
+def test_at_most_64_peers_are_in_it():
     many = [peer(f"peer{number}") for number in range(2 * PEERS_MAX)]
     found = samples(exposition(TRAINING, {"peers": many, "left_out": []}))
     assert sum(name.startswith("ftis_node_peer_weight ") for name in found) == PEERS_MAX == 64
 
 
-def test_two_nodes_in_one_process_do_not_meet() -> None:
+def test_two_nodes_in_one_process_do_not_meet():
     one = exposition(TRAINING, NOBODY)
     other = exposition(TRAINING | {"step": 8}, NOBODY)
     assert samples(one)["ftis_node_step"] == 7 and samples(other)["ftis_node_step"] == 8
     assert exposition(TRAINING, NOBODY) == one
 
 
-async def test_the_api_serves_it_as_text() -> None:
+async def test_the_api_serves_it_as_text():
     api = Api({}, {}, {"/metrics": lambda: exposition(LOADING, NOBODY)})
     with tempfile.TemporaryDirectory(prefix="ftis-") as directory:
         await api.start(Path(directory) / "api.sock")
@@ -135,7 +135,7 @@ async def test_the_api_serves_it_as_text() -> None:
     assert answer == exposition(LOADING, NOBODY)
 
 
-def test_totals_count_what_a_gradient_was_computed_of() -> None:
+def test_totals_count_what_a_gradient_was_computed_of():
     totals = Totals()
     figures = {"samples": 20.0, "tokens": 200.0}
     diagnostics = StepFigures(sources={"own": figures}, foreign={"samples": 5.0, "tokens": 50.0})
@@ -150,7 +150,7 @@ def test_totals_count_what_a_gradient_was_computed_of() -> None:
     assert totals.device == {"generate": 1.5, "train": 4.0, "evaluate": 2.0, "idle": 2.5}
 
 
-def test_every_kind_of_event_that_the_code_writes_is_documented_with_its_keys() -> None:
+def test_every_kind_of_event_that_the_code_writes_is_documented_with_its_keys():
     """Kinds and keys that stand in the code; those that only a running daemon knows are looked at in test_daemons."""
     written: set[str] = set()
     for path in Path(ftis_node.__file__).parent.rglob("*.py"):

@@ -12,7 +12,7 @@ from ftis_node.swarm import ftis_pb2
 PROTO = Path(__file__).parent.parent / "proto" / "ftis.proto"
 
 
-def test_the_committed_messages_are_what_protoc_makes_of_the_file(tmp_path: Path) -> None:
+def test_the_committed_messages_are_what_protoc_makes_of_the_file(tmp_path: Path):
     pytest.importorskip("grpc_tools")
     out = tmp_path / "set.bin"
     command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{PROTO.parent}", f"--descriptor_set_out={out}"]
@@ -24,6 +24,6 @@ def test_the_committed_messages_are_what_protoc_makes_of_the_file(tmp_path: Path
     assert descriptor_pb2.FileDescriptorProto.FromString(ftis_pb2.DESCRIPTOR.serialized_pb) == made
 
 
-def test_fields_of_a_later_minor_version_are_ignored() -> None:
+def test_fields_of_a_later_minor_version_are_ignored():
     later = ftis_pb2.Handshake(major=1, minor=7).SerializeToString() + b"\x9a\x06\x03new"  # field 99, three bytes
     assert ftis_pb2.Handshake.FromString(later).minor == 7

@@ -20,7 +20,7 @@ from tests.support.talkers import made_by
 ALICE = identity(1)
 
 
-async def test_row_07_a_group_that_two_pulls_bring_is_taken_once(tmp_path: Path) -> None:
+async def test_row_07_a_group_that_two_pulls_bring_is_taken_once(tmp_path: Path):
     """As of an announcement that left the table while it was being pulled, and came back."""
     taken: list[Arrival] = []
     store = PacketStore(tmp_path / "store.sqlite", RUN.id, 1 << 20)

@@ -48,7 +48,7 @@ def bomb(depth: int) -> bytes:
     return data
 
 
-def test_a_record_that_its_owner_signed_is_accepted_by_anyone() -> None:
+def test_a_record_that_its_owner_signed_is_accepted_by_anyone():
     assert VALIDATOR.owner(record()) == ALICE.author
     assert record().value[:-64] == PACKED, "as older versions wrote it"
 
@@ -73,28 +73,28 @@ REFUSED: dict[str, Callable[[], DHTRecord]] = {
 
 
 @pytest.mark.parametrize("refused", REFUSED.values(), ids=REFUSED.keys())
-def test_any_other_record_is_refused(refused: Callable[[], DHTRecord]) -> None:
+def test_any_other_record_is_refused(refused: Callable[[], DHTRecord]):
     assert VALIDATOR.owner(refused()) is None
 
 
-def test_addresses_come_back_up_to_a_bound() -> None:
+def test_addresses_come_back_up_to_a_bound():
     assert unpack_addresses(pack_addresses(ADDRESSES)) == ADDRESSES
     assert len(unpack_addresses(pack_addresses(ADDRESSES * 20))) == subject.MAX_ADDRESSES
 
 
-def test_strange_things_in_a_list_of_addresses_are_left_out() -> None:
+def test_strange_things_in_a_list_of_addresses_are_left_out():
     assert unpack_addresses(msgpack.packb([1, None, b"x", "good"])) == ["good"]
     assert unpack_addresses(msgpack.packb(["x"] * (subject.MAX_ADDRESSES + 1))) == []
 
 
 @pytest.mark.parametrize("inner", [bomb(3), bomb(200), b"\xdd" + (900).to_bytes(4, "big") + bytes(900), b"\xc1", b""])
-def test_a_signed_value_that_is_no_address_list_is_read_as_none(inner: bytes) -> None:
+def test_a_signed_value_that_is_no_address_list_is_read_as_none(inner: bytes):
     hostile = record(value=inner[: subject.MAX_VALUE_BYTES - 64])
     assert VALIDATOR.owner(hostile) == ALICE.author and VALIDATOR.addresses(hostile, ALICE.author) == []
     assert VALIDATOR.addresses(record(), ALICE.author) == ADDRESSES
 
 
-def test_addresses_of_others_and_those_that_are_too_long_are_left_out() -> None:
+def test_addresses_of_others_and_those_that_are_too_long_are_left_out():
     longest = f"/dns4/{'y.' * 91}de/tcp/4001/p2p/{ALICE.peer_id}"
     others = f"/ip4/192.0.2.1/tcp/1/p2p/{BOB.peer_id}"
     assert len(longest) == 256
@@ -108,7 +108,7 @@ def test_addresses_of_others_and_those_that_are_too_long_are_left_out() -> None:
 
 async def test_an_address_record_is_found_by_another_node_and_attacks_leave_it_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     async with transport(ALICE, tmp_path / "a") as at_alice, transport(BOB, tmp_path / "b") as at_bob:
         nobody = frozenset[bytes]().__contains__
         alice = at_alice.directory(ALICE, RUN.id, nobody, nobody, Traffic())

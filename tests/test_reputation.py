@@ -43,7 +43,7 @@ def put(table: Table, made: Announcement, first_sender: bytes) -> Outcome:
     return table.add(made, made.author + made.round.to_bytes(8, "big"), age=0.0, first_sender=first_sender)
 
 
-async def test_row_34_throw_away_peers_leave_those_with_a_record_in_the_view(tmp_path: Path) -> None:
+async def test_row_34_throw_away_peers_leave_those_with_a_record_in_the_view(tmp_path: Path):
     """Their addresses lie in networks of their own, as they say, and the honest ones' in one."""
     async with (
         member(1, tmp_path) as alice,
@@ -59,7 +59,7 @@ async def test_row_34_throw_away_peers_leave_those_with_a_record_in_the_view(tmp
         assert alice.met(bob, carol) and len(alice.swarm.membership.active_view) == INBOUND_MAX
 
 
-async def test_row_34_half_of_the_places_for_inbound_peers_are_for_any(tmp_path: Path) -> None:
+async def test_row_34_half_of_the_places_for_inbound_peers_are_for_any(tmp_path: Path):
     async with member(1, tmp_path) as alice:
         membership = alice.swarm.membership
         old, new = ([identity(number).author for number in many] for many in (range(100, 164), range(200, 260)))
@@ -74,7 +74,7 @@ async def test_row_34_half_of_the_places_for_inbound_peers_are_for_any(tmp_path:
 # --- records and bans -------------------------------------------------------------------------------------------------
 
 
-def test_row_34_throw_away_keys_that_contradict_themselves_evict_no_record_and_no_ban_of_one(clock: Clock) -> None:
+def test_row_34_throw_away_keys_that_contradict_themselves_evict_no_record_and_no_ban_of_one(clock: Clock):
     reputation = Reputation(clock)
     established(reputation, ALICE.author)
     established(reputation, BOB.author)
@@ -88,7 +88,7 @@ def test_row_34_throw_away_keys_that_contradict_themselves_evict_no_record_and_n
     assert reputation.banned(key(number)) is not None, "the latest of them are left alone"
 
 
-def test_row_34_who_passes_on_contradictions_without_end_is_slowed_down_and_never_blamed() -> None:
+def test_row_34_who_passes_on_contradictions_without_end_is_slowed_down_and_never_blamed():
     bob = Talker(BOB)
 
     def contradicts(number: int) -> bool:
@@ -107,7 +107,7 @@ def test_row_34_who_passes_on_contradictions_without_end_is_slowed_down_and_neve
 
 def test_row_35_of_many_authors_those_with_least_evidence_make_room_and_half_is_for_those_with_a_record(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     monkeypatch.setattr(books, "AUTHORS_MAX", 20)
     reputation = Reputation(clock)
     for number in range(10):
@@ -125,7 +125,7 @@ def test_row_35_of_many_authors_those_with_least_evidence_make_room_and_half_is_
 
 
 @pytest.mark.parametrize("authors", [1100, pytest.param(10_000, marks=pytest.mark.slow)])
-def test_row_35_in_a_swarm_of_thousands_some_become_established_and_stay_so(authors: int) -> None:
+def test_row_35_in_a_swarm_of_thousands_some_become_established_and_stay_so(authors: int):
     crowd = Crowd(authors, heard=60 if authors < 5000 else 300)
     steps = 0
     while not crowd.established():
@@ -137,7 +137,7 @@ def test_row_35_in_a_swarm_of_thousands_some_become_established_and_stay_so(auth
     assert first <= crowd.established()
 
 
-def test_row_35_a_book_of_an_older_version_is_taken_up(tmp_path: Path, clock: Clock) -> None:
+def test_row_35_a_book_of_an_older_version_is_taken_up(tmp_path: Path, clock: Clock):
     claims = {name: 0.0 for name in ("samples", "tokens", "excess", "squares", "surprising", "likelihood")}
     old = {
         ALICE.author.hex(): {"sound": 25, "claims": claims, "ban": {"left": 0.0, "reason": "", "level": 0}},
@@ -171,7 +171,7 @@ class Receiver:
         return self.rounds.follows(b"author", int(round))
 
 
-def test_row_36_rounds_told_from_the_top_downwards_choose_no_prompts() -> None:
+def test_row_36_rounds_told_from_the_top_downwards_choose_no_prompts():
     receiver = Receiver()
     assert not receiver.takes(2**64 - 1), "the first lies near the clock"
     top = 1000 * START + 2 * HOUR_MS
@@ -180,7 +180,7 @@ def test_row_36_rounds_told_from_the_top_downwards_choose_no_prompts() -> None:
     assert len(taken) == rounds.ROUNDS_LATE and min(taken) == top - rounds.ROUNDS_LATE
 
 
-def test_row_36_rounds_far_ahead_do_not_follow_but_for_one_new_beginning_near_the_clock() -> None:
+def test_row_36_rounds_far_ahead_do_not_follow_but_for_one_new_beginning_near_the_clock():
     receiver = Receiver()
     first = 1000 * START - 2 * HOUR_MS
     assert receiver.takes(first)
@@ -195,7 +195,7 @@ def test_row_36_rounds_far_ahead_do_not_follow_but_for_one_new_beginning_near_th
     assert receiver.takes(highest + rounds.ROUNDS_AHEAD + 1600)
 
 
-def test_row_36_an_author_that_keeps_near_its_clock_is_heard_by_all_who_heard_early_late_or_once() -> None:
+def test_row_36_an_author_that_keeps_near_its_clock_is_heard_by_all_who_heard_early_late_or_once():
     early = Receiver()
     once = Receiver()
     wall = 1000 * START
@@ -215,7 +215,7 @@ def test_row_36_an_author_that_keeps_near_its_clock_is_heard_by_all_who_heard_ea
 
 
 @given(st.randoms(use_true_random=False), st.floats(0.01, rounds.ROUNDS_AHEAD / 600))
-def test_row_36_a_newcomer_takes_an_authors_ten_minutes_in_any_order(rng: random.Random, a_second: float) -> None:
+def test_row_36_a_newcomer_takes_an_authors_ten_minutes_in_any_order(rng: random.Random, a_second: float):
     """Of a faster author, whose ten minutes have over 64 rounds, those too far above the second one come later."""
     receiver = Receiver()
     receiver.unix += 600
@@ -224,7 +224,7 @@ def test_row_36_a_newcomer_takes_an_authors_ten_minutes_in_any_order(rng: random
     assert all(map(receiver.takes, told))
 
 
-def test_row_36_a_receiver_whose_clock_was_set_back_hears_an_author_again() -> None:
+def test_row_36_a_receiver_whose_clock_was_set_back_hears_an_author_again():
     receiver = Receiver()
     receiver.unix += 72 * 3600
     assert receiver.takes(1000 * receiver.unix)
@@ -234,7 +234,7 @@ def test_row_36_a_receiver_whose_clock_was_set_back_hears_an_author_again() -> N
 
 @settings(max_examples=200)
 @given(st.lists(st.tuples(st.integers(0, 2**64 - 1) | st.integers(-10, 20_000), st.floats(0, 4000)), max_size=30))
-def test_row_36_what_is_taken_lies_near_the_highest_and_never_beyond_the_fence(steps: list[tuple[int, float]]) -> None:
+def test_row_36_what_is_taken_lies_near_the_highest_and_never_beyond_the_fence(steps: list[tuple[int, float]]):
     receiver = Receiver()
     highest = 0
     for round, passed in steps:
@@ -245,7 +245,7 @@ def test_row_36_what_is_taken_lies_near_the_highest_and_never_beyond_the_fence(s
         receiver.passes(passed)
 
 
-def test_row_36_authors_without_number_fill_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_row_36_authors_without_number_fill_no_memory(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(rounds, "AUTHORS_MAX", 50)
     receiver = Receiver()
     for number in range(200):
@@ -257,7 +257,7 @@ def test_row_36_authors_without_number_fill_no_memory(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("first_senders", [9, 20])
-def test_row_37_many_first_senders_displace_nothing_of_authors_with_a_record(first_senders: int, clock: Clock) -> None:
+def test_row_37_many_first_senders_displace_nothing_of_authors_with_a_record(first_senders: int, clock: Clock):
     table = Table(600.0, clock, random.Random(0), recorded={key(number) for number in range(50)}.__contains__)
     flood = iter(range(1000, 1_000_000))
     kept: list[tuple[bytes, int]] = []
@@ -274,7 +274,7 @@ def test_row_37_many_first_senders_displace_nothing_of_authors_with_a_record(fir
     assert len(table) == CAPACITY and all(table.get(*one) is not None for one in kept)
 
 
-def test_row_37_while_nobody_has_a_record_nine_floods_make_room_for_themselves(clock: Clock) -> None:
+def test_row_37_while_nobody_has_a_record_nine_floods_make_room_for_themselves(clock: Clock):
     table = Table(600.0, clock, random.Random(0))
     flood = iter(range(1000, 1_000_000))
     for second in range(15):
@@ -286,7 +286,7 @@ def test_row_37_while_nobody_has_a_record_nine_floods_make_room_for_themselves(c
     assert sum(known.announcement.author < key(3) for known in table) == 45
 
 
-def test_row_37_authors_with_a_record_leave_half_of_the_table_to_others(clock: Clock) -> None:
+def test_row_37_authors_with_a_record_leave_half_of_the_table_to_others(clock: Clock):
     honest = {key(number) for number in range(100)}
     table = Table(600.0, clock, random.Random(0), capacity=256, recorded=honest.__contains__)
     for number in range(2000):
@@ -295,7 +295,7 @@ def test_row_37_authors_with_a_record_leave_half_of_the_table_to_others(clock: C
     assert len(table) == 256 and 120 <= sum(known.announcement.author not in honest for known in table) <= 136
 
 
-def test_row_37_a_record_that_was_got_meanwhile_counts(clock: Clock) -> None:
+def test_row_37_a_record_that_was_got_meanwhile_counts(clock: Clock):
     honest: set[bytes] = set()
     table = Table(600.0, clock, random.Random(0), capacity=64, recorded=honest.__contains__)
     for number in range(20):
@@ -306,7 +306,7 @@ def test_row_37_a_record_that_was_got_meanwhile_counts(clock: Clock) -> None:
     assert all(table.get(key(number), 0) is not None for number in range(20))
 
 
-def test_row_35_the_newcomer_nearest_to_a_record_is_preferred_and_others_are_tried_too(clock: Clock) -> None:
+def test_row_35_the_newcomer_nearest_to_a_record_is_preferred_and_others_are_tried_too(clock: Clock):
     table = Table(600.0, clock, random.Random(0))
     for number in range(400):
         put(table, bare(key(number), 0, 1), key(5000 + number))
@@ -321,7 +321,7 @@ def test_row_35_the_newcomer_nearest_to_a_record_is_preferred_and_others_are_tri
 # --- bytes ------------------------------------------------------------------------------------------------------------
 
 
-def test_row_44_an_announcement_takes_a_few_bytes_a_packet_in_memory() -> None:
+def test_row_44_an_announcement_takes_a_few_bytes_a_packet_in_memory():
     refs = [PacketRef(slot, bytes([slot]) * 32, 4000 + slot, 1) for slot in range(RUN.slots)]
     made = announce(ALICE, run_id=RUN.id, round=1, policy_step=0, issued_at=int(time.time()), packets=refs)
     read = decode_announcement(made.encode(), max_packets=RUN.slots)
@@ -329,7 +329,7 @@ def test_row_44_an_announcement_takes_a_few_bytes_a_packet_in_memory() -> None:
     assert list(read.packets) == refs and read.packets[-1] == refs[-1] and read.packets.largest == 4000 + RUN.slots - 1
 
 
-def test_row_44_a_table_of_the_largest_announcements_keeps_within_its_bytes(clock: Clock) -> None:
+def test_row_44_a_table_of_the_largest_announcements_keeps_within_its_bytes(clock: Clock):
     table = Table(600.0, clock, random.Random(0))
     data = bytes(45 * 256)
     for number in range(600):
@@ -338,7 +338,7 @@ def test_row_44_a_table_of_the_largest_announcements_keeps_within_its_bytes(cloc
     assert sum(known.size for known in table) <= BYTES_MAX and 300 <= len(table) < 600
 
 
-def test_row_44_what_a_mention_says_is_held_is_kept_for_the_runs_slots_only() -> None:
+def test_row_44_what_a_mention_says_is_held_is_kept_for_the_runs_slots_only():
     bob = Talker(BOB)
     mention = gossip.Mention(id=7, held=b"\xff" * 600)
     bob.gossip.answer(gossip.ExchangeRequest(mentions=[mention]), MALLORY.author)

@@ -51,12 +51,12 @@ OTHERS = [
 
 
 @pytest.mark.parametrize("error", SHORTAGES, ids=lambda error: f"{type(error).__name__}: {str(error)[:60]}")
-def test_a_lack_of_memory_is_recognised_whoever_tells_it(error: Exception) -> None:
+def test_a_lack_of_memory_is_recognised_whoever_tells_it(error: Exception):
     assert out_of_memory(error)
 
 
 @pytest.mark.parametrize("error", OTHERS, ids=lambda error: f"{type(error).__name__}: {str(error)[:60]}")
-def test_what_breaks_the_device_or_is_a_mistake_is_no_lack_of_memory(error: Exception) -> None:
+def test_what_breaks_the_device_or_is_a_mistake_is_no_lack_of_memory(error: Exception):
     assert not out_of_memory(error)
 
 
@@ -95,7 +95,7 @@ def proven() -> Learner:
 
 
 @pytest.mark.usefixtures("no_waiting")
-def test_a_passing_shortage_costs_no_micro_batch() -> None:
+def test_a_passing_shortage_costs_no_micro_batch():
     subject = proven()
     failing(subject, 3)
     report = subject.step(OWN)
@@ -103,7 +103,7 @@ def test_a_passing_shortage_costs_no_micro_batch() -> None:
     assert subject.room.size == report.micro_batch_tokens == 16_384
 
 
-def test_one_shortage_of_memory_does_not_cripple_a_node_for_good(no_waiting: list[float]) -> None:
+def test_one_shortage_of_memory_does_not_cripple_a_node_for_good(no_waiting: list[float]):
     subject = proven()
     batch = long_batch()
     failing(subject, 8)
@@ -116,7 +116,7 @@ def test_one_shortage_of_memory_does_not_cripple_a_node_for_good(no_waiting: lis
 
 
 @pytest.mark.usefixtures("no_waiting")
-def test_nothing_is_cut_below_the_longest_sample_for_that_saves_nothing() -> None:
+def test_nothing_is_cut_below_the_longest_sample_for_that_saves_nothing():
     subject = proven()
     before = weights_of(subject)
     failing(subject, 10**9)
@@ -127,7 +127,7 @@ def test_nothing_is_cut_below_the_longest_sample_for_that_saves_nothing() -> Non
     assert all(parameter.grad is None for parameter in subject.trainable.values())
 
 
-def test_what_is_too_much_each_time_is_tried_ever_more_rarely(no_waiting: list[float]) -> None:
+def test_what_is_too_much_each_time_is_tried_ever_more_rarely(no_waiting: list[float]):
     room = Room(1000)
     tried = 0
     for _ in range(2000):
@@ -141,7 +141,7 @@ def test_what_is_too_much_each_time_is_tried_ever_more_rarely(no_waiting: list[f
 
 
 @pytest.mark.usefixtures("no_waiting")
-def test_a_shortage_in_evaluation_or_generation_is_its_own() -> None:
+def test_a_shortage_in_evaluation_or_generation_is_its_own():
     engine = opened_engine(generation_batch=64, eval_prompts=40)
     failing(engine, 3)
     engine.evaluate()
@@ -154,7 +154,7 @@ def test_a_shortage_in_evaluation_or_generation_is_its_own() -> None:
     assert engine.learner.room.size == tokens
 
 
-def test_what_was_learned_is_where_a_start_begins_and_not_where_it_ends() -> None:
+def test_what_was_learned_is_where_a_start_begins_and_not_where_it_ends():
     engine = Engine()
     kept = {"micro_batch_tokens": 33, "generation_batch": 16}
     facts = engine.load(arithmetic_settings(), "arithmetic", remembered=kept)
@@ -168,7 +168,7 @@ def test_what_was_learned_is_where_a_start_begins_and_not_where_it_ends() -> Non
     assert room.size == room.most
 
 
-def test_what_has_grown_again_is_forgotten(tmp_path: Path) -> None:
+def test_what_has_grown_again_is_forgotten(tmp_path: Path):
     home = Home(tmp_path)
     process = ComputeProcess(JoinOptions(home), home, lambda: None)
     facts = Engine().load(arithmetic_settings(), "arithmetic")

@@ -48,7 +48,7 @@ def complaint(text: str, read: Callable[[str], RunFile] = parse_run_file) -> Usa
 
 
 @pytest.mark.parametrize("vector", VECTORS, ids=lambda vector: vector["name"])
-def test_the_code_agrees_with_the_test_vectors(vector: dict[str, str]) -> None:
+def test_the_code_agrees_with_the_test_vectors(vector: dict[str, str]):
     parsed = parse_run_file(vector["toml"]).run
     assert parsed.canonical_json().decode() == vector["canonical_json"] and parsed.id.hex() == vector["run_id"]
     assert hashlib.sha256(vector["canonical_json"].encode()).hexdigest()[:32] == vector["run_id"]
@@ -56,7 +56,7 @@ def test_the_code_agrees_with_the_test_vectors(vector: dict[str, str]) -> None:
     assert ("parts" in run.run_file_as_json(RunFile(run=parsed))) == ("parts" in vector["canonical_json"])
 
 
-def test_hints_and_the_order_of_keys_do_not_change_the_id() -> None:
+def test_hints_and_the_order_of_keys_do_not_change_the_id():
     head, *lines = TEXT.split("\n\n")[0].replace('"""\nQ: {question}\nA:"""', '"Q: {question}\\nA:"').splitlines()
     shuffled = "\n".join([head, *reversed(lines), "[hints]", 'name = "another"', 'bootstraps = ["/ip4/1.2.3.4"]'])
     parsed = parse_run_file(shuffled)
@@ -80,12 +80,12 @@ OTHER = {
 
 
 @pytest.mark.parametrize("name", OTHER)
-def test_every_field_changes_the_id(name: str) -> None:
+def test_every_field_changes_the_id(name: str):
     assert Run(**(FIELDS | {name: OTHER[name]})).id != Run(**FIELDS).id
 
 
 @pytest.mark.parametrize(("ours", "theirs"), [("temperature = 1.0", "temperature = 1"), ("\n", "\r\n")], ids=repr)
-def test_another_spelling_does_not_change_the_id(ours: str, theirs: str) -> None:
+def test_another_spelling_does_not_change_the_id(ours: str, theirs: str):
     assert parse_run_file(TEXT.replace(ours, theirs)).run.id == Run(**FIELDS).id
 
 
@@ -100,7 +100,7 @@ TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
     name=TEXTS,
     bootstraps=st.lists(TEXTS, max_size=3),
 )
-def test_a_run_file_reads_back(before: str, after: str, temperature: float, name: str, bootstraps: list[str]) -> None:
+def test_a_run_file_reads_back(before: str, after: str, temperature: float, name: str, bootstraps: list[str]):
     template = before.replace("{question}", "") + "{question}" + after.replace("{question}", "")
     if template.count("{question}") != 1:
         return
@@ -113,7 +113,7 @@ def test_a_run_file_reads_back(before: str, after: str, temperature: float, name
 LARGEST = dict.fromkeys(("round", "slot", "policy_step"), 2**64 - 1)
 
 
-def test_the_largest_packet_of_a_run_fits_its_bound() -> None:
+def test_the_largest_packet_of_a_run_fits_its_bound():
     tokens = 70_000 // 8
     small = Run(**(FIELDS | {"group": 9, "completion_tokens": tokens}))
     header: dict[str, Any] = {"run_id": small.id, "author_digest": bytes(8), "prompt_digest": bytes(8)} | LARGEST
@@ -122,7 +122,7 @@ def test_the_largest_packet_of_a_run_fits_its_bound() -> None:
     assert len(packet.encode(largest)) <= small.packet_bytes_max <= 160 + 8 * 9 * tokens
 
 
-def test_a_run_whose_packets_would_be_too_large_is_refused() -> None:
+def test_a_run_whose_packets_would_be_too_large_is_refused():
     error = complaint(TEXT.replace("completion_tokens = 256", "completion_tokens = 43700"))
     assert "group × completion_tokens" in error.what
     Run(**(FIELDS | {"completion_tokens": 43600}))
@@ -150,7 +150,7 @@ WRONG = {
     [(name, value) for name, values in WRONG.items() for value in values],
     ids=lambda value: str(value)[:40],
 )
-def test_a_wrong_value_is_refused_by_name(name: str, value: Any) -> None:
+def test_a_wrong_value_is_refused_by_name(name: str, value: Any):
     with pytest.raises(ValidationError):
         Run(**(FIELDS | {name: value}))
     named = "{question}" if name == "template" and len(value) < 20000 else name
@@ -163,7 +163,7 @@ def test_a_wrong_value_is_refused_by_name(name: str, value: Any) -> None:
     assert error.what.isprintable() and error.fix.isprintable()
 
 
-def test_an_unknown_key_names_the_nearest_one_or_all_and_cannot_write_to_the_terminal() -> None:
+def test_an_unknown_key_names_the_nearest_one_or_all_and_cannot_write_to_the_terminal():
     error = complaint(TEXT.replace("completion_tokens", "completion_token"))
     assert "'completion_token'" in error.what and "`completion_tokens`" in error.fix
     assert "`hints`" in complaint(TEXT.replace("[hints]", "[hint]")).fix
@@ -176,17 +176,17 @@ def test_an_unknown_key_names_the_nearest_one_or_all_and_cannot_write_to_the_ter
     ("text", "line"),
     [("[run]\ntask = gsm8k\n", 2), ("[run]\n\ngroup 12\n", 3), ('[run]\ntask = "a"\ntemplate = """x\n', 4)],
 )
-def test_broken_toml_names_its_line(text: str, line: int) -> None:
+def test_broken_toml_names_its_line(text: str, line: int):
     assert f"Line {line} " in complaint(text).what
 
 
 @pytest.mark.parametrize("text", ["[hints]\n", "[[run]]\n", "x = " + "9" * 10000], ids=["hints", "array", "long"])
-def test_rubbish_is_a_usage_error(text: str) -> None:
+def test_rubbish_is_a_usage_error(text: str):
     complaint(text)
 
 
 @given(st.text(max_size=200))
-def test_any_text_is_a_run_file_or_a_usage_error(text: str) -> None:
+def test_any_text_is_a_run_file_or_a_usage_error(text: str):
     for candidate in (text, "[run]\n" + text, TEXT + text):
         try:
             parse_run_file(candidate)
@@ -220,16 +220,16 @@ def sent(**changes: Any) -> str:
     ],
     ids=lambda value: str(value)[:20],
 )
-def test_what_a_peer_sends_is_refused_by_name_unless_it_is_a_run(text: str, named: str) -> None:
+def test_what_a_peer_sends_is_refused_by_name_unless_it_is_a_run(text: str, named: str):
     assert named in complaint(text, run_file_from_json).what
 
 
-def test_a_key_that_quotes_a_line_number_does_not_decide_which_line_is_named() -> None:
+def test_a_key_that_quotes_a_line_number_does_not_decide_which_line_is_named():
     for quoted in ("at line 77", "at line " + "9" * 5000, "(at line 77, column 1)"):
         assert "Line 2 of the run file" in complaint(f'["{quoted}"]\n["{quoted}"]\n').what
 
 
-def test_a_run_file_that_peers_could_not_read_is_refused() -> None:
+def test_a_run_file_that_peers_could_not_read_is_refused():
     backslashes = ", ".join("'" + "\\" * 400 + "'" for _ in range(64))
     template = "{question}" + "\\" * 16_000
     written = re.sub(r'template = """.*?"""', lambda _: f"template = '{template}'", TEXT, flags=re.DOTALL)
@@ -238,7 +238,7 @@ def test_a_run_file_that_peers_could_not_read_is_refused() -> None:
     assert "too long" in complaint(written).what
 
 
-def test_row_63_of_an_endless_file_no_more_is_read_than_a_run_has() -> None:
+def test_row_63_of_an_endless_file_no_more_is_read_than_a_run_has():
     with pytest.raises(UsageError, match="has over"):
         run.load_run_file(Path("/dev/zero"))
     with pytest.raises(UsageError, match="begins with ftis:"):
@@ -257,7 +257,7 @@ BEYOND: list[tuple[str, Any, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("name", "value", "others"), BEYOND, ids=str)
-def test_row_44_a_run_that_would_break_a_node_is_refused_by_name(name: str, value: Any, others: dict[str, Any]) -> None:
+def test_row_44_a_run_that_would_break_a_node_is_refused_by_name(name: str, value: Any, others: dict[str, Any]):
     change = {name: value, **others}
     fields = {key: list(field) if isinstance(field, tuple) else field for key, field in (FIELDS | change).items()}
     lines = [f"{key} = {in_toml(field, lines=True)}" for key, field in fields.items()]
@@ -267,7 +267,7 @@ def test_row_44_a_run_that_would_break_a_node_is_refused_by_name(name: str, valu
         run.make_run(**FIELDS | change)  # what `run new` makes
 
 
-def test_row_44_a_run_at_its_bounds_is_one() -> None:
+def test_row_44_a_run_at_its_bounds_is_one():
     for temperature in (run.TEMPERATURE_MIN, run.TEMPERATURE_MAX):
         run.make_run(**FIELDS | {"temperature": temperature, "slots": run.SLOTS_MAX, "prompt_tokens": run.TOKENS_MAX})
 
@@ -282,7 +282,7 @@ TEXT_FIELDS = {key: value for key, value in FIELDS.items() if key not in ("promp
 }
 
 
-def test_a_text_run_has_no_field_of_a_token_run_and_the_other_way_round() -> None:
+def test_a_text_run_has_no_field_of_a_token_run_and_the_other_way_round():
     text = Run(**TEXT_FIELDS)
     tokens = Run(**FIELDS)
     assert text.text and not tokens.text
@@ -314,12 +314,12 @@ def test_a_text_run_has_no_field_of_a_token_run_and_the_other_way_round() -> Non
         (TEXT_FIELDS | {"completion_bytes": 1 << 20, "completion_tokens": 1 << 17}, "makes packets of up to"),
     ],
 )
-def test_fields_of_the_wrong_kind_are_named(fields: dict[str, Any], said: str) -> None:
+def test_fields_of_the_wrong_kind_are_named(fields: dict[str, Any], said: str):
     with pytest.raises(ValidationError, match=said):
         Run(**fields)
 
 
-def test_the_largest_packet_of_a_text_run_fits_its_bound() -> None:
+def test_the_largest_packet_of_a_text_run_fits_its_bound():
     text = Run(**TEXT_FIELDS | {"group": 9, "completion_tokens": 300, "completion_bytes": 1000})
     pieces = np.full(300, 3, np.uint8)
     pieces[-1] = 255

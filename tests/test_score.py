@@ -56,9 +56,7 @@ ONE_TOKEN = [Prefixed([5, 9], [np.array([1]), np.array([3])]), Prefixed([4], [np
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5, 2.0])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_prompt_shared_by_its_group_gives_a_plain_softmax_over_the_valid_vocabulary(
-    kind: str, temperature: float
-) -> None:
+def test_a_prompt_shared_by_its_group_gives_a_plain_softmax_over_the_valid_vocabulary(kind: str, temperature: float):
     shared = of_kind(kind)
     apart = replace(twin(of_kind(kind)), packed=False)
     assert shared.packed
@@ -73,7 +71,7 @@ def test_a_prompt_shared_by_its_group_gives_a_plain_softmax_over_the_valid_vocab
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_given_tokens_are_read_and_not_predicted(kind: str) -> None:
+def test_given_tokens_are_read_and_not_predicted(kind: str):
     packed = of_kind(kind)
     padded = replace(twin(of_kind(kind)), packed=False)
     where = [np.isin(np.arange(size), [1, 2, 4]) for size in (5, 7)]
@@ -88,7 +86,7 @@ def test_given_tokens_are_read_and_not_predicted(kind: str) -> None:
     assert_gradients_close(gradients(packed, ours), gradients(padded, plain))
 
 
-def test_groups_of_one_token_completions_only_can_be_scored() -> None:
+def test_groups_of_one_token_completions_only_can_be_scored():
     policy = of_kind("full")
     plain = plain_logprobs(policy, [[5, 9], [5, 9], [4]], [[1], [3], [2]], 1.0)
     torch.testing.assert_close(completion_logprobs(policy, ONE_TOKEN, 1.0)[0], plain, atol=2e-5, rtol=1e-5)
@@ -102,9 +100,7 @@ def in_blocks(monkeypatch: pytest.MonkeyPatch, tokens: int, columns: int, kept: 
 
 
 @pytest.mark.parametrize("block", [(1, 7), (3, 26), (4096, 26)])
-def test_the_entropy_is_that_of_what_each_token_was_drawn_from(
-    block: tuple[int, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_entropy_is_that_of_what_each_token_was_drawn_from(block: tuple[int, int], monkeypatch: pytest.MonkeyPatch):
     policy = of_kind("padded")
     in_blocks(monkeypatch, *block)
     entropy = completion_logprobs(policy, [Prefixed([5, 9], [np.array([4, 4, 9])])], 0.7)[1]
@@ -147,9 +143,7 @@ GPT2: dict[str, Any] = {"vocab_size": 26, "n_embd": 32, "n_layer": 2, "n_head": 
     ],
     ids=lambda part: getattr(part, "model_type", ""),
 )
-def test_other_families_are_packed_where_that_is_right_and_padded_where_not(
-    config: PretrainedConfig, packed: bool
-) -> None:
+def test_other_families_are_packed_where_that_is_right_and_padded_where_not(config: PretrainedConfig, packed: bool):
     policy = other_model(config)
     assert policy.packed == packed
     other = twin(policy)
@@ -164,7 +158,7 @@ def test_other_families_are_packed_where_that_is_right_and_padded_where_not(
 @pytest.mark.parametrize("groups", [GROUPS, ONE_TOKEN], ids=["", "one token each"])
 def test_attention_over_sequences_as_they_lie_is_that_over_tables(
     groups: list[Prefixed], window: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     """FlashAttention, in whose place a loop over the sequences computes what its documentation says."""
     monkeypatch.setattr(packing, "varlen_attn", by_sequence)
     layout = pack(groups, torch.device("cpu"))
@@ -178,7 +172,7 @@ def test_attention_over_sequences_as_they_lie_is_that_over_tables(
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
 
 
-def test_dropout_that_is_only_a_number_is_switched_off_too() -> None:
+def test_dropout_that_is_only_a_number_is_switched_off_too():
     """OPT hands its own attribute to a function; in training mode it would come back."""
     policy = other_model(transformers.OPTConfig(**SIZES, ffn_dim=48, word_embed_proj_dim=32, dropout=0.5))
     with torch.no_grad():
@@ -187,7 +181,7 @@ def test_dropout_that_is_only_a_number_is_switched_off_too() -> None:
         assert torch.equal(completion_logprobs(policy, GROUPS, 1.0)[0], before)
 
 
-def test_a_model_that_cannot_be_scored_is_refused_with_a_sentence() -> None:
+def test_a_model_that_cannot_be_scored_is_refused_with_a_sentence():
     with pytest.raises(UsageError, match="cannot be scored"):
         other_model(transformers.GPT2Config(**GPT2, n_positions=8))
     with pytest.raises(UsageError, match=r"layers come with its head only.*for example Llama 3"):
@@ -198,9 +192,7 @@ def test_a_model_that_cannot_be_scored_is_refused_with_a_sentence() -> None:
     ("tokens", "columns", "kept"),
     [(1, 26, 0), (3, 1, 0), (15, 25, 0), (16, 13, 0), (17, 26, 1 << 20), (3, 26, 1 << 20)],
 )
-def test_the_blocks_of_the_logits_do_not_matter(
-    tokens: int, columns: int, kept: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_blocks_of_the_logits_do_not_matter(tokens: int, columns: int, kept: int, monkeypatch: pytest.MonkeyPatch):
     policy = of_kind("padded")
     whole = logprobs_of(policy, PROMPTS, COMPLETIONS, 0.5)
     expected = gradients(policy, whole)
@@ -210,7 +202,7 @@ def test_the_blocks_of_the_logits_do_not_matter(
     assert_gradients_close(gradients(policy, parts), expected, loosely=0.1)
 
 
-def test_a_token_as_good_as_certain_keeps_its_gradient_in_half_precision() -> None:
+def test_a_token_as_good_as_certain_keeps_its_gradient_in_half_precision():
     """Its slope is 1 − p, which is lost if p is rounded first."""
     hidden = torch.tensor([[8.0, 1.0]], dtype=torch.bfloat16, requires_grad=True)
     weight = torch.tensor([[1.0, 0.0], [0.0, 1.0]], dtype=torch.bfloat16, requires_grad=True)
@@ -229,7 +221,7 @@ samples = st.tuples(
 
 @settings(max_examples=30)
 @given(st.lists(samples, min_size=1, max_size=6), st.randoms(use_true_random=False))
-def test_a_sample_scores_the_same_alone_and_in_any_company(batch: list[tuple[list[int], list[int]]], rng: Any) -> None:
+def test_a_sample_scores_the_same_alone_and_in_any_company(batch: list[tuple[list[int], list[int]]], rng: Any):
     policy = of_kind("padded")
 
     def scored(chosen: list[tuple[list[int], list[int]]]) -> list[Tensor]:
@@ -259,7 +251,7 @@ class _Largest(TorchDispatchMode):
         return out
 
 
-def test_no_matrix_of_all_tokens_by_the_vocabulary_ever_exists(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_matrix_of_all_tokens_by_the_vocabulary_ever_exists(monkeypatch: pytest.MonkeyPatch):
     words = 3000
     chunk = 8
     hidden = 16

@@ -44,7 +44,7 @@ _layer = st.fixed_dictionaries(
 @given(file=_layer, environment=_layer, flags=_layer)
 def test_the_highest_layer_that_names_a_setting_decides(
     tmp_path: Path, file: dict[str, int], environment: dict[str, int], flags: dict[str, int]
-) -> None:
+):
     path = tmp_path / "settings.toml"
     path.write_text("".join(f"{key} = {value}\n" for key, value in file.items()))
     settings, origins = settled(
@@ -65,13 +65,13 @@ def test_the_highest_layer_that_names_a_setting_decides(
         assert (origins[name], getattr(settings, name)) == (origin, value)
 
 
-def test_a_flag_that_was_not_given_overrules_nothing() -> None:
+def test_a_flag_that_was_not_given_overrules_nothing():
     settings, origins = settled(flags={"wait": None, "seed": 3}, environment={"FTIS_WAIT": "4"})
     assert (settings.wait, origins["wait"], settings.seed, origins["seed"]) == (4, "environment FTIS_WAIT", 3, "flags")
 
 
 @pytest.mark.parametrize(("task", "full", "lora"), [("arithmetic", 2e-4, 3e-3), ("gsm8k", 1e-6, 1e-4)])
-def test_the_learning_rate_is_ones_own_or_the_tasks_or_else_the_papers(task: str, full: float, lora: float) -> None:
+def test_the_learning_rate_is_ones_own_or_the_tasks_or_else_the_papers(task: str, full: float, lora: float):
     for flags, rates in (({}, [full, lora]), ({"learning_rate": 1e-5}, [1e-5, 1e-5])):
         settings, origins = settled(task=task, flags=flags | {"model": "qwen2.5-0.5b"})
         assert [settings.effective_learning_rate(task, lora=layers) for layers in (False, True)] == rates
@@ -83,7 +83,7 @@ def test_the_learning_rate_is_ones_own_or_the_tasks_or_else_the_papers(task: str
         assert origins["learning_rate"] == ("flags" if flags else "default")
 
 
-def test_the_tasks_filter_stands_in_for_the_papers_and_gives_way_to_ones_own() -> None:
+def test_the_tasks_filter_stands_in_for_the_papers_and_gives_way_to_ones_own():
     plain, _ = settled(task="arithmetic")
     assert plain.objective_parts("arithmetic", filters=True) == {"divergence": "k1", "reduction": "sum", "threshold": 1}
     assert plain.objective_parts("arithmetic", filters=False) == plain.objective_parts("gsm8k", filters=True) == {}
@@ -92,7 +92,7 @@ def test_the_tasks_filter_stands_in_for_the_papers_and_gives_way_to_ones_own() -
     assert own.objective_parts("arithmetic", filters=True)["threshold"] == 3
 
 
-def test_none_takes_a_filter_away() -> None:
+def test_none_takes_a_filter_away():
     settings, _ = settled(flags={"threshold": "none", "importance": "none", "gate": "none"})
     parts = {"threshold": None, "importance": "none", "gate": None}
     assert settings.objective_parts("arithmetic", filters=True).items() >= parts.items(), "it is an importance, too"
@@ -100,13 +100,13 @@ def test_none_takes_a_filter_away() -> None:
     assert "'threshold'" in error.what and not isinstance(error, Several), "one mistake, whatever forms there are"
 
 
-def test_each_wrong_value_of_a_list_is_told() -> None:
+def test_each_wrong_value_of_a_list_is_told():
     error = refused(flags={"defences": ["claims", "lenght", "nonsense"]})
     assert isinstance(error, Several)
     assert "(got 'lenght')" in error.what and "(got 'nonsense')" in error.what and ", or: " not in error.what
 
 
-def test_an_unknown_key_names_its_layer_and_the_nearest_key(tmp_path: Path) -> None:
+def test_an_unknown_key_names_its_layer_and_the_nearest_key(tmp_path: Path):
     file = tmp_path / "s.toml"
     file.write_text("batch_group = 3\n")
     error = refused(file=file)
@@ -114,7 +114,7 @@ def test_an_unknown_key_names_its_layer_and_the_nearest_key(tmp_path: Path) -> N
     assert "config show" in refused(flags={"zzzzzz": 1}).fix
 
 
-def test_a_wrong_value_names_its_layer(tmp_path: Path) -> None:
+def test_a_wrong_value_names_its_layer(tmp_path: Path):
     file = tmp_path / "s.toml"
     file.write_text('wait = "long"\n')
     error = refused(file=file)
@@ -139,26 +139,26 @@ WRONG: dict[str, list[Any]] = {
 
 
 @pytest.mark.parametrize(("key", "value"), [(key, value) for key, values in WRONG.items() for value in values])
-def test_a_value_of_the_wrong_type_or_range_is_refused(key: str, value: Any) -> None:
+def test_a_value_of_the_wrong_type_or_range_is_refused(key: str, value: Any):
     assert f"{key!r} from flags" in refused(flags={key: value}).what
 
 
-def test_a_flag_can_mend_a_wrong_value_below_it() -> None:
+def test_a_flag_can_mend_a_wrong_value_below_it():
     assert settled(environment={"FTIS_PORT": "http"}, flags={"port": 5})[0].port == 5
 
 
-def test_lists_may_be_written_with_commas() -> None:
+def test_lists_may_be_written_with_commas():
     settings, _ = settled(flags={"betas": "0.8,0.9"}, environment={"FTIS_LORA_TARGETS": "q_proj, k_proj"})
     assert settings.betas == (0.8, 0.9) and settings.lora_targets == ("q_proj", "k_proj")
 
 
 @given(st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=12))
-def test_text_from_the_environment_stays_the_text_it_is(text: str) -> None:
+def test_text_from_the_environment_stays_the_text_it_is(text: str):
     for name in (text, "7", "1e5", "true", "NaN", "null"):  # a model may be called like a number
         assert settled(environment={"FTIS_MODEL": name})[0].model == name
 
 
-def test_other_programs_variables_are_left_alone() -> None:
+def test_other_programs_variables_are_left_alone():
     settings, _ = settled(environment={"FTIS_HOME": "/x", "FTISWAIT": "red", "WAIT": "3", "ftis_wait": "4"})
     assert settings == DEFAULT
 
@@ -171,17 +171,17 @@ def test_other_programs_variables_are_left_alone() -> None:
         ("FTIS_QQQQQQQQ", "Unset it"),
     ],
 )
-def test_a_misspelt_variable_names_the_nearest(name: str, meant: str) -> None:
+def test_a_misspelt_variable_names_the_nearest(name: str, meant: str):
     error = refused(environment={name: "1"})
     assert name in error.what and meant in error.fix
 
 
-def test_settings_survive_the_way_to_the_compute_process() -> None:
+def test_settings_survive_the_way_to_the_compute_process():
     settings, _ = settled(task="arithmetic", flags={"lora": True, "steps": 4})
     assert Settings(**settings.model_dump(mode="json")) == settings
 
 
-def test_a_running_node_changes_what_it_can_and_nothing_else() -> None:
+def test_a_running_node_changes_what_it_can_and_nothing_else():
     running = Settings(model="tiny-a", own_share=0.5)
     first = Settings(wait=3.0)
     values = {"threshold": "none", "upload_mbit": "1.5", "steps": "7"}
@@ -198,12 +198,12 @@ def test_a_running_node_changes_what_it_can_and_nothing_else() -> None:
             changed(running, values, running)
 
 
-def test_all_live_settings_are_settings() -> None:
+def test_all_live_settings_are_settings():
     assert set(subject.LIVE) <= Settings.model_fields.keys()
     assert set(subject.LIVE_CONSTANTS) <= set(subject.OBJECTIVE_PARTS)
 
 
-def test_an_earlier_versions_setting_is_told_and_does_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_earlier_versions_setting_is_told_and_does_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     file = tmp_path / "settings.toml"
     file.write_text('exchange_peers = 9\ntrust = "graft"\nwait = 3.0\n')
     settings, _ = settled(file=file, environment={"FTIS_STALL_SECONDS": "9"})
@@ -213,7 +213,7 @@ def test_an_earlier_versions_setting_is_told_and_does_nothing(tmp_path: Path, ca
         changed(settings, {"exchange_peers": "9"}, settings)
 
 
-def test_settings_that_an_earlier_version_recorded_are_read_where_what_they_said_still_holds() -> None:
+def test_settings_that_an_earlier_version_recorded_are_read_where_what_they_said_still_holds():
     earlier = Settings(wait=3.0).model_dump() | dict.fromkeys(RETIRED) | {"author_weight": "equal", "by_need": True}
     assert recorded(earlier) == recorded(earlier | {"engine": "hf"}) == Settings(wait=3.0)
     for change in ({"author_weight": "gain"}, {"trust": "graft"}, {"nothing": 1}):

@@ -19,14 +19,14 @@ def twice(names: Iterator[str]) -> list[str]:
     return [name for name, times in Counter(names).items() if times > 1]
 
 
-def test_each_class_and_each_file_has_a_name_of_its_own() -> None:
+def test_each_class_and_each_file_has_a_name_of_its_own():
     """A command's file may be called as what it is about."""
     classes = (node.name for tree in FILES.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
     files = (path.name for path in FILES if path.parts[0] != "cli" and not path.name.startswith("__"))
     assert (twice(classes), twice(files)) == ([], [])
 
 
-def test_a_file_has_at_most_500_lines() -> None:
+def test_a_file_has_at_most_500_lines():
     paths = [path for folder in (ROOT, ROOT.parent / "tests") for path in folder.rglob("*.py")]
     assert [path for path in paths if "_pb2" not in path.name and path.read_text("utf-8").count("\n") > 500] == []
 
@@ -67,7 +67,7 @@ def targets(node: ast.AST) -> list[ast.expr]:
     return [node.target] if isinstance(node, ast.AnnAssign | ast.AugAssign) else []
 
 
-def test_an_object_has_all_its_attributes_from_the_start() -> None:
+def test_an_object_has_all_its_attributes_from_the_start():
     """Those of a library's class are the library's affair."""
     ours = {node.name for tree in FILES.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
     late = {
@@ -81,7 +81,7 @@ def test_an_object_has_all_its_attributes_from_the_start() -> None:
     assert late == {}
 
 
-def test_an_attribute_that_is_born_late_is_found() -> None:
+def test_an_attribute_that_is_born_late_is_found():
     text = """class A:
         c = 1
         def __init__(self): self.a = 1; self.e: int; self.g()

@@ -75,7 +75,7 @@ def settled() -> Watched:
     return Watched(Scenario(nodes=12, seconds=600.0, session_seconds=1e9, outbound_only=0.0))
 
 
-def test_the_same_seed_gives_the_same_figures_in_each_process_without_hivemind_and_another_seed_others() -> None:
+def test_the_same_seed_gives_the_same_figures_in_each_process_without_hivemind_and_another_seed_others():
     """Also where sets are walked through in another order."""
     code = """
 import sys
@@ -94,14 +94,14 @@ sys.exit("hivemind.p2p" in sys.modules)
     assert [one, other] == again and one != other
 
 
-def test_the_machines_clocks_are_back_after_a_simulation() -> None:
+def test_the_machines_clocks_are_back_after_a_simulation():
     before = boot_seconds(), unix_seconds()
     Simulation(Scenario(nodes=2, seconds=1200.0)).run()
     assert 0 <= boot_seconds() - before[0] < 600
     assert 0 <= unix_seconds() - before[1] < 600
 
 
-def test_every_byte_sent_is_received_or_lost_or_under_way() -> None:
+def test_every_byte_sent_is_received_or_lost_or_under_way():
     totals = restless().network.totals
     assert totals["lost"] > 0, "nodes left in the middle of everything"
     assert totals["sent"] == totals["received"] + totals["lost"] + totals["flying"]
@@ -113,7 +113,7 @@ def test_every_byte_sent_is_received_or_lost_or_under_way() -> None:
 @pytest.mark.parametrize(("fast", "slow"), [(1500.0, 1501.0), (60.0, 600.0)])
 def test_two_nodes_of_any_speeds_train_on_one_anothers_groups(
     fast: float, slow: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     """As method.md derives it, of steps that take so many seconds alone; a fifth of groups has no signal."""
     machines = [Machine(seconds / 40, 0.4 * seconds, 2.5e6, False) for seconds in (slow, fast)]
     monkeypatch.setattr(simulated, "draw_machine", lambda scenario, rng: machines.pop())
@@ -132,32 +132,32 @@ def test_two_nodes_of_any_speeds_train_on_one_anothers_groups(
     assert shares[fast] == pytest.approx(0.9 * lasted[fast] / lasted[slow] / 2, rel=0.35)
 
 
-def test_no_group_is_pulled_or_trained_on_twice_by_one_node() -> None:
+def test_no_group_is_pulled_or_trained_on_twice_by_one_node():
     watched = restless()
     assert watched.pulled and max(Counter(watched.pulled).values()) == 1
     assert watched.tally.steps and all(len(set(step.taken)) == len(step.taken) for _, step, _ in watched.tally.steps)
 
 
-def test_nobody_pulls_much_more_than_it_wants() -> None:
+def test_nobody_pulls_much_more_than_it_wants():
     assert 0 < max(restless().waiting) <= 2 * RESTLESS.settings.batch_groups
 
 
-def test_a_node_that_only_dials_is_never_dialled_and_yet_its_groups_are_used() -> None:
+def test_a_node_that_only_dials_is_never_dialled_and_yet_its_groups_are_used():
     watched = restless()
     assert watched.dialled and watched.outbound_only and not watched.outbound_only & set(watched.dialled)
     assert watched.outbound_only & {author for _, (author, _, _) in watched.pulled}
 
 
-def test_honest_nodes_blame_nobody_though_they_leave_without_a_word() -> None:
+def test_honest_nodes_blame_nobody_though_they_leave_without_a_word():
     for node in restless().members:
         assert not node.swarm.reputation.left_alone() and set(node.swarm.pulling.rejections) <= {"holder"}
 
 
-def test_authors_get_a_record_and_newcomers_then_share_a_quarter_of_a_batch() -> None:
+def test_authors_get_a_record_and_newcomers_then_share_a_quarter_of_a_batch():
     assert any(node.swarm.reputation.newcomers_room(24) == 6 for node in settled().members)
 
 
-def test_a_packet_passes_admission_and_says_whether_its_rewards_differ() -> None:
+def test_a_packet_passes_admission_and_says_whether_its_rewards_differ():
     who = Identity(bytes(32))
     for right in range(3):
         _, body = make_packet(who.author, 1_700_000_000_000, 3, 1, right)
@@ -167,7 +167,7 @@ def test_a_packet_passes_admission_and_says_whether_its_rewards_differ() -> None
         assert len(body) == pytest.approx(PACKET_BYTES, abs=4)
 
 
-def test_a_forged_announcement_is_read_and_not_sound() -> None:
+def test_a_forged_announcement_is_read_and_not_sound():
     who, other = Identity(bytes(32)), Identity(bytes(31) + b"1")
     _, body = make_packet(who.author, 7, 0, 1, 1)
     packets = [PacketRef(0, packet_digest(body), len(body), 1)]
@@ -177,19 +177,19 @@ def test_a_forged_announcement_is_read_and_not_sound() -> None:
     assert read(made.encode(), max_packets=64).verify() and not read(forged, max_packets=64).verify()
 
 
-def test_twelve_nodes_fill_their_batches_and_step_faster_than_alone() -> None:
+def test_twelve_nodes_fill_their_batches_and_step_faster_than_alone():
     figures = settled().figures
     assert figures["fill"] > 0.95
     assert figures["speedup"] > max(2, figures["lockstep_speedup"])
 
 
-def test_fast_authors_do_not_serve_everybody() -> None:
+def test_fast_authors_do_not_serve_everybody():
     """The busiest sent 2.3 times the mean while every holder was as likely to be asked."""
     figures = settled().figures
     assert figures["upload_max_over_mean"] < 2 and figures["authors_per_batch"] > 10
 
 
-def test_a_view_holds_64_and_who_has_peers_enough_greets_less(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_view_holds_64_and_who_has_peers_enough_greets_less(monkeypatch: pytest.MonkeyPatch):
     """Beside nodes that never have enough, and greet whom they hear of."""
     scenario = Scenario(nodes=72, seconds=12.0, arrival_seconds=4.0)
     settled = Simulation(scenario).run()
@@ -200,14 +200,14 @@ def test_a_view_holds_64_and_who_has_peers_enough_greets_less(monkeypatch: pytes
     assert settled["handshakes_per_node_s"] < eager["handshakes_per_node_s"] / 4
 
 
-def test_the_table_has_a_column_for_each_simulation() -> None:
+def test_the_table_has_a_column_for_each_simulation():
     figures = settled().figures
     assert all(row.count("|") == 4 for row in table([figures, figures]).splitlines() if row.startswith("|"))
     short = table([Simulation(Scenario(nodes=2, seconds=3.0)).run()])
     assert "–: there was nothing to count" in short and "simulate more --seconds" in short
 
 
-def test_row_38_what_the_busiest_node_of_the_dht_sends_grows_far_slower_than_the_swarm() -> None:
+def test_row_38_what_the_busiest_node_of_the_dht_sends_grows_far_slower_than_the_swarm():
     """When all records lay under one key it sent 504 bytes for each of 64 records to each node every three minutes."""
     few, many = (directory_figures(Scenario(nodes=nodes)) for nodes in (100, 2000))
     under_one_key = 2000 / 180 * 64 * 504
@@ -215,6 +215,6 @@ def test_row_38_what_the_busiest_node_of_the_dht_sends_grows_far_slower_than_the
     assert many["directory_bytes_out_per_node_s"] < 2 * few["directory_bytes_out_per_node_s"]
 
 
-def test_row_38_nodes_with_peers_enough_hardly_look_up() -> None:
+def test_row_38_nodes_with_peers_enough_hardly_look_up():
     figures = Simulation(Scenario(nodes=24, seconds=60.0, arrival_seconds=5.0, session_seconds=1e9)).run()
     assert figures["look_ups_per_node_hour"] == 0

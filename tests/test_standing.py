@@ -55,7 +55,7 @@ def waiting(author: bytes, round: int, born: float) -> Scored:
 # --- bans -------------------------------------------------------------------------------------------------------------
 
 
-def test_three_refused_packets_within_an_hour_are_a_ban_and_one_a_day_is_none(clock: Clock) -> None:
+def test_three_refused_packets_within_an_hour_are_a_ban_and_one_a_day_is_none(clock: Clock):
     reputation = Reputation(clock)
     for _ in range(10):
         reputation.refused(ALICE, "malformed")
@@ -69,7 +69,7 @@ def test_three_refused_packets_within_an_hour_are_a_ban_and_one_a_day_is_none(cl
     assert reputation.banned(ALICE) is None and reputation.report(BOB).refused == {"EOS interior": 3}
 
 
-def test_each_ban_is_longer_than_the_one_before_and_a_good_day_forgives(clock: Clock) -> None:
+def test_each_ban_is_longer_than_the_one_before_and_a_good_day_forgives(clock: Clock):
     reputation = Reputation(clock)
     for longer in (1, 4, 16):
         reputation.ban(ALICE, "it lied")
@@ -83,7 +83,7 @@ def test_each_ban_is_longer_than_the_one_before_and_a_good_day_forgives(clock: C
     assert reputation.banned(ALICE) is None
 
 
-def test_of_a_banned_author_nothing_is_pulled_and_why_is_told(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+def test_of_a_banned_author_nothing_is_pulled_and_why_is_told(clock: Clock, caplog: pytest.LogCaptureFixture):
     caplog.set_level(logging.WARNING)
     reputation = Reputation(clock)
     assert reputation.may_be_pulled(ALICE, 48)
@@ -92,7 +92,7 @@ def test_of_a_banned_author_nothing_is_pulled_and_why_is_told(clock: Clock, capl
     assert reputation.left_alone() == {ALICE: "it signed two different announcements of one round"}
 
 
-def test_a_peer_that_passes_on_forgeries_is_left_alone_and_one_that_fails_is_only_asked_less(clock: Clock) -> None:
+def test_a_peer_that_passes_on_forgeries_is_left_alone_and_one_that_fails_is_only_asked_less(clock: Clock):
     reputation, rng = Reputation(clock), random.Random(0)
     reputation.failed(BOB)
     chosen = Counter(reputation.pick([ALICE, BOB, CAROL], rng) for _ in range(300))
@@ -110,7 +110,7 @@ def test_a_peer_that_passes_on_forgeries_is_left_alone_and_one_that_fails_is_onl
 
 
 @pytest.mark.parametrize("apart", [0.0, 0.05, 0.5, 2.0])
-def test_honest_claims_are_never_held_against_anybody_however_far_the_policies_are_apart(apart: float) -> None:
+def test_honest_claims_are_never_held_against_anybody_however_far_the_policies_are_apart(apart: float):
     rng = np.random.default_rng(0)
     for number in range(4):
         reputation = Reputation(Clock())
@@ -120,7 +120,7 @@ def test_honest_claims_are_never_held_against_anybody_however_far_the_policies_a
         assert reputation.established(ALICE)
 
 
-def test_honest_short_answers_keep_the_level_however_often_one_looks() -> None:
+def test_honest_short_answers_keep_the_level_however_often_one_looks():
     """One-token answers, judged every twelve samples: a fixed bound of two standard errors doubts one author in ten."""
     rng, doubted, banned = np.random.default_rng(0), 0, 0
     for _ in range(60):
@@ -132,7 +132,7 @@ def test_honest_short_answers_keep_the_level_however_often_one_looks() -> None:
     assert (doubted <= 2, banned) == (True, 0), "at most 4 % and 0.4 %"
 
 
-def test_a_weak_honest_author_is_not_doubted_although_groups_are_picked_by_their_rewards() -> None:
+def test_a_weak_honest_author_is_not_doubted_although_groups_are_picked_by_their_rewards():
     """Right in one of ten, the reader in two of ten: given that rewards differ, the mean of ρ over all is above 1."""
     rng, order = np.random.default_rng(0), random.Random(0)
     every, claims = 0.0, Claims()
@@ -152,7 +152,7 @@ def young() -> tuple[np.random.Generator, Reputation]:
     return np.random.default_rng(0), Reputation(Clock())
 
 
-def test_row_10_an_author_that_begins_to_lie_late_is_found() -> None:
+def test_row_10_an_author_that_begins_to_lie_late_is_found():
     rng, reputation = young()
     for _ in range(1000):
         reputation.trained(ALICE, 1, drawn(rng, 0.357, 1.0, 12, 3))
@@ -163,7 +163,7 @@ def test_row_10_an_author_that_begins_to_lie_late_is_found() -> None:
         reputation.trained(ALICE, 1, drawn(rng, 0.357, math.exp(-0.2), 12, 3))
 
 
-def test_claims_that_rounding_lowers_are_never_doubted() -> None:
+def test_claims_that_rounding_lowers_are_never_doubted():
     rng, reputation = young()
     for _ in range(1000):
         reputation.trained(ALICE, 1, drawn(rng, 0.05, math.exp(-TOLERANCE)))
@@ -171,7 +171,7 @@ def test_claims_that_rounding_lowers_are_never_doubted() -> None:
 
 
 @pytest.mark.parametrize(("lie", "apart"), [(0.9, 0.05), (0.5, 0.5), (0.7, 1.0), (0.8, 1.672)])
-def test_row_10_too_low_claims_lead_to_a_ban_within_a_few_steps(lie: float, apart: float) -> None:
+def test_row_10_too_low_claims_lead_to_a_ban_within_a_few_steps(lie: float, apart: float):
     rng, reputation = young()
     steps = 0
     while reputation.banned(ALICE) is None:
@@ -181,21 +181,21 @@ def test_row_10_too_low_claims_lead_to_a_ban_within_a_few_steps(lie: float, apar
     assert not reputation.established(ALICE)
 
 
-def test_row_10_too_high_claims_earn_nothing_and_need_no_ban() -> None:
+def test_row_10_too_high_claims_earn_nothing_and_need_no_ban():
     rng, reputation = young()
     for _ in range(100):
         reputation.trained(ALICE, 1, drawn(rng, 0.5, 20.0))
     assert reputation.report(ALICE).mean_importance < 0.1 and reputation.banned(ALICE) is None
 
 
-def test_doubted_claims_count_half_and_build_no_record(clock: Clock) -> None:
+def test_doubted_claims_count_half_and_build_no_record(clock: Clock):
     reputation = Reputation(clock)
     reputation.trained(ALICE, 5, figures(64, paid=5.0))  # 148 to 1
     assert reputation.weight(ALICE) == 0.5 and reputation.report(ALICE).record == 0
     assert "doubted" in reputation.report(ALICE).standing
 
 
-def test_a_defence_that_is_off_gathers_evidence_and_does_nothing(clock: Clock) -> None:
+def test_a_defence_that_is_off_gathers_evidence_and_does_nothing(clock: Clock):
     reputation = Reputation(clock, ())
     for _ in range(10):
         reputation.trained(ALICE, 1, figures(64, excess=300.0, squares=64.0, paid=10.0))
@@ -208,7 +208,7 @@ def test_a_defence_that_is_off_gathers_evidence_and_does_nothing(clock: Clock) -
 # --- newcomers --------------------------------------------------------------------------------------------------------
 
 
-def test_row_15_who_has_no_record_shares_a_quarter_unless_nobody_has_one(clock: Clock) -> None:
+def test_row_15_who_has_no_record_shares_a_quarter_unless_nobody_has_one(clock: Clock):
     reputation = Reputation(clock)
     reputation.trained(ALICE, 5, figures())
     assert reputation.newcomers_room(24) is None
@@ -218,7 +218,7 @@ def test_row_15_who_has_no_record_shares_a_quarter_unless_nobody_has_one(clock: 
     assert reputation.newcomers_room(24) is None
 
 
-def test_row_15_eight_sybils_get_a_quarter_of_the_batch_together(clock: Clock) -> None:
+def test_row_15_eight_sybils_get_a_quarter_of_the_batch_together(clock: Clock):
     reputation, pool = Reputation(clock), Pool(lambda: 600.0, clock, random.Random(0))
     established(reputation, ALICE)
     for number in range(8):
@@ -234,7 +234,7 @@ def test_row_15_eight_sybils_get_a_quarter_of_the_batch_together(clock: Clock) -
 # --- rounds, floods, memory -------------------------------------------------------------------------------------------
 
 
-def test_row_32_what_was_pulled_of_an_author_is_counted_by_the_step(clock: Clock) -> None:
+def test_row_32_what_was_pulled_of_an_author_is_counted_by_the_step(clock: Clock):
     reputation = Reputation(clock)
     for _ in range(48):
         reputation.note_pull(ALICE, step_seconds=10.0)
@@ -243,7 +243,7 @@ def test_row_32_what_was_pulled_of_an_author_is_counted_by_the_step(clock: Clock
     assert reputation.pulled(ALICE) == pytest.approx(24)
 
 
-def test_row_31_identities_without_number_do_not_fill_the_books_nor_push_out_a_record(clock: Clock) -> None:
+def test_row_31_identities_without_number_do_not_fill_the_books_nor_push_out_a_record(clock: Clock):
     reputation = Reputation(clock)
     established(reputation, ALICE)
     reputation.equivocated(BOB)
@@ -255,7 +255,7 @@ def test_row_31_identities_without_number_do_not_fill_the_books_nor_push_out_a_r
     assert reputation.established(ALICE) and reputation.banned(BOB) is not None
 
 
-def test_row_17_who_calls_without_end_is_not_answered_and_others_are(clock: Clock) -> None:
+def test_row_17_who_calls_without_end_is_not_answered_and_others_are(clock: Clock):
     calls = Budgets(clock, 50.0, 200.0)
     assert [calls.take(ALICE) for _ in range(205)] == [True] * 200 + [False] * 5
     assert calls.take(BOB)
@@ -275,7 +275,7 @@ def test_row_17_who_calls_without_end_is_not_answered_and_others_are(clock: Cloc
 # --- what is told and kept --------------------------------------------------------------------------------------------
 
 
-def test_records_and_bans_outlive_the_process(tmp_path: Path, clock: Clock) -> None:
+def test_records_and_bans_outlive_the_process(tmp_path: Path, clock: Clock):
     before = Reputation(clock)
     established(before, ALICE)
     before.trained(ALICE, 1, figures(64, paid=3.0))
@@ -301,7 +301,7 @@ DAMAGED = ["", "[]", "{}", '{"authors": {"zz": {}}}', '{"authors": []}', "\x00",
 @pytest.mark.parametrize("text", DAMAGED)
 def test_row_21_a_damaged_book_makes_everybody_a_newcomer(
     tmp_path: Path, text: str, clock: Clock, caplog: pytest.LogCaptureFixture
-) -> None:
+):
     path = tmp_path / "standing.json"
     path.write_text(text)
     books = ReputationFile(path, reputation := Reputation(clock))
@@ -310,7 +310,7 @@ def test_row_21_a_damaged_book_makes_everybody_a_newcomer(
     assert json.loads(path.read_text()) == {"authors": {}}
 
 
-def test_what_a_peer_is_told_to_be_is_in_plain_words(clock: Clock) -> None:
+def test_what_a_peer_is_told_to_be_is_in_plain_words(clock: Clock):
     reputation = Reputation(clock)
     assert reputation.report(ALICE).standing == "newcomer"
     reputation.admitted(ALICE, completions=4, tokens=40)
@@ -322,7 +322,7 @@ def test_what_a_peer_is_told_to_be_is_in_plain_words(clock: Clock) -> None:
     assert reputation.report(ALICE).standing == "established"
 
 
-def test_whose_groups_teach_nothing_is_pulled_from_less_and_again_when_they_do(clock: Clock) -> None:
+def test_whose_groups_teach_nothing_is_pulled_from_less_and_again_when_they_do(clock: Clock):
     subject, author = Reputation(clock), b"a"
 
     def pulled_a_step() -> int:
@@ -345,7 +345,7 @@ def test_whose_groups_teach_nothing_is_pulled_from_less_and_again_when_they_do(c
 @pytest.mark.parametrize("delivered", [4, 400])
 def test_row_69_of_two_holders_who_delivered_less_lately_is_asked_more_but_four_times_at_most(
     clock: Clock, delivered: int
-) -> None:
+):
     reputation, rng = Reputation(clock), random.Random(0)
     for _ in range(delivered):
         reputation.delivered(BOB)

@@ -31,7 +31,7 @@ def split(pairs: Pairs) -> tuple[list[float], list[float]]:
     return [a for a, _ in pairs], [b for _, b in pairs]
 
 
-def test_an_interval_is_students_or_the_studentised_bootstraps_where_that_is_wider() -> None:
+def test_an_interval_is_students_or_the_studentised_bootstraps_where_that_is_wider():
     half = 4.3026527 * math.sqrt(1 / 3)  # t(2, 0.975) of the tables
     assert astuple(mean_interval([1, 2, 3])) == pytest.approx((2, 2 - half, 2 + half, 3))
     values = np.array([1.0, 2.0, 3.0, 7.0])
@@ -48,7 +48,7 @@ def held(intervals: Iterable[subject.Interval], truth: float) -> float:
     return float(np.mean([interval.low <= truth <= interval.high for interval in intervals]))
 
 
-def test_intervals_and_the_share_of_collapses_hold_what_they_claim() -> None:
+def test_intervals_and_the_share_of_collapses_hold_what_they_claim():
     """Of eight values: 94 % within two standard errors, also at a ceiling and where they are skewed, where Student's
     holds 88 to 90 %; with one collapse in ten as much of the others' mean and of the share, but not of the whole."""
     draw = np.random.default_rng(5)
@@ -68,18 +68,18 @@ def test_intervals_and_the_share_of_collapses_hold_what_they_claim() -> None:
     assert subject.collapse_share(0, 8).high == pytest.approx(1 - 0.025 ** (1 / 8))
 
 
-def test_one_seed_has_no_interval_and_equal_seeds_one_without_width() -> None:
+def test_one_seed_has_no_interval_and_equal_seeds_one_without_width():
     assert astuple(mean_interval([0.5])) == pytest.approx((0.5, math.nan, math.nan, 1), nan_ok=True)
     assert mean_interval([0.5] * 4) == subject.Interval(0.5, 0.5, 0.5, 4)
 
 
-def test_a_paired_difference_is_that_of_the_paired_t_test_or_wider() -> None:
+def test_a_paired_difference_is_that_of_the_paired_t_test_or_wider():
     found = subject.paired_difference(DRUG_1, DRUG_2)
     assert (found.mean, found.high, found.n) == pytest.approx((-1.58, -0.7001142, 10), abs=1e-6)
     assert -3.2 < found.low < -2.4598858 and found == subject.paired_difference(DRUG_1, DRUG_2), "one of ten is far out"
 
 
-def test_the_exact_p_is_that_of_scipy() -> None:
+def test_the_exact_p_is_that_of_scipy():
     draw = np.random.default_rng(0)
     for n in (2, 4, 7, 9):
         a = draw.normal(0.6, 0.1, n)
@@ -90,20 +90,20 @@ def test_the_exact_p_is_that_of_scipy() -> None:
         assert paired_permutation(a.tolist(), b.tolist()) == pytest.approx(float(oracle.pvalue), abs=1e-12)
 
 
-def test_sums_that_rounding_tells_apart_are_equal() -> None:
+def test_sums_that_rounding_tells_apart_are_equal():
     parts = [0.1, 0.2, -0.3]
     assert sum(parts) != 0
     assert paired_permutation(parts, [0, 0, 0]) == 1 and paired_permutation([0.3, 0.2, 0.1], [0.2, 0.1, 0]) == 2 / 8
 
 
-def test_drawn_flips_come_near_all_flips(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drawn_flips_come_near_all_flips(monkeypatch: pytest.MonkeyPatch):
     exact = paired_permutation(DARWIN, [0] * 15)
     monkeypatch.setattr(subject, "EXACT_UP_TO", 14)
     drawn = [paired_permutation(DARWIN, [0] * 15) for _ in range(2)]
     assert drawn[0] == drawn[1] != exact and drawn[0] == pytest.approx(exact, abs=4 * math.sqrt(exact / subject.FLIPS))
 
 
-def test_many_pairs_have_a_p_above_nothing() -> None:
+def test_many_pairs_have_a_p_above_nothing():
     ones = [1.0] * 40
     zeros = [0.0] * 40
     assert paired_permutation(ones, zeros) == 1 / (subject.FLIPS + 1) and paired_permutation(ones, ones) == 1
@@ -111,7 +111,7 @@ def test_many_pairs_have_a_p_above_nothing() -> None:
 
 @EVERY
 @given(seeds, st.randoms(use_true_random=False), st.integers(-50, 50))
-def test_p_knows_neither_names_nor_order_nor_level(pairs: Pairs, shuffler: random.Random, shift: int) -> None:
+def test_p_knows_neither_names_nor_order_nor_level(pairs: Pairs, shuffler: random.Random, shift: int):
     a, b = split(pairs)
     p = paired_permutation(a, b)
     tost = astuple(equivalent(a, b))
@@ -126,7 +126,7 @@ def test_p_knows_neither_names_nor_order_nor_level(pairs: Pairs, shuffler: rando
         assert astuple(equivalent(first, second)) == pytest.approx(tost, abs=1e-9, nan_ok=True)
 
 
-def test_equivalence_is_two_one_sided_t_tests() -> None:
+def test_equivalence_is_two_one_sided_t_tests():
     for margin in (0.5, 1.58, 2.5, 4.0):
         found = equivalent(DRUG_1, DRUG_2, margin=margin)
         shifted = [[value + shift for value in DRUG_1] for shift in (margin, -margin)]
@@ -139,14 +139,14 @@ def test_equivalence_is_two_one_sided_t_tests() -> None:
         assert (found.difference, found.low, found.high) == pytest.approx((-1.58, interval.low, interval.high))
 
 
-def test_sameness_without_any_spread_is_decided_by_the_margin() -> None:
+def test_sameness_without_any_spread_is_decided_by_the_margin():
     assert astuple(equivalent([1, 1, 1], [1, 1, 1])) == (0, 0, 0, 0)
     assert equivalent([0.3, 0.2, 0.1], [0.28, 0.18, 0.08]).p == 0
     assert equivalent([0.3, 0.2, 0.1], [0.27, 0.17, 0.07]).p == 1  # on the margin, whatever rounding says
     assert equivalent([0.3, 0.2, 0.1], [0.4, 0.3, 0.2]).p == 1
 
 
-def test_holm_steps_down() -> None:
+def test_holm_steps_down():
     assert holm({"a": 0.01, "b": 0.04, "c": 0.03, "d": 0.005}) == pytest.approx(
         {"a": 0.03, "b": 0.06, "c": 0.06, "d": 0.02}
     )
@@ -154,7 +154,7 @@ def test_holm_steps_down() -> None:
     assert list(holm({"z": 0.5, "a": 0.1})) == ["z", "a"]
 
 
-def test_tests_err_as_rarely_as_they_claim() -> None:
+def test_tests_err_as_rarely_as_they_claim():
     draw = np.random.default_rng(3)
     sets = 600
     n = 8
@@ -174,13 +174,13 @@ def test_tests_err_as_rarely_as_they_claim() -> None:
     assert 0.02 < np.mean(np.array(same) <= 0.05) <= bound
 
 
-def test_a_band_is_an_interval_at_each_position() -> None:
+def test_a_band_is_an_interval_at_each_position():
     curves = [[0.1, 0.2, 0.3], [0.2, 0.2, 0.5], [0.6, 0.2, 0.4]]
     assert subject.bands(curves) == [mean_interval(position) for position in zip(*curves, strict=True)]
     assert subject.bands([[0.1, 0.2]])[1].n == 1
 
 
-def test_a_target_is_reached_on_the_line_between_two_evaluations() -> None:
+def test_a_target_is_reached_on_the_line_between_two_evaluations():
     curve = [(0.0, 0.2), (10.0, 0.4), (20.0, 0.3), (30.0, 0.7)]
     assert reached(curve, 0.3) == pytest.approx(5) and reached(curve, 0.4) == 10
     assert reached(curve, 0.5) == pytest.approx(25) and reached(curve, 0.1) == 0 and reached(curve, 0.71) is None
@@ -205,6 +205,6 @@ def test_a_target_is_reached_on_the_line_between_two_evaluations() -> None:
         lambda: reached([(1, 0.1), (0, 0.2)], 0.15),
     ],
 )
-def test_values_that_mean_nothing_are_refused(mistake: Callable[[], object]) -> None:
+def test_values_that_mean_nothing_are_refused(mistake: Callable[[], object]):
     with pytest.raises(ValueError):
         mistake()

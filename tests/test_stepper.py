@@ -29,13 +29,13 @@ NOTHING = Waiting(0)
 
 
 @pytest.mark.parametrize(("others", "own"), [(0, 24), (1, 12), (2, 8), (3, 6), (4, 6), (50, 6)])
-def test_a_node_makes_its_part_of_the_batch_but_no_less_than_a_quarter(tmp_path: Path, others: int, own: int) -> None:
+def test_a_node_makes_its_part_of_the_batch_but_no_less_than_a_quarter(tmp_path: Path, others: int, own: int):
     node = stepper(tmp_path, others)
     assert vertical(node).own_quota() == own == math.ceil(max(1 / (1 + others), OWN_SHARE_FLOOR) * BATCH)
     assert node.want().groups == 2 * (BATCH - own), "one step and one ahead"
 
 
-def test_a_node_counts_on_what_comes_and_not_on_who_announces() -> None:
+def test_a_node_counts_on_what_comes_and_not_on_who_announces():
     demand = Demand()
     assert demand.groups_to_make(BATCH, 6, NOTHING) == 6, "before the first step there is only who announced"
     demand.stepped(0, NOTHING)
@@ -49,7 +49,7 @@ def test_a_node_counts_on_what_comes_and_not_on_who_announces() -> None:
         assert demand.groups_to_make(BATCH, 6, NOTHING) == pytest.approx(own, abs=each < 18), "never less than its part"
 
 
-def test_what_waits_need_not_come_and_what_has_no_room_in_a_batch_is_not_counted_on() -> None:
+def test_what_waits_need_not_come_and_what_has_no_room_in_a_batch_is_not_counted_on():
     for room, first, later in ((None, 12, 10), (4, 6, 4)):
         demand = Demand()
         waiting = Waiting(10, 10, room)
@@ -67,7 +67,7 @@ def test_what_waits_need_not_come_and_what_has_no_room_in_a_batch_is_not_counted
     assert foreign(5, 1.5, waiting) == 8 - 8, "six by newcomers and two others"
 
 
-async def test_a_batch_counts_what_came_for_it(tmp_path: Path) -> None:
+async def test_a_batch_counts_what_came_for_it(tmp_path: Path):
     node = stepper(tmp_path, 3)
     for number in range(10):
         node.pool.add(scored(1, number, 0, boot_seconds()))
@@ -77,7 +77,7 @@ async def test_a_batch_counts_what_came_for_it(tmp_path: Path) -> None:
     assert vertical(node).own_quota() == BATCH - 8, "ten, then none"
 
 
-def test_what_a_checkpoint_of_an_earlier_version_says_of_needed_rows_is_left_alone() -> None:
+def test_what_a_checkpoint_of_an_earlier_version_says_of_needed_rows_is_left_alone():
     taken = Progress(step=3, own_groups_used=7)
     taken.foreign_groups_used["peer"] = 2
     assert Progress.from_facts(taken.facts()) == taken
@@ -86,7 +86,7 @@ def test_what_a_checkpoint_of_an_earlier_version_says_of_needed_rows_is_left_alo
 @pytest.mark.parametrize(("pace", "found"), [(0.0, 1), (791.0, 2), (5000.0, 3)])
 async def test_after_a_restart_the_pool_has_again_what_is_young_enough_at_the_nodes_own_pace(
     tmp_path: Path, pace: float, found: int
-) -> None:
+):
     """Ages are counted from when the author made a group, not from its arrival here or from the start."""
     node = stepper(tmp_path, max_age=600.0)
     author = identity(1).author
@@ -109,7 +109,7 @@ async def test_after_a_restart_the_pool_has_again_what_is_young_enough_at_the_no
     assert came == {one.group.key: pytest.approx(age, abs=60) for one, age in zip(arrived[:found], ages, strict=False)}
 
 
-def test_of_a_banned_author_nothing_waits(tmp_path: Path) -> None:
+def test_of_a_banned_author_nothing_waits(tmp_path: Path):
     node = stepper(tmp_path)
     ours, theirs = (scored(number, 0, 0, boot_seconds()) for number in (1, 2))
     assert node.pool.add(ours) and node.pool.add(theirs)
@@ -117,7 +117,7 @@ def test_of_a_banned_author_nothing_waits(tmp_path: Path) -> None:
     assert node.pool.take(9) == [ours] and not node.pool.add(theirs) and len(node.pool) == 0
 
 
-async def test_of_a_removed_member_nothing_waits_once_the_removal_is_heard(tmp_path: Path) -> None:
+async def test_of_a_removed_member_nothing_waits_once_the_removal_is_heard(tmp_path: Path):
     founder = identity(1)
     ann = identity(2)
     who = {"run_id": RUN.id, "member": ann.author, "issuer": founder.author, "issued_at": int(unix_seconds())}
@@ -134,7 +134,7 @@ async def test_of_a_removed_member_nothing_waits_once_the_removal_is_heard(tmp_p
     assert len(node.pool) == 0, "nor what was scored meanwhile"
 
 
-def test_idleness_is_of_the_latest_steps_together(tmp_path: Path) -> None:
+def test_idleness_is_of_the_latest_steps_together(tmp_path: Path):
     node = stepper(tmp_path, others=0)
     assert node.idle_share() is None, "no step yet"
     for _ in range(8):
@@ -144,7 +144,7 @@ def test_idleness_is_of_the_latest_steps_together(tmp_path: Path) -> None:
     assert node.idle_share() == pytest.approx(0.5 / 8)
 
 
-def test_a_listener_makes_nothing_and_an_objective_for_own_samples_only_pulls_nothing(tmp_path: Path) -> None:
+def test_a_listener_makes_nothing_and_an_objective_for_own_samples_only_pulls_nothing(tmp_path: Path):
     for node, found in (
         (stepper(tmp_path, 2, own_share=0.0), (0, 2 * BATCH)),
         (stepper(tmp_path, 3, own_only=True), (BATCH, 0)),
@@ -152,7 +152,7 @@ def test_a_listener_makes_nothing_and_an_objective_for_own_samples_only_pulls_no
         assert (vertical(node).own_quota(), node.want().groups) == found
 
 
-def test_progress_survives_the_way_through_a_checkpoints_facts() -> None:
+def test_progress_survives_the_way_through_a_checkpoints_facts():
     progress = Progress(step=7, own_weight=1.0, foreign_weight=3.0)
     progress.foreign_groups_used.update({"somebody": 5})
     again = Progress.from_facts(progress.facts())
@@ -161,7 +161,7 @@ def test_progress_survives_the_way_through_a_checkpoints_facts() -> None:
     assert progress.foreign_groups_used["somebody"] == 5
 
 
-async def test_what_is_written_to_disk_does_not_keep_the_worker_waiting() -> None:
+async def test_what_is_written_to_disk_does_not_keep_the_worker_waiting():
     order = []
 
     async def work() -> dict[str, Any]:
@@ -174,7 +174,7 @@ async def test_what_is_written_to_disk_does_not_keep_the_worker_waiting() -> Non
     assert order == ["asked", "written", "answered"]
 
 
-async def test_peers_are_told_the_time_at_which_a_round_is_announced(tmp_path: Path) -> None:
+async def test_peers_are_told_the_time_at_which_a_round_is_announced(tmp_path: Path):
     """Not that before it was generated, which takes minutes on a CPU: they would think that this clock is behind."""
 
     class Slow:
@@ -191,7 +191,7 @@ async def test_peers_are_told_the_time_at_which_a_round_is_announced(tmp_path: P
     assert told == [1100]
 
 
-async def test_where_the_disk_is_full_the_worker_is_not_waited_for() -> None:
+async def test_where_the_disk_is_full_the_worker_is_not_waited_for():
     cancelled = asyncio.Event()
 
     async def work() -> dict[str, Any]:
@@ -212,7 +212,7 @@ async def test_where_the_disk_is_full_the_worker_is_not_waited_for() -> None:
 @pytest.mark.parametrize("listens", [True, False])
 async def test_a_disk_that_fills_while_a_group_is_scored_ends_the_step_and_loses_no_group(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, listens: bool
-) -> None:
+):
     class Dull:
         async def call(self, request: Any) -> Any:
             return [0.0, 0.0]

@@ -27,7 +27,7 @@ def questions(count: int, first: int = 0) -> list[dict[str, object]]:
 # The built-in task
 
 
-def test_arithmetic_has_1899_prompts_and_holds_out_at_least_500() -> None:
+def test_arithmetic_has_1899_prompts_and_holds_out_at_least_500():
     task = load_task("arithmetic")
     train = {e.question for e in task.train}
     held_out = {e.question for e in task.held_out}
@@ -35,7 +35,7 @@ def test_arithmetic_has_1899_prompts_and_holds_out_at_least_500() -> None:
     assert not train & held_out and len(held_out) >= 500 and {e.question[0] for e in task.asked(40)} == {*"123456789"}
 
 
-def test_arithmetic_answers_are_right_and_nothing_on_the_way_is_negative() -> None:
+def test_arithmetic_answers_are_right_and_nothing_on_the_way_is_negative():
     for example in (*load_task("arithmetic").train, *load_task("arithmetic").held_out):
         a, first, b, second, c, end = example.question
         middle = int(a) + int(b) if first == "+" else int(a) - int(b)
@@ -44,14 +44,14 @@ def test_arithmetic_answers_are_right_and_nothing_on_the_way_is_negative() -> No
         assert end == "="
 
 
-def test_arithmetic_never_changes() -> None:
+def test_arithmetic_never_changes():
     task = load_task("arithmetic")
     assert task.data == "f121ab9f8723431fe01c8840bbc8c993f0a3dd259552be9e9ceef043eaa0e929"
     assert task.train[:2] == (Example("1+1+2=", "4"), Example("1+1+3=", "5"))
     assert (len(task.train), task.template, task.reward, task.completion_tokens) == (1310, "{question}", "integer", 16)
 
 
-def test_a_text_run_lets_through_what_a_token_run_does(tmp_path: Path) -> None:
+def test_a_text_run_lets_through_what_a_token_run_does(tmp_path: Path):
     assert load_task("arithmetic").text == load_task("arithmetic-4").text == TextCaps(16, 64, 64)
     file = write(tmp_path / "r.jsonl", *({"question": f"{i}", "answer": i} for i in range(20)))
     rows = [(f"{i}", i) for i in range(9)]
@@ -60,7 +60,7 @@ def test_a_text_run_lets_through_what_a_token_run_does(tmp_path: Path) -> None:
 
 
 @real_data
-def test_the_caps_of_a_text_run_fit_the_problems_and_solutions_of_gsm8k() -> None:
+def test_the_caps_of_a_text_run_fit_the_problems_and_solutions_of_gsm8k():
     task = load_task("gsm8k", data=DATA / "gsm8k_train.jsonl")
     solutions = [json.loads(line)["answer"] for line in (DATA / "gsm8k_train.jsonl").read_text().splitlines()]
     assert max(len(task.prompt(e).encode()) for e in (*task.train, *task.held_out)) <= task.text.prompt_bytes
@@ -71,7 +71,7 @@ def test_the_caps_of_a_text_run_fit_the_problems_and_solutions_of_gsm8k() -> Non
 
 
 @real_data
-def test_gsm8k_holds_every_row_and_every_gold_is_an_integer() -> None:
+def test_gsm8k_holds_every_row_and_every_gold_is_an_integer():
     task = load_task("gsm8k", data=DATA / "gsm8k_train.jsonl")  # the test file is found beside it
     assert (len(task.train), len(task.held_out)) == (7473, 1319)
     assert task.data == gsm8k.TRAIN.sha256
@@ -79,20 +79,20 @@ def test_gsm8k_holds_every_row_and_every_gold_is_an_integer() -> None:
     assert sum(e.answer.startswith("-") for e in (*task.train, *task.held_out)) == 5
 
 
-def test_gsm8k_golds_follow_the_hashes(tmp_path: Path) -> None:
+def test_gsm8k_golds_follow_the_hashes(tmp_path: Path):
     golds = {"12 is it\n#### 12": "12", "#### 1,234": "1234", "one #### two\n#### -5": "-5", "####  7 ": "7"}
     file = write(tmp_path / "g.jsonl", *({"question": f"q{text}?", "answer": text} for text in golds))
     task = load_task("gsm8k", data=file)
     assert {e.question[1:-1]: e.answer for e in (*task.train, *task.held_out)} == golds
 
 
-def test_gsm8k_without_a_gold_names_the_line(tmp_path: Path) -> None:
+def test_gsm8k_without_a_gold_names_the_line(tmp_path: Path):
     file = write(tmp_path / "g.jsonl", {"question": "q", "answer": "#### 1"}, {"question": "r", "answer": "1"})
     with pytest.raises(UsageError, match="line 2"):
         load_task("gsm8k", data=file)
 
 
-def test_the_template_is_plain_text_and_leaves_braces_in_questions_alone(tmp_path: Path) -> None:
+def test_the_template_is_plain_text_and_leaves_braces_in_questions_alone(tmp_path: Path):
     file = write(
         tmp_path / "g.jsonl", *({"question": f"{{x}} {{question}} {i}", "answer": f"#### {i}"} for i in range(3))
     )
@@ -106,7 +106,7 @@ def test_the_template_is_plain_text_and_leaves_braces_in_questions_alone(tmp_pat
 # Local files
 
 
-def test_a_tenth_of_a_local_file_is_held_out_by_its_hash(tmp_path: Path) -> None:
+def test_a_tenth_of_a_local_file_is_held_out_by_its_hash(tmp_path: Path):
     file = write(tmp_path / "mine.jsonl", *questions(1000))
     task = load_task(str(file))
     assert len(task.train) + len(task.held_out) == 1000 and 70 <= len(task.held_out) <= 130
@@ -115,7 +115,7 @@ def test_a_tenth_of_a_local_file_is_held_out_by_its_hash(tmp_path: Path) -> None
     assert load_task("mine.jsonl", data=file) == task
 
 
-def test_the_prompts_of_a_run_do_not_depend_on_what_a_node_evaluates_on(tmp_path: Path) -> None:
+def test_the_prompts_of_a_run_do_not_depend_on_what_a_node_evaluates_on(tmp_path: Path):
     file = write(tmp_path / "a.jsonl", *questions(50))
     other = write(tmp_path / "b.jsonl", *questions(4, first=100))
     task = load_task(str(file), eval_data=other)
@@ -124,18 +124,18 @@ def test_the_prompts_of_a_run_do_not_depend_on_what_a_node_evaluates_on(tmp_path
 
 
 @pytest.mark.parametrize("count", range(2, 12))
-def test_at_least_one_row_is_held_out_and_one_is_left(tmp_path: Path, count: int) -> None:
+def test_at_least_one_row_is_held_out_and_one_is_left(tmp_path: Path, count: int):
     task = load_task(str(write(tmp_path / "few.jsonl", *questions(count))))
     assert task.train and task.held_out and len(task.train) + len(task.held_out) == count
 
 
-def test_equal_questions_are_never_on_both_sides(tmp_path: Path) -> None:
+def test_equal_questions_are_never_on_both_sides(tmp_path: Path):
     task = load_task(str(write(tmp_path / "twice.jsonl", *questions(20), *questions(20))))
     assert not {e.question for e in task.train} & {e.question for e in task.held_out}
 
 
 @pytest.mark.parametrize("name", ["w.jsonl", "W.JSONL"])
-def test_blank_lines_windows_line_ends_and_a_byte_order_mark_are_accepted(tmp_path: Path, name: str) -> None:
+def test_blank_lines_windows_line_ends_and_a_byte_order_mark_are_accepted(tmp_path: Path, name: str):
     file = tmp_path / name
     rows = enumerate(["1", '"2"', "3.0", '"4.0"', "-5.00", '" 6,000. "'])
     lines = (f'{{"question": "q{number}", "answer": {answer}}}\r\n\r\n' for number, answer in rows)
@@ -177,14 +177,14 @@ GOOD_LINE = b'{"question": "a", "answer": 1}\n'
         (b'{"question": "a", "answer": ' + b"9" * 9000 + b"}", "line 1, is not JSON"),
     ],
 )
-def test_a_file_that_cannot_be_used_says_where(tmp_path: Path, content: bytes, message: str) -> None:
+def test_a_file_that_cannot_be_used_says_where(tmp_path: Path, content: bytes, message: str):
     file = tmp_path / "bad.jsonl"
     file.write_bytes(content)
     with pytest.raises(UsageError, match=message):
         load_task(str(file))
 
 
-def test_training_and_evaluation_use_the_same_field(tmp_path: Path) -> None:
+def test_training_and_evaluation_use_the_same_field(tmp_path: Path):
     other = write(tmp_path / "e.jsonl", {"prompt": "1+1=", "answer": 2})
     with pytest.raises(UsageError, match="'prompt'"):
         load_task(str(write(tmp_path / "t.jsonl", *questions(5))), eval_data=other)
@@ -209,7 +209,7 @@ class Files(Quiet):
         self.wfile.write(body)
 
 
-def test_a_download_lands_in_one_piece_is_not_repeated_and_mended_if_it_is_damaged(tmp_path: Path) -> None:
+def test_a_download_lands_in_one_piece_is_not_repeated_and_mended_if_it_is_damaged(tmp_path: Path):
     target = tmp_path / "cache" / "file"
     with served(Files) as url:
         remote = Remote(f"{url}/good", len(CONTENT), DIGEST)
@@ -224,14 +224,14 @@ def test_a_download_lands_in_one_piece_is_not_repeated_and_mended_if_it_is_damag
     ("path", "reason"),
     [("wrong", "sha256 is not"), ("long", "more than"), ("short", "only"), ("truncated", "only"), ("missing", "404")],
 )
-def test_a_wrong_download_is_refused_and_leaves_nothing(tmp_path: Path, path: str, reason: str) -> None:
+def test_a_wrong_download_is_refused_and_leaves_nothing(tmp_path: Path, path: str, reason: str):
     with served(Files) as url, pytest.raises(UserError, match=reason) as caught:
         cached(Remote(f"{url}/{path}", len(CONTENT), DIGEST), tmp_path / "file")
     assert "--data" in caught.value.fix
     assert list(tmp_path.iterdir()) == []
 
 
-def test_without_network_a_person_is_told_to_name_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_network_a_person_is_told_to_name_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     with served(Files) as url:
         pass
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -242,7 +242,7 @@ def test_without_network_a_person_is_told_to_name_a_file(tmp_path: Path, monkeyp
     assert not (tmp_path / "ftis-node").exists()
 
 
-def test_the_cache_is_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_is_the_users(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
     assert cache_dir() == Path("/somewhere/ftis-node")
     monkeypatch.setenv("XDG_CACHE_HOME", "")

@@ -43,7 +43,7 @@ def rows(tmp_path: Path) -> str:
 
 @pytest.mark.parametrize("rule", INTEGERS)
 @pytest.mark.parametrize("form", FORMS)
-def test_a_rule_rewards_its_own_form_and_no_other(rule: str, form: str) -> None:
+def test_a_rule_rewards_its_own_form_and_no_other(rule: str, form: str):
     verdict = score(rule, FORMS[form].format("1,234"), "1234")
     own = form == form_of(rule)
     assert (verdict.reward, verdict.formatted) == (float(own), own) and verdict.lenient
@@ -60,12 +60,12 @@ def test_a_rule_rewards_its_own_form_and_no_other(rule: str, form: str) -> None:
         ("integer-boxed", r"\boxed{}", 0, False),
     ],
 )
-def test_the_last_answer_of_the_form_counts(rule: str, text: str, reward: float, formatted: bool) -> None:
+def test_the_last_answer_of_the_form_counts(rule: str, text: str, reward: float, formatted: bool):
     verdict = score(rule, text, "12")
     assert (verdict.reward, verdict.formatted) == (reward, formatted) and verdict.lenient >= reward
 
 
-def test_mathematics_has_a_form_in_its_rule_too() -> None:
+def test_mathematics_has_a_form_in_its_rule_too():
     with Judge("math-boxed", seconds=30.0) as judge:  # patient: a machine may be busy
         assert judge(r"So it is \boxed{\frac{1}{2}}.", "0.5").reward == 1
         tagged = judge("<think></think> <answer>1/2</answer>", "0.5")
@@ -73,7 +73,7 @@ def test_mathematics_has_a_form_in_its_rule_too() -> None:
 
 
 @pytest.mark.parametrize("unit", ["\\boxed{", "{", "}", "9", "\\"])
-def test_hostile_text_in_a_box_raises_nothing(unit: str) -> None:
+def test_hostile_text_in_a_box_raises_nothing(unit: str):
     for text in (unit * 200_000, r"\boxed{" + unit * 200_000):
         assert score("integer-boxed", text, "12").reward == 0
 
@@ -81,7 +81,7 @@ def test_hostile_text_in_a_box_raises_nothing(unit: str) -> None:
 # --- templates --------------------------------------------------------------------------------------------------------
 
 
-def test_a_text_has_the_question_once_one_name_and_nothing_to_copy() -> None:
+def test_a_text_has_the_question_once_one_name_and_nothing_to_copy():
     assert {rule for texts in TEMPLATES.values() for rule in texts} == {*RULES}
     for name, texts in TEMPLATES.items():
         for rule, text in texts.items():
@@ -105,7 +105,7 @@ def test_a_text_has_the_question_once_one_name_and_nothing_to_copy() -> None:
         (None, None, "integer"),
     ],
 )
-def test_a_named_template_goes_with_its_rule(rows: str, template: str | None, reward: str | None, rule: str) -> None:
+def test_a_named_template_goes_with_its_rule(rows: str, template: str | None, reward: str | None, rule: str):
     task = load_task(rows, template=template, reward=reward)
     assert task.reward == rule
     assert known_as(task.template) == (template if template in TEMPLATES else None) or template is None
@@ -126,15 +126,13 @@ def test_a_named_template_goes_with_its_rule(rows: str, template: str | None, re
         (None, "integer-box", "no reward rule 'integer-box'", "Did you mean 'integer-boxed'"),
     ],
 )
-def test_what_cannot_go_together_is_refused(
-    rows: str, template: str | None, reward: str | None, what: str, fix: str
-) -> None:
+def test_what_cannot_go_together_is_refused(rows: str, template: str | None, reward: str | None, what: str, fix: str):
     with pytest.raises(UsageError) as refused:
         load_task(rows, template=template, reward=reward)
     assert what in refused.value.what and fix in refused.value.fix
 
 
-def test_a_function_s_task_takes_the_name_that_goes_with_its_rule() -> None:
+def test_a_function_s_task_takes_the_name_that_goes_with_its_rule():
     assert known_as(make_task(SUMS, reward="integer-boxed", template="boxed").template) == "boxed"
     with pytest.raises(UsageError, match="rewards <think>"):
         make_task(SUMS, template="boxed")
@@ -162,7 +160,7 @@ def test_a_trained_model_is_asked_in_its_run_s_words_where_they_go_with_the_task
     asked: tuple[str, str | None],
     named: dict[str, str],
     expected: tuple[str | None, str],
-) -> None:
+):
     words, rule = of_run
     name, of_task = asked
     task = load_evaluation(rows if name == "rows" else name, reward=of_task, template=named.get("template"))
@@ -174,7 +172,7 @@ def test_a_trained_model_is_asked_in_its_run_s_words_where_they_go_with_the_task
     assert (known_as(found.template) or (found.template if expected[0] else None), found.reward) == expected
 
 
-def test_eval_ask_and_check_ask_a_home_as_its_run_did(rows: str, cli: Cli, tmp_path: Path) -> None:
+def test_eval_ask_and_check_ask_a_home_as_its_run_did(rows: str, cli: Cli, tmp_path: Path):
     home = tmp_path / "home"
     home.mkdir()
     engine = Engine()
@@ -216,7 +214,7 @@ def test_eval_ask_and_check_ask_a_home_as_its_run_did(rows: str, cli: Cli, tmp_p
 )
 def test_only_what_nobody_chose_is_asked_otherwise_in_a_chat(
     rows: str, reward: str | None, template: str | None, in_chat: tuple[str | None, str | None]
-) -> None:
+):
     found = load_task(rows, reward=reward, template=template).in_chat()
     words, rule = in_chat
     assert (known_as(found.template), found.reward) == (words, rule or rule_in(IN_CHAT, "integer"))
@@ -227,7 +225,7 @@ def test_only_what_nobody_chose_is_asked_otherwise_in_a_chat(
     assert load_task("arithmetic").in_chat() == load_task("arithmetic")
 
 
-def test_a_new_run_asks_instruct_models_in_the_words_that_were_measured(rows: str, cli: Cli, tmp_path: Path) -> None:
+def test_a_new_run_asks_instruct_models_in_the_words_that_were_measured(rows: str, cli: Cli, tmp_path: Path):
     folder = tmp_path / "instruct"
     file = tmp_path / "run.toml"
     shutil.copytree(resolve("tiny-bpe"), folder)
@@ -276,7 +274,7 @@ def dry(monkeypatch: pytest.MonkeyPatch, cli: Cli) -> Cli:
     return partial(cli, "join", "--dry-run", "--device", "cpu", "--model", "tiny-bpe")
 
 
-def test_a_run_holds_text_and_rule_and_others_see_the_name(rows: str, cli: Cli, dry: Cli, tmp_path: Path) -> None:
+def test_a_run_holds_text_and_rule_and_others_see_the_name(rows: str, cli: Cli, dry: Cli, tmp_path: Path):
     file = tmp_path / "run.toml"
     home = ("--home", str(tmp_path / "home"))
     line = ("run", "new", "--task", rows, "--model", "tiny-bpe", "--template", "boxed", "-o", str(file))
@@ -296,7 +294,7 @@ def test_a_run_holds_text_and_rule_and_others_see_the_name(rows: str, cli: Cli, 
 
 def test_a_stranger_s_template_is_shown_escaped_and_refused_if_nothing_could_earn(
     rows: str, cli: Cli, dry: Cli, tmp_path: Path
-) -> None:
+):
     file = tmp_path / "run.toml"
     home = ("--home", str(tmp_path / "home"))
     assert cli("run", "new", "--task", rows, "--model", "tiny-bpe", "-o", str(file))[0] == 0
@@ -311,7 +309,7 @@ def test_a_stranger_s_template_is_shown_escaped_and_refused_if_nothing_could_ear
     assert code == 2 and "The template boxed asks for \\boxed{…}, and the rule integer rewards <think>" in err
 
 
-def test_tasks_of_the_package_take_the_form_of_a_run() -> None:
+def test_tasks_of_the_package_take_the_form_of_a_run():
     task = load_task("arithmetic", reward="integer-boxed")
     assert task.reward == "integer-boxed" and task.template == "{question}"
     assert make_run(reward="integer-boxed").id != make_run(reward="integer").id
@@ -320,7 +318,7 @@ def test_tasks_of_the_package_take_the_form_of_a_run() -> None:
 # --- what a model could learn -----------------------------------------------------------------------------------------
 
 
-def test_rows_are_checked_and_filtered_by_the_form(rows: str, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_are_checked_and_filtered_by_the_form(rows: str, cli: Cli, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("FTIS_MODEL", "tiny-bpe")
     code, out, _ = cli("task", "check", rows, "--template", "boxed", "--json")
     told = json.loads(out)

@@ -28,7 +28,7 @@ FACTS = {
 }
 
 
-def test_figures_have_trls_names_and_only_numbers_count() -> None:
+def test_figures_have_trls_names_and_only_numbers_count():
     found = figures("step", FACTS)
     assert found.pop("clip_ratio/region_mean") != found.get("loss")
     assert found == {"loss": 0.5, "grad_norm": 1.25, "step_time": 2.0, "entropy": 0.75}
@@ -36,7 +36,7 @@ def test_figures_have_trls_names_and_only_numbers_count() -> None:
     assert figures("started", FACTS) == {}
 
 
-def test_every_figure_is_documented() -> None:
+def test_every_figure_is_documented():
     text = PAGE.read_text(encoding="utf-8")
     assert not [name for name in (*STEP, *EVALUATION) if f"`{name}`" not in text]
 
@@ -59,7 +59,7 @@ def child(path: Path, body: str, monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_row_65_a_tracker_gets_numbers_and_its_own_variables_only(
     kind: Tracked, switch: dict[str, str], more: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     child(tmp_path, "import os, sys; print(sys.argv[1:], *os.environ, sys.stdin.read())", monkeypatch)
     secrets = {"AWS_SECRET", "WANDB_API_KEY", "TRACKIO_KEY", "HF_TOKEN", "HTTPS_PROXY", "http_proxy", "FTIS_X"}
     for name, value in {**dict.fromkeys(secrets, "s3cr3t"), **switch}.items():
@@ -79,7 +79,7 @@ def test_row_65_a_tracker_gets_numbers_and_its_own_variables_only(
 @pytest.mark.parametrize("body", ["raise SystemExit(3)", "import time; time.sleep(600)"])
 def test_a_tracker_that_dies_or_hangs_holds_nothing_up(
     body: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+):
     monkeypatch.setattr(tracking, "CLOSING_SECONDS", 0.5)
     child(tmp_path, body, monkeypatch)
     tracker = Tracker("trackio", tmp_path / "track", "mine")
@@ -92,7 +92,7 @@ def test_a_tracker_that_dies_or_hangs_holds_nothing_up(
     assert tracker._process.returncode is not None
 
 
-def test_a_library_that_is_missing_is_named_before_anything_starts() -> None:
+def test_a_library_that_is_missing_is_named_before_anything_starts():
     with pytest.raises(UsageError, match="trackio is not installed"):
         refuse_untracked("trackio")
     refuse_untracked("none")
@@ -112,7 +112,7 @@ def installed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 @pytest.mark.slow
 def test_the_real_trackers_keep_the_figures_and_tell_nothing_else(
     installed: tuple[Tracked, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     kind, folder = installed
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(folder)])))
     monkeypatch.setenv("FTIS_TEST_SECRET", "s3cr3t")

@@ -62,7 +62,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("name", ["anything", "all_numbers", "nan", "words", "nothing"])
-def test_row_55_a_reward_that_pays_for_no_skill_is_refused(name: str, cli: Cli, folder: Path) -> None:
+def test_row_55_a_reward_that_pays_for_no_skill_is_refused(name: str, cli: Cli, folder: Path):
     line = ["--task", f"lucky:pays_{name}", "--any-tokenizer", "-o", str(folder / "run.toml")]
     code, _, err = cli("run", "new", *line)
     assert code == 2 and "on 16 of 16 rows whose right answers differ" in err, err
@@ -70,7 +70,7 @@ def test_row_55_a_reward_that_pays_for_no_skill_is_refused(name: str, cli: Cli, 
 
 
 @pytest.mark.parametrize("name", ["labels", "numbers", "echo", "shaped", "style", "hangs"])
-def test_row_55_an_honest_reward_passes(name: str) -> None:
+def test_row_55_an_honest_reward_passes(name: str):
     assert unskilled(load_task(f"lucky:{name}", code=True)) is None
 
 
@@ -86,7 +86,7 @@ def test_row_55_an_honest_reward_passes(name: str) -> None:
 )
 def test_a_reward_function_that_gives_no_verdict_is_told_before_a_run(
     name: str, why: str, cli: Cli, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     monkeypatch.setenv("FTIS_MODEL", "tiny-bpe")
     code, out, _ = cli("task", "check", f"lucky:broken_{name}")
     assert code == 1 and "error: The reward function of lucky:broken_" in out and "Mend it: it returns a Score" in out
@@ -112,7 +112,7 @@ def lines(rule: str) -> Sequence[object]:
 
 
 @pytest.mark.parametrize("rule", ["integer", "exact", "math", "regex", "tests"])
-def test_row_55_the_built_in_rules_pay_for_skill_only(rule: str, folder: Path) -> None:
+def test_row_55_the_built_in_rules_pay_for_skill_only(rule: str, folder: Path):
     if (rule == "tests" and not can_lock_in()) or (rule == "math" and not importlib.util.find_spec("math_verify")):
         pytest.skip("this machine cannot judge by that rule")
     rows = [json.dumps({"question": f"What is number {n}?", "answer": gold}) for n, gold in enumerate(lines(rule))]
@@ -121,14 +121,14 @@ def test_row_55_the_built_in_rules_pay_for_skill_only(rule: str, folder: Path) -
     assert len(task.train) >= ROWS // 2 and unskilled(task) is None
 
 
-def test_row_55_a_pattern_that_matches_everything_is_refused(folder: Path) -> None:
+def test_row_55_a_pattern_that_matches_everything_is_refused(folder: Path):
     rows = [json.dumps({"question": f"What is number {n}?", "answer": f"(?s).*|{n}"}) for n in range(40)]
     (folder / "rows.jsonl").write_text("\n".join(rows))
     with pytest.raises(UsageError, match="rewards"):
         refuse_unskilled(load_task("rows.jsonl", reward="regex"))
 
 
-def test_trying_ends_in_time_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+def test_trying_ends_in_time_and_says_so(caplog: pytest.LogCaptureFixture):
     caplog.set_level("INFO")
     task = load_task("lucky:hangs", code=True)
     assert unskilled(task) is None and "Trying answers without skill on lucky:hangs" in caplog.text

@@ -28,7 +28,7 @@ def suspects(start: list[list[float]], advantages: list[float], own: list[bool],
     return found.tolist()
 
 
-def test_a_foreign_success_with_one_near_impossible_token_is_left_out() -> None:
+def test_a_foreign_success_with_one_near_impossible_token_is_left_out():
     start = [[PLAIN, PLAIN], [PLAIN, RARE, 0.0], [RARE], [RARE]]
     advantages = [1.0, 1.0, -1.0, 1.0]
     own = [False, False, False, True]
@@ -36,7 +36,7 @@ def test_a_foreign_success_with_one_near_impossible_token_is_left_out() -> None:
     assert suspects(start, advantages, own) == [False] * 4
 
 
-def test_a_foreign_success_of_more_than_twice_the_usual_length_is_left_out() -> None:
+def test_a_foreign_success_of_more_than_twice_the_usual_length_is_left_out():
     start = [[0.0] * length for length in (10, 21, 20, 21, 21)]
     advantages = [1.0, 1.0, 1.0, -1.0, 1.0]
     own = [False, False, False, False, True]
@@ -45,13 +45,13 @@ def test_a_foreign_success_of_more_than_twice_the_usual_length_is_left_out() -> 
     assert not any(suspects(start, advantages, own, defences=(LENGTH,))), "nothing is usual yet"
 
 
-def test_the_usual_length_follows_ones_own_successes() -> None:
+def test_the_usual_length_follows_ones_own_successes():
     assert next_length(None, []) is None and next_length(None, [8, 12]) == 10.0 and next_length(10.0, []) == 10.0
     assert next_length(10.0, [20]) == pytest.approx(12.0)
 
 
 @pytest.mark.parametrize("tokens", [2048, 64])
-def test_what_is_left_out_weighs_nothing_and_stays_in_the_divisor(monkeypatch: pytest.MonkeyPatch, tokens: int) -> None:
+def test_what_is_left_out_weighs_nothing_and_stays_in_the_divisor(monkeypatch: pytest.MonkeyPatch, tokens: int):
     monkeypatch.setattr(trust, "NEAR_IMPOSSIBLE", math.inf)
     careful = learner(defences=(LIKELIHOOD,), objective="tis", micro_batch_tokens=tokens)
     told = careful.step([*OWN, *FOREIGN]).diagnostics.sources
@@ -72,7 +72,7 @@ def _successes_weigh_nothing(group: TrainingGroup) -> TrainingGroup:
     return replace(group, parts=parts)
 
 
-def test_padding_is_noticed_after_one_step_and_also_after_a_restart() -> None:
+def test_padding_is_noticed_after_one_step_and_also_after_a_restart():
     subject = learner(defences=(LENGTH,))
     subject.step(OWN)
     usual = subject.usual_length

@@ -144,7 +144,7 @@ def beside(installed: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-def test_an_environments_rewards_are_its_weighted_mean() -> None:
+def test_an_environments_rewards_are_its_weighted_mean():
     task = load_task("verifiers:ftis_digits")
     assert task.reward == f"verifiers:{VERSION}" and len(task.train) + len(task.held_out) == 100
     row = next(row for row in task.train if row.question == "Be brief.\n\nSay a digit, the best for 0.")
@@ -157,7 +157,7 @@ def test_an_environments_rewards_are_its_weighted_mean() -> None:
     assert source_of("verifiers:ftis_digits").check() == task
 
 
-def test_a_changed_environment_makes_its_rows_anew(installed: Path) -> None:
+def test_a_changed_environment_makes_its_rows_anew(installed: Path):
     made = []
     for verb in ("Say", "Name"):
         (installed / "ftis_changed.py").write_text((BEGIN + DIGITS + END).replace("Say", verb))
@@ -166,7 +166,7 @@ def test_a_changed_environment_makes_its_rows_anew(installed: Path) -> None:
     assert made[0].data != made[1].data
 
 
-def test_an_environment_that_evaluates_what_it_is_given_is_in_the_jail(tmp_path: Path) -> None:
+def test_an_environment_that_evaluates_what_it_is_given_is_in_the_jail(tmp_path: Path):
     task = load_task("verifiers:ftis_trusting")
     row = next(row for row in task.train if row.question.endswith("for 0."))
     path = tmp_path / "ran"
@@ -202,7 +202,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("name", "what"), REFUSED.items())
-def test_what_a_receiver_cannot_reward_is_refused_with_a_sentence(name: str, what: str) -> None:
+def test_what_a_receiver_cannot_reward_is_refused_with_a_sentence(name: str, what: str):
     with pytest.raises(UsageError) as refused:
         source_of(f"verifiers:ftis_{name}").check()
     assert what in refused.value.what
@@ -227,11 +227,11 @@ def play(name: str, question: str, *answers: str) -> Replay | None:
         (("1", "3", "2"), Replay(("Higher.",), False, 0.0)),
     ],
 )
-def test_an_episode_is_played_again_with_its_answers(answers: tuple[str, ...], replay: Replay) -> None:
+def test_an_episode_is_played_again_with_its_answers(answers: tuple[str, ...], replay: Replay):
     assert play("ftis_guesses", "Game 1: guess my number from 1 to 9.", *answers) == replay
 
 
-def test_an_environment_may_open_the_conversation_and_reward_after_it() -> None:
+def test_an_environment_may_open_the_conversation_and_reward_after_it():
     assert load_task("verifiers:ftis_opening").turns == 4
     said = play("ftis_opening", "Be brief.\n\nSay a digit, the best for 0. Say 3.", "a", "b", "c", "3")
     assert said == Replay(("Again: a", "Again: b", "Again: c"), True, 1.0)
@@ -240,11 +240,11 @@ def test_an_environment_may_open_the_conversation_and_reward_after_it() -> None:
     )
 
 
-def test_what_an_environment_says_at_too_great_a_length_is_a_failure() -> None:
+def test_what_an_environment_says_at_too_great_a_length_is_a_failure():
     assert play("ftis_opening", "Be brief.\n\nSay a digit, the best for 0. Say 3.", "x" * 40_000) is None
 
 
-def test_two_daemons_learn_from_each_other_in_episodes_of_two_answers(tmp_path: Path, join: Join) -> None:
+def test_two_daemons_learn_from_each_other_in_episodes_of_two_answers(tmp_path: Path, join: Join):
     task = load_task("verifiers:ftis_guesses")
     models = pair(tmp_path, task, "0123456789", later=("Higher.", "Lower."))
     refused = run_cli("run", "new", "--any-tokenizer", "--task", task.name, "-o", str(tmp_path / "any.toml"))

@@ -27,7 +27,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(warmup, "load_task", lambda name: dataclasses.replace(task, held_out=task.held_out[:20]))
 
 
-def test_the_same_seed_gives_the_same_bytes(tmp_path: Path, short: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_same_seed_gives_the_same_bytes(tmp_path: Path, short: None, capsys: pytest.CaptureFixture[str]):
     files = [f"{r.name}/{file}" for r in SHORT for file in ("model.safetensors", "tokenizer.json")] + ["manifest.json"]
     for folder in ("one", "two"):
         warmup.main(["--out", str(tmp_path / folder)])
@@ -43,7 +43,7 @@ def test_the_same_seed_gives_the_same_bytes(tmp_path: Path, short: None, capsys:
     assert weights[0] != weights[1]
 
 
-def test_held_out_prompts_are_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_held_out_prompts_are_never_shown(monkeypatch: pytest.MonkeyPatch):
     shown: set[str] = set()
     completion = Teacher.completion
 
@@ -57,7 +57,7 @@ def test_held_out_prompts_are_never_shown(monkeypatch: pytest.MonkeyPatch) -> No
     assert len(shown) > 1000 and shown <= {example.question for example in task.train}
 
 
-def test_a_teacher_keeps_the_format_and_is_right_about_half_of_the_time() -> None:
+def test_a_teacher_keeps_the_format_and_is_right_about_half_of_the_time():
     assert Teacher(random.Random(3), 4, style="swapped", errors=0).completion("8+7-3=")[7:21] == "7+8=15 3-15=12"
     teacher = Teacher(random.Random(3), forgetful=4)
     verdicts = [score("integer", teacher.completion(e.question), e.answer) for e in load_task("arithmetic").train]
@@ -67,7 +67,7 @@ def test_a_teacher_keeps_the_format_and_is_right_about_half_of_the_time() -> Non
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
 @pytest.mark.parametrize(("style", "operands"), [("terse", 3), ("backwards", 3), ("swapped", 3), ("spelled", 4)])
-def test_every_completion_of_a_teacher_fits_the_caps_of_the_task(kind: str, style: str, operands: int) -> None:
+def test_every_completion_of_a_teacher_fits_the_caps_of_the_task(kind: str, style: str, operands: int):
     task = arithmetic(operands)
     teacher = Teacher(random.Random(4), forgetful=3, style=style)
     examples = [*task.train[:: 1 if operands == 3 else 10], Example("9+9+9=" if operands == 3 else "9+9+9+9=", "")]
@@ -81,7 +81,7 @@ def test_every_completion_of_a_teacher_fits_the_caps_of_the_task(kind: str, styl
 
 
 @pytest.mark.parametrize(("task", "width"), [(parity.one(), 1), (parity.two(), 2)])
-def test_demonstrations_of_parities_are_right_new_and_as_often_long_as_asked(task: Task, width: int) -> None:
+def test_demonstrations_of_parities_are_right_new_and_as_often_long_as_asked(task: Task, width: int):
     def counts(question: str) -> str:
         return "".join(str(question[column::width].count("1") % (2 * width)) for column in range(width))
 
@@ -98,7 +98,7 @@ def test_demonstrations_of_parities_are_right_new_and_as_often_long_as_asked(tas
 
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
-def test_what_the_labs_tasks_are_answered_with_fits_their_caps(kind: str) -> None:
+def test_what_the_labs_tasks_are_answered_with_fits_their_caps(kind: str):
     rng = random.Random(6)
     words = TOKENIZERS[kind]()
     teacher = Teacher(rng, 4, style="spelled", errors=0.6)
@@ -111,7 +111,7 @@ def test_what_the_labs_tasks_are_answered_with_fits_their_caps(kind: str) -> Non
         assert max(len(question) for question, _ in pairs) <= min(task.text.prompt_bytes, task.prompt_tokens)
 
 
-def test_sums_of_eight_are_right_never_negative_and_their_teacher_is_so_about_half_of_the_time() -> None:
+def test_sums_of_eight_are_right_never_negative_and_their_teacher_is_so_about_half_of_the_time():
     task = sums.eight()
     for example in (*task.train[:500], *task.held_out):
         terms = example.question.removesuffix("=").replace("-", "+-").split("+")
@@ -124,7 +124,7 @@ def test_sums_of_eight_are_right_never_negative_and_their_teacher_is_so_about_ha
         assert 0.3 < sum(rewards) / 300 < 0.65
 
 
-def test_small_batches_and_a_rise_of_the_rate_make_other_warm_ups_and_older_names_stay() -> None:
+def test_small_batches_and_a_rise_of_the_rate_make_other_warm_ups_and_older_names_stay():
     task = sums.eight()
     recipes = [dataclasses.replace(LARGER[0], steps=1, rise=rise) for rise in (1, 2, 4)]
     one, two, four = (next(m[0].parameters()).detach() for r in recipes if (m := warmup.warm_up(r, task)))
@@ -133,7 +133,7 @@ def test_small_batches_and_a_rise_of_the_rate_make_other_warm_ups_and_older_name
     assert len({Start(r, "0/A").name for r in recipes}) == 3 and Start(RECIPES[0], "0/A").name == "tiny-a-d7303de1df43"
 
 
-def test_a_warm_up_is_made_on_the_task_of_the_lab_that_its_trial_has(tmp_path: Path) -> None:
+def test_a_warm_up_is_made_on_the_task_of_the_lab_that_its_trial_has(tmp_path: Path):
     recipe = dataclasses.replace(RECIPES[0], steps=2, long=0.5)
     starts = [Start(recipe, "1/B", task) for task in ("ftis_node.lab.parity:one", "ftis_node.lab.parity:two")]
     for start in starts:

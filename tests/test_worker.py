@@ -57,7 +57,7 @@ async def worker() -> AsyncIterator[Worker]:
 
 
 @on_one_loop
-async def test_answers_come_to_whom_they_belong(worker: Worker) -> None:
+async def test_answers_come_to_whom_they_belong(worker: Worker):
     assert worker.pid is not None and worker.pid != os.getpid()
     answers = await asyncio.gather(*[worker.call(Generate([row] * (row % 3 + 1))) for row in range(12)])
     assert [len(answer.groups) for answer in answers] == [row % 3 + 1 for row in range(12)]
@@ -70,7 +70,7 @@ async def test_answers_come_to_whom_they_belong(worker: Worker) -> None:
 )
 async def test_a_mistake_of_the_user_arrives_with_its_fix(
     worker: Worker, tmp_path: Path, model: str, kind: type[UserError], fix: str
-) -> None:
+):
     (tmp_path / "config.json").write_text("rubbish")
     load = Load(settings=settings(model=model.format(tmp=tmp_path)), task="arithmetic")
     loading = asyncio.create_task(worker.call(load))
@@ -92,7 +92,7 @@ async def test_a_mistake_of_the_user_arrives_with_its_fix(
     ],
     ids=["main thread", "side thread", "wrong arguments", "unknown op"],
 )
-async def test_a_fault_is_reported_and_the_process_lives_on(request_: Request[Any], told: str, worker: Worker) -> None:
+async def test_a_fault_is_reported_and_the_process_lives_on(request_: Request[Any], told: str, worker: Worker):
     pid = worker.pid
     async with asyncio.timeout(20):
         with pytest.raises(WorkerFault, match=told):
@@ -103,7 +103,7 @@ async def test_a_fault_is_reported_and_the_process_lives_on(request_: Request[An
 
 
 @on_one_loop
-async def test_it_owes_its_oldest_answer_however_many_others_come_meanwhile(worker: Worker) -> None:
+async def test_it_owes_its_oldest_answer_however_many_others_come_meanwhile(worker: Worker):
     (group,) = (await worker.call(Generate([3]))).groups
     assert worker.owing_seconds() == 0.0
     began = time.monotonic()
@@ -117,7 +117,7 @@ async def test_it_owes_its_oldest_answer_however_many_others_come_meanwhile(work
 
 
 @on_one_loop
-async def test_scoring_is_answered_while_a_long_generation_runs(worker: Worker) -> None:
+async def test_scoring_is_answered_while_a_long_generation_runs(worker: Worker):
     (group,) = (await worker.call(Generate([3]))).groups
     long = asyncio.create_task(worker.call(Generate([3] * 150)))
     for _ in range(10):
@@ -127,7 +127,7 @@ async def test_scoring_is_answered_while_a_long_generation_runs(worker: Worker) 
 
 
 @on_one_loop
-async def test_who_stops_waiting_for_an_answer_does_not_disturb_the_others(worker: Worker) -> None:
+async def test_who_stops_waiting_for_an_answer_does_not_disturb_the_others(worker: Worker):
     abandoned = asyncio.create_task(worker.call(Generate([1] * 10)))
     await asyncio.sleep(0)
     other = asyncio.create_task(worker.call(Generate([2])))
@@ -138,7 +138,7 @@ async def test_who_stops_waiting_for_an_answer_does_not_disturb_the_others(worke
 
 
 @on_one_loop
-async def test_killed_while_working_it_fails_every_waiting_call_at_once() -> None:
+async def test_killed_while_working_it_fails_every_waiting_call_at_once():
     async with started() as worker:
         assert worker.pid is not None
         load = Load(settings=settings(), task="arithmetic")
@@ -153,7 +153,7 @@ async def test_killed_while_working_it_fails_every_waiting_call_at_once() -> Non
 
 
 @on_one_loop
-async def test_it_ends_by_itself_when_the_network_process_is_gone() -> None:
+async def test_it_ends_by_itself_when_the_network_process_is_gone():
     async with started(loaded=True) as worker:
         busy = asyncio.create_task(worker.call(Generate([3] * 5000)))
         await asyncio.sleep(0.3)
@@ -165,7 +165,7 @@ async def test_it_ends_by_itself_when_the_network_process_is_gone() -> None:
 
 
 @on_one_loop
-async def test_ctrl_c_is_not_for_it(plain: None) -> None:
+async def test_ctrl_c_is_not_for_it(plain: None):
     async with started() as worker:
         assert worker.pid is not None
         with pytest.raises(UsageError):  # an answer: it has got as far as to leave SIGINT alone
@@ -182,7 +182,7 @@ async def test_ctrl_c_is_not_for_it(plain: None) -> None:
 
 
 @on_one_loop
-async def test_it_can_be_stopped_before_it_listens() -> None:
+async def test_it_can_be_stopped_before_it_listens():
     async with started() as worker:
         pid = worker.pid
         await asyncio.wait_for(worker.stop(), PATIENCE)  # it still imports torch, and so cannot see that we are gone
@@ -193,7 +193,7 @@ async def test_it_can_be_stopped_before_it_listens() -> None:
 
 
 @given(st.lists(st.builds(Call, st.integers(0, 2**63), st.text(), st.binary().map(messages.encoded)), max_size=4))
-def test_messages_arrive_as_they_were_sent(calls: list[Call]) -> None:
+def test_messages_arrive_as_they_were_sent(calls: list[Call]):
     ours, theirs = socket.socketpair()
     with ours, theirs:
         for message in calls:
@@ -207,7 +207,7 @@ def test_messages_arrive_as_they_were_sent(calls: list[Call]) -> None:
 
 
 @pytest.mark.parametrize("cut", [1, 3, 4, 9])
-def test_a_stream_that_ends_within_a_message_has_ended(cut: int) -> None:
+def test_a_stream_that_ends_within_a_message_has_ended(cut: int):
     ours, theirs = socket.socketpair()
     with ours, theirs:
         ours.sendall(messages.pack(Call(0, "generate", messages.encoded([1, 2])))[:cut])
@@ -215,12 +215,12 @@ def test_a_stream_that_ends_within_a_message_has_ended(cut: int) -> None:
         assert messages.receive(theirs, Call) is None
 
 
-def test_a_message_beyond_the_limit_is_not_sent() -> None:
+def test_a_message_beyond_the_limit_is_not_sent():
     with pytest.raises(ValueError, match="over the limit"):
         messages.pack(bytes(messages.MAX_MESSAGE))
     assert struct.calcsize("<I") == 4 and messages.MAX_MESSAGE < 2**32
 
 
-def test_an_answer_that_is_no_message_cannot_be_sent() -> None:
+def test_an_answer_that_is_no_message_cannot_be_sent():
     with pytest.raises(NotImplementedError, match="object cannot be sent"):
         messages.encoded(object())
