@@ -129,12 +129,12 @@ async def reached_through(relay: Libp2p, shy: Libp2p, caller: Libp2p) -> bool:
 async def test_row_39_others_are_reached_through_a_public_node_only_if_its_owner_asked_for_that(
     asked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    flags = p2pd._relaying
+    kind = p2pd._private
 
-    def public(how: Listening) -> list[str]:  # AutoNAT does not call a loopback address so
-        return [*flags(how), "-forceReachabilityPublic=1"]
+    def public(sockets: Path, *more: str) -> object:  # AutoNAT does not call a loopback address so
+        return kind(sockets, *more, "-forceReachabilityPublic=1")
 
-    monkeypatch.setattr(p2pd, "_relaying", public)
+    monkeypatch.setattr(p2pd, "_private", public)
     async with (
         transport(identity(1), tmp_path / "a", relay_for_others=asked) as relay,
         transport(identity(2), tmp_path / "b", listen=False) as shy,
