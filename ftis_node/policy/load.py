@@ -14,7 +14,7 @@ import transformers
 from huggingface_hub import constants, get_session
 from huggingface_hub.utils.tqdm import enable_progress_bars
 from tokenizers import Tokenizer
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import cached_file
 from transformers.utils.logging import disable_progress_bar
@@ -207,6 +207,9 @@ def make_policy(
         module, dtype = casts.popitem()
         module.to(device, dtype)
     model.to(device)
+    head = model.get_output_embeddings()
+    if head is not None:
+        head.register_forward_pre_hook(_side_by_side)
     policy = Policy(settings.model, model, tokenizer, device, graphs=device.type == "cuda")
     if texts is not None:
         with doing("checking the fast paths"):
@@ -218,6 +221,11 @@ def make_policy(
             )
         checkpoint_activations(policy.causal_lm)
     return policy
+
+
+def _side_by_side(head: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Copy the last positions of prompts out of all: rows of bf16 that lie apart take a CPU 300 times as long."""
+    return tuple(states.contiguous() for states in inputs)
 
 
 def checkpoint_activations(model: Any) -> None:

@@ -59,6 +59,9 @@ FAMILIES = {
 }
 
 
+_LAYERS_OF_27B = {"gemma2": 46, "gemma3_text": 62}  # Gemma's largest model scales its attention in another way
+
+
 def named(header: GgufHeader, family: Family) -> dict[str, str]:
     """The name of each weight in transformers, and its name in the file.
 
@@ -101,6 +104,7 @@ def configuration(header: GgufHeader, family: Family, factors: list[float]) -> d
 
     Raises:
         UnusableFile: a size is missing, is none, or positions are scaled in a way that is not known here.
+        ValueError, TypeError: another fact is no number.
     """
     rows, width = header.tensors["token_embd.weight"].shape[-2:]
     layers = _size(header, "block_count")
@@ -133,10 +137,10 @@ def configuration(header: GgufHeader, family: Family, factors: list[float]) -> d
         turned = int(header.fact("rope.dimension_count", width // heads))
         made["rope_parameters"] |= {"partial_rotary_factor": turned / (width // heads)}
         made |= {"sliding_window": window or None, "pad_token_id": None}
-    elif family.one_more:
-        largest = {"gemma2": 46, "gemma3_text": 62}[family.kind]  # the 27B scales its attention in another way
+    elif family.kind in _LAYERS_OF_27B:
         made |= {"head_dim": across, "sliding_window": window or 4096}
-        made |= {"query_pre_attn_scalar": width // heads if layers == largest else across}
+        of_27b = layers == _LAYERS_OF_27B[family.kind]
+        made |= {"query_pre_attn_scalar": width // heads if of_27b else across}
     if family.kind == "gemma3_text":
         local = {"rope_type": "default", "rope_theta": float(header.fact("rope.freq_base_swa", 1e4))}
         made["rope_parameters"] = {"full_attention": made["rope_parameters"], "sliding_attention": local}
