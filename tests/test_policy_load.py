@@ -14,7 +14,7 @@ from transformers import Gemma2Config, Gemma2ForCausalLM, Qwen2ForCausalLM
 
 from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError, UserError
-from ftis_node.host.processor import multiplies_bfloat16
+from ftis_node.host import processor
 from ftis_node.policy import load
 from ftis_node.policy.load import load_policy
 from ftis_node.policy.measure import geometry
@@ -42,9 +42,9 @@ def change_config(folder: Path, **changes: Any) -> None:
 
 def test_a_larger_model_has_the_dtype_that_the_processor_multiplies(monkeypatch: pytest.MonkeyPatch):
     torchs_own = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    assert multiplies_bfloat16() == torchs_own
+    assert processor.multiplies_bfloat16() == torchs_own
     for has, dtype in ((True, "bfloat16"), (False, "float32")):
-        monkeypatch.setattr(load, "multiplies_bfloat16", lambda has=has: has)
+        monkeypatch.setattr(processor, "multiplies_bfloat16", lambda has=has: has)
         asked = {"device": "cpu"}
         assert settings_for(None, "qwen2.5-0.5b", asked, "")[0].dtype == dtype
         assert settings_for(None, "qwen2.5-0.5b", asked | {"dtype": "float16"}, "")[0].dtype == "float16"

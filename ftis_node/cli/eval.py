@@ -104,7 +104,7 @@ def evaluate(
 
 @dataclass(frozen=True)
 class Chosen:
-    """What is asked: a model by its name, or a checkpoint of it."""
+    """The one that is asked: a model by its name, or a checkpoint of it."""
 
     name: str
     found: Checkpoint | None

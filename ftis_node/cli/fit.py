@@ -20,7 +20,7 @@ from ftis_node.config.settings import Settings, collect
 from ftis_node.errors import UsageError
 from ftis_node.fit.memory import LEAST_RESERVE, RESERVE, Dtype, Workload
 from ftis_node.fit.plan import Plan, plan
-from ftis_node.host.processor import multiplies_bfloat16
+from ftis_node.host.processor import cpu_dtype
 from ftis_node.installed import to_install
 from ftis_node.tasks.task import CAPS, Task
 from ftis_node.text import GB, rounded, say
@@ -95,8 +95,8 @@ def fit(
     fused = _is_there("liger_kernel")
 
     dtype: Dtype = "bfloat16"
-    if device == "cpu" and not multiplies_bfloat16():
-        dtype = "float32"
+    if device == "cpu":
+        dtype = cpu_dtype()
 
     def planned(cap: int, *, bits: bool = bits, fused: bool = fused) -> tuple[Settings, Plan]:
         """The plan for completions of so many tokens, where these packages are there."""

@@ -24,7 +24,7 @@ from ftis_node.errors import UsageError, UserError, first_line
 from ftis_node.fit.geometry import modules_meant
 from ftis_node.fit.memory import Dtype
 from ftis_node.host.doing import doing
-from ftis_node.host.processor import multiplies_bfloat16
+from ftis_node.host.processor import cpu_dtype
 from ftis_node.host.proxy import refused_proxy
 from ftis_node.policy.adapters import Conv1D, LoraConfig, get_peft_model, head_of, linear_modules
 from ftis_node.policy.kinds import refuse_config
@@ -323,7 +323,7 @@ def use_device(wanted: str) -> torch.device:
 def fastest_dtype(device: torch.device) -> Dtype:
     """The dtype that a device multiplies fastest: bfloat16 where it is not emulated; before Ampere it is float16."""
     if device.type == "cpu":
-        return "bfloat16" if multiplies_bfloat16() else "float32"
+        return cpu_dtype()
     if torch.cuda.get_device_capability(device) >= (8, 0):
         return "bfloat16"
     return "float16"

@@ -73,7 +73,7 @@ class Home:
 
     @property
     def to_start(self) -> str:
-        """What to do where a node is looked for and none runs."""
+        """The advice for a person who looks for a node where none runs."""
         return f"Start one with `ftis-node join{self.flag}`, or name another home."
 
     def refuse_missing(self) -> None:

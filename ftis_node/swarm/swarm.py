@@ -333,7 +333,7 @@ class Swarm:
             await asyncio.sleep(self.interval / 2)  # news that arrive meanwhile go out together
 
     def _by_turns(self) -> list[bytes]:
-        """Whom to ask in a round: first, more or less, the peers that waited longest for an exchange, whoever asked
+        """The peers to ask in a round: first, more or less, those that waited longest for an exchange, whoever asked
         last. Those that waited for less than about an interval are asked only to be told of the newest announcement."""
         now = boot_seconds()
         waited: dict[bytes, float] = {}

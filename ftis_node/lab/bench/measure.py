@@ -114,7 +114,7 @@ def held(learner: Learner) -> int:
 
 
 def nbytes(tensors: Iterable[Tensor]) -> int:
-    """Of all of them."""
+    """The bytes of all of them together."""
     return sum(tensor.nbytes for tensor in tensors)
 
 
