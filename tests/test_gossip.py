@@ -94,6 +94,18 @@ def test_row_68_a_lost_answer_is_told_again_and_nothing_else(alice: Talker, bob:
     assert bob.knows(late)
 
 
+def test_row_68_who_always_asks_first_is_asked_too_for_only_who_asks_is_told_again_what_was_lost(
+    alice: Talker, bob: Talker
+):
+    session = alice.gossip.sessions[BOB.author]
+    for _ in range(2):
+        alice.gossip.ask(BOB.author)
+        for _ in range(2 * gossip.ANSWERS_IN_A_ROW):
+            alice.now += 1.0
+            bob.exchange(alice)
+        assert alice.now - session.asked == gossip.ANSWERS_IN_A_ROW
+
+
 def test_row_68_what_was_left_of_an_answer_is_asked_for_with_the_second_question(
     alice: Talker, monkeypatch: pytest.MonkeyPatch
 ):

@@ -34,6 +34,8 @@ CHECKS_AT_ONCE = 2048.0
 # An equivocating author's announcement costs its first sender so many checks. An honest node passes one on in good
 # faith, so this limits the rate and does not blame.
 CONTRADICTION_CHECKS = 100.0
+# A faster peer always asks first. Then this node asks it too: only who asks is told again what was lost, and of peers.
+ANSWERS_IN_A_ROW = 4
 ASKED_SECONDS = 5.0  # after a request to one peer, requests to others for the same announcement wait so long, once
 # `issued_at` only prevents replays; freshness is the age, which needs no common clock.
 REPLAY_FENCE = 3 * 3600.0
@@ -108,6 +110,7 @@ class Gossip:
         session = self.sessions[peer]
         session.ask_again(request)
         session.asked = self.table.clock()
+        session.answers = 0
         self._tell(request, peer, limits, limits.entries)
         session.request = _told(request)
         return request
@@ -138,7 +141,9 @@ class Gossip:
         if not session.observer:
             # A caller reserves no ids: it could keep this node from asking others again and again.
             session.owed = self._want(peer, limits, reserve=False)
-            session.asked = self.table.clock()
+            session.answers += 1
+            if session.answers <= ANSWERS_IN_A_ROW:
+                session.asked = self.table.clock()
             answer.wanted.extend(session.owed)
         return answer
 

@@ -44,9 +44,10 @@ class Session:
     was 0, by its latest message: own corrections of the clock change nothing. missed: its latest answer was lost, or
     this node left some of it. forgot: it mentioned more than this node would remember; it is asked again when that is
     used up. owed: announcements that this node requested in its last answer.
-    asked: when either last asked the other for news, or they first shook hands (`boot_seconds`). lacking: announcements
-    that the peer mentioned, by id. reports, records: what it was told: the time of each author's self-report; members'
-    records. request, answer: what the latest of each told it; it is taken back if it did not arrive.
+    asked: when either last asked the other for news, or they first shook hands (`boot_seconds`); not when the peer
+    asked too often in a row. answers: to the peer, since this node last asked it. lacking: announcements that the peer
+    mentioned, by id. reports, records: what it was told: the time of each author's self-report; members' records.
+    request, answer: what the latest of each told it; it is taken back if it did not arrive.
     """
 
     limits: Limits | None = None
@@ -56,6 +57,7 @@ class Session:
     forgot: bool = False
     owed: list[int] = field(default_factory=list)
     asked: float = 0.0
+    answers: int = 0
     lacking: dict[int, Lacking] = field(default_factory=dict)
     reports: Bounded[bytes, int] = field(default_factory=lambda: Bounded(REPORTS_MAX))
     records: set[bytes] = field(default_factory=set)  # twice as many as the roster has, at most
