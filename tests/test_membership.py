@@ -11,7 +11,7 @@ import pytest
 from ftis_node.config.run import run_file_from_json
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.address_book import DIALS_AT_ONCE, PART_MAX, PASSIVE_VIEW_MAX
-from ftis_node.swarm.addresses import NetworkScope, parse_address
+from ftis_node.swarm.addresses import NetworkScope, parse_address, peer_at
 from ftis_node.swarm.handshake import PROTOCOL_MAJOR
 from ftis_node.swarm.limits import OWN, Budgets, Limits
 from ftis_node.swarm.membership import ANCHORS, GIVE_UP_AFTER, INBOUND_MAX, VIEW_SIZE
@@ -264,6 +264,12 @@ def test_row_75_why_a_friend_is_not_dialled_stays_whatever_another_peer_names(al
     for number in range(300):
         alice.addresses.hear([at(LAN, identity(100 + number))], MALLORY.author)
     assert "is not dialled" in alice.addresses.skipped()[BOB.author]
+    for teller in range(100, 100 + PASSIVE_VIEW_MAX):
+        texts = [at(LAN, CAROL, PART_MAX * teller + number) for number in range(PART_MAX)]
+        alice.addresses.hear(texts, identity(teller).author)
+    parsed = peer_at.cache_info().misses
+    assert CAROL.author in alice.addresses.skipped()
+    assert peer_at.cache_info().misses == parsed, "thousands of addresses are not parsed anew at each look"
 
 
 async def test_row_16_of_what_one_peer_names_only_so_much_is_dialled(alice: Alone):

@@ -110,8 +110,8 @@ class AddressBook:
         self._dials = Budgets(boot_seconds, DIALS_A_SECOND, DIALS_AT_ONCE)
         self._known = KnownAddresses.read(self.cache)
         self._on_lan = Bounded[str, None](LAN_MAX)  # addresses that mDNS named
-        # addresses that are not dialled, and why, by whose part of the room they take up
-        self._skipped = Bounded[bytes | None, Bounded[str, str]](PASSIVE_VIEW_MAX)
+        # peers and addresses that are not dialled, and why, by whose part of the room they take up
+        self._skipped = Bounded[bytes | None, Bounded[tuple[bytes | None, str], str]](PASSIVE_VIEW_MAX)
         self.scope = self._known.scope(self.how)
         self.local = LocalNetworks(self.how.host)
 
@@ -244,12 +244,13 @@ class AddressBook:
         """Whether the node dials this address, which a peer named; of one that it skips the log says why, once."""
         why = self._why_not(address, referrer)
         skipped = self._skipped.setdefault(self._part(referrer), Bounded(PART_MAX))
+        key = peer_at(address), address
         if not why:
-            skipped.pop(address, None)
-        elif address not in skipped:
+            skipped.pop(key, None)
+        elif key not in skipped:
             if max(len(self._skipped), len(skipped)) < PART_MAX:  # strangers may name any number
                 logger.info("%s is not dialled: %s.", address, why)
-            skipped[address] = why
+            skipped[key] = why
         return not why
 
     def to_dial(self, peer: bytes) -> list[str] | None:
@@ -272,9 +273,8 @@ class AddressBook:
         """By peer outside the view of which no address is dialled: one of its addresses, and why not."""
         found = dict[bytes, str]()
         for skipped in self._skipped.values():
-            for text, why in skipped.items():
-                peer = peer_at(text)
-                if peer is None or peer in self.view:
+            for (peer, text), why in skipped.items():
+                if peer is None or peer in found or peer in self.view:
                     continue
                 if all(self._why_not(*one) for one in self._addresses(peer).items()):
                     found[peer] = f"{text.partition('/p2p/')[0]} is not dialled: {why}"
