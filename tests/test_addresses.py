@@ -29,7 +29,7 @@ LINK = f"/ip6/fe80::1/tcp/4001/p2p/{ID}"
         (f"/ip4/not-an-ip/tcp/1/p2p/{ID}", "public"),
     ],
 )
-def test_from_where_an_address_can_be_dialled(address: str, expected: str):
+def test_from_where_an_address_can_be_dialled(address, expected):
     assert addresses.scope(address) == expected
 
 
@@ -107,7 +107,7 @@ def test_row_43_public_are_global_unicast_addresses_and_nothing_else():
 
 
 @pytest.mark.parametrize("home", ["127.0.0.1", "192.168.1.1", "0.0.0.0"])
-def test_row_43_nobody_dials_at_anothers_word_what_is_no_host_or_no_form_of_a_nodes_address(home: str):
+def test_row_43_nobody_dials_at_anothers_word_what_is_no_host_or_no_form_of_a_nodes_address(home):
     forms = [
         *map(at, NOBODY),
         *(at("8.8.4.4", f"tcp/{port}") for port in (0, 22, 25, 53, 80, 1023)),
@@ -157,7 +157,7 @@ def test_where_to_listen():
 
 
 @pytest.mark.parametrize("kind", [socket.SOCK_STREAM, socket.SOCK_DGRAM])
-def test_a_port_is_taken_if_tcp_or_udp_is(kind: socket.SocketKind):
+def test_a_port_is_taken_if_tcp_or_udp_is(kind):
     with socket.socket(socket.AF_INET, kind) as taken:
         taken.bind(("127.0.0.1", 0))
         if kind == socket.SOCK_STREAM:

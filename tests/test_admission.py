@@ -66,7 +66,7 @@ def honest_packets(data: st.DrawFn) -> tuple[bytes, Packet]:
 
 
 @given(honest_packets())
-def test_everything_honest_is_admitted(made: tuple[bytes, Packet]):
+def test_everything_honest_is_admitted(made):
     author, packet = made
     data = encode(packet)
     group = admit(CONTEXT, author, data, announced=(packet.round, packet.slot), digest=packet_digest(data))
@@ -102,7 +102,7 @@ OTHER_PROMPT = CONTEXT.digest_of_row((draw(RUN.id, AUTHOR, 4, 5, ROWS) + 1) % RO
         (replace(honest(), prompt_digest=OTHER_PROMPT), Reason.WRONG_PROMPT),
     ],
 )
-def test_what_no_honest_author_of_the_run_makes_is_refused(made: Packet, reason: Reason):
+def test_what_no_honest_author_of_the_run_makes_is_refused(made, reason):
     assert refusal(made) is reason
 
 
@@ -113,13 +113,13 @@ def test_a_packet_announced_under_another_round_or_slot_is_refused():
 
 @pytest.mark.parametrize("index", [0, 1, 7, 10])
 @pytest.mark.parametrize("token", [VOCABULARY, 2**31, 2**32 - 1])
-def test_an_id_outside_the_vocabulary_is_refused(index: int, token: int):
+def test_an_id_outside_the_vocabulary_is_refused(index, token):
     assert refusal(with_token(index, id=token)) is Reason.UNKNOWN_TOKEN
 
 
 @pytest.mark.parametrize("index", [0, 5, 11])
 @pytest.mark.parametrize("logprob", [math.nan, -math.nan, math.inf, -math.inf, 0.0011, LOGPROB_MIN - 1e-4, -1e30, 3e38])
-def test_an_impossible_logprob_is_refused(index: int, logprob: float):
+def test_an_impossible_logprob_is_refused(index, logprob):
     assert refusal(with_token(index, logprob=logprob)) is Reason.LOGPROB_OUT_OF_RANGE
 
 
@@ -128,11 +128,11 @@ EDGES += [honest(slot=RUN.slots - 1), honest(made=[completion([1] * (CAP - 1) + 
 
 
 @pytest.mark.parametrize("made", EDGES)
-def test_a_logprob_a_slot_and_a_full_length_that_ends_in_eos_are_admitted_at_the_edge(made: Packet):
+def test_a_logprob_a_slot_and_a_full_length_that_ends_in_eos_are_admitted_at_the_edge(made):
     assert isinstance(admit(CONTEXT, AUTHOR, encode(made)), Group)
 
 
 @pytest.mark.parametrize("digests", [b"", bytes(7), bytes(12)])
-def test_a_context_needs_whole_digests(digests: bytes):
+def test_a_context_needs_whole_digests(digests):
     with pytest.raises(ValueError):
         AdmissionContext(RUN, digests)

@@ -9,7 +9,7 @@ import pytest
 
 
 @pytest.mark.parametrize("size", [2, 8, 12, 36, 96])
-def test_a_group_misses_a_rare_right_answer_as_often_as_the_formula_says(size: int):
+def test_a_group_misses_a_rare_right_answer_as_often_as_the_formula_says(size):
     rare, common, wrong = np.random.default_rng(size).multinomial(size, (0.02, 0.28, 0.7), 200_000).T
     assert np.mean((rare == 0) & (common > 0) & (wrong > 0)) == pytest.approx(tail_miss(size), abs=0.0045)
 

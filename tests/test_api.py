@@ -74,32 +74,32 @@ async def served(path: Path, reads: dict[str, ReadOut], **orders: Order) -> Asyn
     await api.close()
 
 
-async def test_it_answers_reads_and_actions(socket_path: Path, stopped: asyncio.Event):
+async def test_it_answers_reads_and_actions(socket_path, stopped):
     assert await asyncio.to_thread(ask, socket_path, "/status", dict) == {"state": "ONLINE", "step": 3}
     assert not stopped.is_set()
     assert await asyncio.to_thread(ask, socket_path, "/stop", dict, order={}) == {"stopping": True}
     assert stopped.is_set()
 
 
-def test_only_its_owner_may_connect(socket_path: Path, stopped: asyncio.Event):
+def test_only_its_owner_may_connect(socket_path, stopped):
     assert stat.S_IMODE(socket_path.stat().st_mode) == 0o600
 
 
-async def test_reading_never_acts(socket_path: Path, stopped: asyncio.Event):
+async def test_reading_never_acts(socket_path, stopped):
     with pytest.raises(UserError, match="405"):
         await asyncio.to_thread(ask, socket_path, "/stop", dict)
     assert not stopped.is_set()
 
 
 @pytest.mark.parametrize(("route", "status"), [("/nothing", "404"), ("/broken", "500")])
-async def test_a_busy_daemon_is_not_dead(socket_path: Path, stopped: asyncio.Event, route: str, status: str):
+async def test_a_busy_daemon_is_not_dead(socket_path, stopped, route, status):
     with pytest.raises(UserError) as error:
         await asyncio.to_thread(ask, socket_path, route, dict)
     assert status in error.value.what
     assert "node.log" in error.value.fix
 
 
-async def test_what_another_version_answers_is_read_as_far_as_it_can_be(socket_path: Path):
+async def test_what_another_version_answers_is_read_as_far_as_it_can_be(socket_path):
     told: dict[str, Any] = {"state": "ONLINE", "later": [1], "network": {"reachability": "direct", "later": 2}}
     async with served(socket_path, {"/status": lambda: told}):
         assert await asyncio.to_thread(ask, socket_path, "/status", dict) == told, "as it is, for --json"
@@ -118,7 +118,7 @@ async def test_what_another_version_answers_is_read_as_far_as_it_can_be(socket_p
 
 
 @pytest.mark.parametrize(("read", "written"), [(answers.P2pd, Health), (answers.Clock, ClockDifference)])
-def test_a_part_of_the_status_has_the_fields_of_what_fills_it(read: type[Any], written: type[Any]):
+def test_a_part_of_the_status_has_the_fields_of_what_fills_it(read, written):
     """A default would hide that the one has another name for it."""
     assert [field.name for field in fields(read)] == list(inspect.get_annotations(written))
 
@@ -134,7 +134,7 @@ def test_a_status_has_the_fields_that_a_daemon_writes_in_their_order():
 
 
 @pytest.mark.parametrize(("stalled", "code"), [(False, 0), (True, 1)])
-async def test_it_is_well_unless_its_worker_stalls(socket_path: Path, tmp_path: Path, stalled: bool, code: int):
+async def test_it_is_well_unless_its_worker_stalls(socket_path, tmp_path, stalled, code):
     told = {"state": "DEGRADED", "reason": "Something.", "advice": "", "stalled": stalled, "step": 3}
     Home(tmp_path).record_runtime(socket_path.parent)
     async with served(socket_path, {"/status": lambda: told}):
@@ -143,7 +143,7 @@ async def test_it_is_well_unless_its_worker_stalls(socket_path: Path, tmp_path: 
     assert json.loads(checked.stdout)["stalled"] is stalled
 
 
-async def test_peers_are_told_in_lines_that_their_words_cannot_break(socket_path: Path, tmp_path: Path):
+async def test_peers_are_told_in_lines_that_their_words_cannot_break(socket_path, tmp_path):
     numbers = {"accepted": 1, "bytes_in": 2_500_000, "bytes_out": 0, "seconds_since_seen": 61.0}
     less = {"id": "B", "agent": "ftis-node/1", "addresses": [], "used": 1, "standing": "newcomer", "refused": {}}
     more = less | {"id": "A", "agent": "x\n\x1b[2J", "addresses": ["/ip4/1.2.3.4/tcp/1"], "used": 3}
@@ -159,7 +159,7 @@ async def test_peers_are_told_in_lines_that_their_words_cannot_break(socket_path
     assert lines[-1] == "  left out: another\\rrun"
 
 
-async def test_a_daemon_that_is_starting_is_waited_for(socket_path: Path, tmp_path: Path):
+async def test_a_daemon_that_is_starting_is_waited_for(socket_path, tmp_path):
     home = Home(tmp_path)
     home.open()
     home.record_runtime(socket_path.parent)
@@ -173,7 +173,7 @@ async def test_a_daemon_that_is_starting_is_waited_for(socket_path: Path, tmp_pa
 
 
 @pytest.mark.parametrize(("dead", "what"), [(True, "No ftis-node daemon is running"), (False, "did not answer within")])
-def test_a_dead_daemons_socket_is_as_none_and_a_silent_one_is_left(socket_path: Path, dead: bool, what: str):
+def test_a_dead_daemons_socket_is_as_none_and_a_silent_one_is_left(socket_path, dead, what):
     with socket.socket(socket.AF_UNIX) as silent:
         silent.bind(str(socket_path))
         silent.listen()
@@ -192,7 +192,7 @@ def test_a_dead_daemons_socket_is_as_none_and_a_silent_one_is_left(socket_path: 
         ("msgspec rich", ["status"]),
     ],
 )
-async def test_commands_import_their_needs(needed: str, commands: list[str], socket_path: Path, tmp_path: Path):
+async def test_commands_import_their_needs(needed, commands, socket_path, tmp_path):
     async def ordered(_: Any) -> Any:
         return status
 
@@ -223,6 +223,6 @@ def test_the_help_of_all_commands_says_what_each_says_of_itself():
         ("worker.messages", {"hivemind.p2p", "rich", "torch", "transformers"}),
     ],
 )
-def test_a_process_is_without_what_it_never_uses(module: str, never: set[str]):
+def test_a_process_is_without_what_it_never_uses(module, never):
     code = f"import ftis_node.{module}, sys; sys.exit(bool({never} & {{*sys.modules}}))"
     subprocess.run([sys.executable, "-c", code], check=True)

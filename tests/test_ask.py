@@ -11,7 +11,6 @@ import torch
 from ftis_node.observe import terminal
 from ftis_node.policy.generate.sampling import Sampling
 from ftis_node.policy.generate.stream import generate
-from tests.support.cli import Cli
 from tests.support.small_models import engine_in, home_in
 
 
@@ -23,7 +22,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_the_trained_model_answers_beside_its_base(home: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch):
+def test_the_trained_model_answers_beside_its_base(home, cli, monkeypatch):
     monkeypatch.setattr(terminal, "_QUIET_SECONDS_IN_A_FILE", 0.001)
     monkeypatch.setattr(terminal, "_LINE_SECONDS", 0.001)
     line = ("ask", "--checkpoint", str(home), "--trained", "--completion-tokens", "12", "--json")
@@ -41,7 +40,7 @@ def test_the_trained_model_answers_beside_its_base(home: Path, cli: Cli, monkeyp
     assert both["base"].removesuffix(" …") == text.strip()
 
 
-def test_a_row_of_a_task_is_judged_and_lines_are_read(home: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch):
+def test_a_row_of_a_task_is_judged_and_lines_are_read(home, cli, monkeypatch):
     code, out, _ = cli("ask", "--checkpoint", "tiny-a", "--task", "arithmetic", "--row", "1", "--json")
     told = json.loads(out)
     assert code == 0 and told["rewards"]["checkpoint"] in (0.0, 1.0) and told["gold"]
@@ -53,9 +52,7 @@ def test_a_row_of_a_task_is_judged_and_lines_are_read(home: Path, cli: Cli, monk
 @pytest.mark.parametrize(
     "line", ["ask Who?", "export --to x", "eval --task arithmetic", "ask --checkpoint ~/.ftis-node"]
 )
-def test_a_home_without_a_checkpoint_is_refused_before_torch_is_imported(
-    line: str, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_home_without_a_checkpoint_is_refused_before_torch_is_imported(line, cli, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / ".ftis-node").mkdir()
     (tmp_path / ".ftis-node" / "run.toml").touch()
@@ -64,7 +61,7 @@ def test_a_home_without_a_checkpoint_is_refused_before_torch_is_imported(
     assert code == 1 and "has no checkpoint yet" in err
 
 
-def test_mistakes_are_said(home: Path, cli: Cli):
+def test_mistakes_are_said(home, cli):
     for words, told in (
         (("tiny-a", "--compare", "1+1="), "has no base model"),
         (("tiny-a", "--task", "arithmetic", "1+1="), "contradict one another"),

@@ -11,7 +11,7 @@ FLAGS = ["--groups", "2", "--group", "3", "--prompt-tokens", "6", "--completion-
 
 
 @pytest.mark.parametrize("named", [[], ["--model", "tiny-a"]])
-def test_all_ways_are_timed_in_turns(named: list[str]):
+def test_all_ways_are_timed_in_turns(named):
     figures = answer("bench", "generate", *FLAGS, 2, *named)
     for name in ("native", "plain", "nf4"):
         for unit in ("cpu_s", "s"):
@@ -25,7 +25,7 @@ def test_all_ways_are_timed_in_turns(named: list[str]):
     assert figures["native_peak_memory_mb"] > 4e-6 * figures["parameters"] < figures["plain_peak_memory_mb"]
 
 
-def test_tokens_that_are_missing_are_noticed(monkeypatch: pytest.MonkeyPatch):
+def test_tokens_that_are_missing_are_noticed(monkeypatch):
     monkeypatch.setattr(generate, "_plain", lambda *_: 7)
     with pytest.raises(RuntimeError, match="7 tokens were generated in place of 8"):
         bench_generate(None, None, {}, Size(1, 2, 3, 4), repeats=1)

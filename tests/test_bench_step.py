@@ -1,7 +1,6 @@
 """The benchmarks of a whole step run the daemon's own, on both sides with their generation, and tell where it goes."""
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -14,7 +13,7 @@ SMALL = Size(groups=4, group=4, prompt_tokens=6, completion_tokens=8)
 
 
 @pytest.mark.parametrize("model", [None, "tiny-a"])
-def test_a_whole_step_is_timed_in_parts_beside_trls_and_traced(model: str | None, tmp_path: Path):
+def test_a_whole_step_is_timed_in_parts_beside_trls_and_traced(model, tmp_path):
     trace = tmp_path / "trace.json"
     figures = bench_step(model, None, {}, SMALL, repeats=2, trace=trace)
     assert figures["ratio"] == pytest.approx(figures["ours_cpu_s"] / figures["trl_cpu_s"])
@@ -27,6 +26,6 @@ def test_a_whole_step_is_timed_in_parts_beside_trls_and_traced(model: str | None
     assert set(PARTS) <= set(spans) and any(name.startswith("aten::") for name in spans)
 
 
-def test_a_trace_that_cannot_be_written_is_told_before_the_steps(tmp_path: Path):
+def test_a_trace_that_cannot_be_written_is_told_before_the_steps(tmp_path):
     error = refused("bench", "step", "--trace", tmp_path / "no" / "trace.json")
     assert isinstance(error, UsageError) and "cannot be written" in error.what

@@ -1,7 +1,6 @@
 """The benchmark of a training step measures the same work on both sides, and does without TRL where it is missing."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -19,7 +18,7 @@ SMALL = Size(groups=2, group=4, prompt_tokens=6, completion_tokens=8)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", [{}, {"lora": "true", "dtype": "bfloat16"}])
-def test_both_sides_are_timed_on_one_batch(way: dict[str, str]):
+def test_both_sides_are_timed_on_one_batch(way):
     figures = bench_train("tiny-a" if way else None, None, way, SMALL, repeats=2)
     assert figures["dtype"] == way.get("dtype", "float32")
     assert figures["ours_spread"][0] <= figures["ours_cpu_s"] <= figures["ours_spread"][1]
@@ -33,7 +32,7 @@ def test_both_sides_are_timed_on_one_batch(way: dict[str, str]):
 
 
 @pytest.mark.slow
-def test_other_advantages_are_seen_to_be_other_work(tmp_path: Path):
+def test_other_advantages_are_seen_to_be_other_work(tmp_path):
     with engine_of(None, None, {}, SMALL) as (engine, _):
         policy, settings = engine.policy, engine.settings
         work = own_work(policy, SMALL, SMALL.completions)
@@ -53,7 +52,7 @@ def test_a_model_that_does_not_fit_is_refused_before_it_is_made():
 
 
 @pytest.mark.parametrize("lora", [False, True])
-def test_a_folder_with_a_configuration_alone_is_measured_against_its_plan(tmp_path: Path, lora: bool):
+def test_a_folder_with_a_configuration_alone_is_measured_against_its_plan(tmp_path, lora):
     tiny_config().save_pretrained(tmp_path)
     settings = Settings(model=str(tmp_path), device="cpu", lora=lora, lora_rank=4, vram_gb=4.0)
     figures = bench_fit(settings, SMALL, repeats=2, tell=lambda line: None)

@@ -78,7 +78,7 @@ def contents(path: Path) -> dict[str, str]:
     return found
 
 
-def test_what_helps_is_there_and_no_secret_is(report: Report, tmp_path: Path):
+def test_what_helps_is_there_and_no_secret_is(report, tmp_path):
     packed, told = report()
     assert "Look through it before you send it" in told and "node.log" in told
     assert (tmp_path / "r.tar.gz").stat().st_mode & 0o777 == 0o600
@@ -111,7 +111,7 @@ def test_what_helps_is_there_and_no_secret_is(report: Report, tmp_path: Path):
     assert RUN.tokenizer in packed["run.toml"]
 
 
-def test_addresses_are_left_where_that_is_wanted(report: Report):
+def test_addresses_are_left_where_that_is_wanted(report):
     packed, told = report("--with-addresses", "--json")
     assert json.loads(told)["packed"].keys() == packed.keys()
     everything = "\n".join(packed.values())
@@ -142,7 +142,7 @@ def test_one_address_has_one_name_in_all_reports_of_a_home_and_another_elsewhere
         "pass@1 0.5, x@y, a1b2c3d4 0123-4567 12:34:56 1.2.3 x.y.z",
     ],
 )
-def test_what_only_looks_like_a_secret_stays(text: str):
+def test_what_only_looks_like_a_secret_stays(text):
     assert Redactor(b"a").clean(text) == text
 
 
@@ -171,7 +171,7 @@ def test_what_only_looks_like_a_secret_stays(text: str):
         (r"-----BEGIN RSA PRIVATE KEY-----\nMC4CAQAwBQYDK2VwBCIEIAAA\nMC4CAQAwBQYDK2Vw", ("MC4C",)),
     ],
 )
-def test_secrets_and_addresses_are_found_in_all_kinds_of_dress(text: str, secrets: tuple[str, ...]):
+def test_secrets_and_addresses_are_found_in_all_kinds_of_dress(text, secrets):
     cleaned = Redactor(b"a").clean(text)
     assert not [secret for secret in secrets if secret in cleaned], cleaned
     assert cleaned != text
@@ -201,7 +201,7 @@ DRESSES = "{}", "it is {}, then", '{{"name": "{}"}}', r'{{"a": "\"{}\""}}', r"al
 
 
 @pytest.mark.parametrize("secret", [*(form + ANY for form in FORMS.split()), *BARE])
-def test_row_65_secrets_of_common_forms_are_removed(secret: str):
+def test_row_65_secrets_of_common_forms_are_removed(secret):
     for dress in DRESSES:
         cleaned = Redactor(b"a", with_addresses=True).clean(dress.format(secret))
         left = secret.removeprefix("https://")
@@ -209,7 +209,7 @@ def test_row_65_secrets_of_common_forms_are_removed(secret: str):
         assert cleaned.startswith(dress.partition("{}")[0].replace("{{", "{")), "what is before it stays"
 
 
-def test_row_65_numbers_of_the_run_stay_and_other_keys_do_not(home: Home, report: Report):
+def test_row_65_numbers_of_the_run_stay_and_other_keys_do_not(home, report):
     packet = 2 * HEX[:32]
     home.log.write_text(f"run {RUN.id.hex()} packet {packet} key {HEX} by ann@example.org\n")
     assert report()[0]["node.log"] == f"run {RUN.id.hex()} packet {packet} key [removed] by [removed]\n"
@@ -226,7 +226,7 @@ def test_what_is_around_a_secret_stays():
     assert clean(began) == "[removed]\n2026-11-22 07:22:31 Step 7\nStep 8", "the rest of the log is not hidden"
 
 
-def test_the_way_home_is_removed_in_every_spelling(monkeypatch: pytest.MonkeyPatch):
+def test_the_way_home_is_removed_in_every_spelling(monkeypatch):
     monkeypatch.setenv("HOME", "/home/jos\u00e9")
     clean = Redactor(b"a").clean
     path = "/home/jos\u00e9/node"
@@ -258,7 +258,7 @@ def test_a_hostile_log_is_cleaned_in_time_with_its_length():
     subprocess.run([sys.executable, "-c", HOSTILE], check=True, timeout=600)
 
 
-def test_a_home_of_which_nothing_is_sound_is_reported(home: Home, report: Report, tmp_path: Path):
+def test_a_home_of_which_nothing_is_sound_is_reported(home, report, tmp_path):
     """A damaged run file, checkpoints of a model that is gone, wrong flags and a wrong environment at once."""
     home.run_file.write_text("run =")
     begun(home.path, 4, str(tmp_path / "gone"), "full")
@@ -267,7 +267,7 @@ def test_a_home_of_which_nothing_is_sound_is_reported(home: Home, report: Report
     assert "is not TOML" in told and "FTIS_HUB_PASSWORD is no setting" in told
 
 
-def test_a_long_log_is_cut_at_a_line(home: Home, report: Report):
+def test_a_long_log_is_cut_at_a_line(home, report):
     with home.log.open("w") as log:
         for number in range(30_000):
             log.write(f"line {number} {'x' * 40}\n")
@@ -276,7 +276,7 @@ def test_a_long_log_is_cut_at_a_line(home: Home, report: Report):
     assert 900_000 < sum(len(line) + 1 for line in lines) <= 1 << 20
 
 
-def test_a_home_that_is_broken_is_reported_all_the_same(home: Home, report: Report):
+def test_a_home_that_is_broken_is_reported_all_the_same(home, report):
     (home.checkpoints / "step-00000003" / "checkpoint.json").write_text("{")
     home.metrics.unlink()
     home.metrics.mkdir()

@@ -67,7 +67,7 @@ def refusal(chain: Chain, peer: Identity, *removals: Removal, now: float = NOW) 
         ((certificate(FOUNDER, ANN, issued_at=int(NOW) + DAY),), ANN, "future"),
     ],
 )
-def test_who_is_no_member(chain: Chain, peer: Identity, why: str):
+def test_who_is_no_member(chain, peer, why):
     found = refusal(chain, peer)
     assert found is not None and why in found
 
@@ -113,7 +113,7 @@ def test_an_invitation_is_one_line_that_reads_back_through_any_wrapping():
 
 
 @given(place=st.integers(0, 350), letter=st.sampled_from("AbZ9-_ !"))
-def test_a_changed_letter_is_noticed(place: int, letter: str):
+def test_a_changed_letter_is_noticed(place, letter):
     text = invitation().text
     changed = text[: place % len(text)] + letter + text[place % len(text) + 1 :]
     if changed != text:
@@ -145,6 +145,6 @@ LATER = "ftis:" + base64.urlsafe_b64encode(msgspec.msgpack.encode([b"run", b"sig
         (signed(inviter=b"nobody"), "its signature is wrong"),
     ],
 )
-def test_row_49_what_is_no_invitation(text: str, error: str):
+def test_row_49_what_is_no_invitation(text, error):
     with pytest.raises(UsageError, match=error):
         read_line(text, NOW)

@@ -91,7 +91,7 @@ async def three_steps(worker: Worker, saving: Saving, tmp_path: Path) -> list[di
 
 
 @on_one_loop
-async def test_after_many_bad_steps_good_weights_return(worker: Worker, saving: Saving, tmp_path: Path):
+async def test_after_many_bad_steps_good_weights_return(worker, saving, tmp_path):
     """A step from checkpoint 2 was good, nothing from checkpoint 3 was: 3 may be where it went wrong."""
     after = await three_steps(worker, saving, tmp_path)
     for step in (4, 5, 6, 7):
@@ -108,9 +108,7 @@ async def test_after_many_bad_steps_good_weights_return(worker: Worker, saving: 
 
 @on_one_loop
 @pytest.mark.parametrize("between", [False, True])
-async def test_a_node_that_going_back_does_not_help_says_so(
-    worker: Worker, saving: Saving, tmp_path: Path, between: bool
-):
+async def test_a_node_that_going_back_does_not_help_says_so(worker, saving, tmp_path, between):
     await three_steps(worker, saving, tmp_path)
     with pytest.raises(UserError, match="older checkpoints did not help"):
         for step in range(4, 4 + 2 * checkpointing.SETBACKS + 2, 2):
@@ -120,7 +118,7 @@ async def test_a_node_that_going_back_does_not_help_says_so(
 
 
 @on_one_loop
-async def test_after_enough_good_steps_it_may_go_back_again(worker: Worker, saving: Saving, tmp_path: Path):
+async def test_after_enough_good_steps_it_may_go_back_again(worker, saving, tmp_path):
     await three_steps(worker, saving, tmp_path)
     for start in range(4, 4 + 4 * (checkpointing.RECOVERED_STEPS + 1), checkpointing.RECOVERED_STEPS + 1):
         await saving.after_step(worker, Progress(step=start), DIVERGED)
@@ -129,7 +127,7 @@ async def test_after_enough_good_steps_it_may_go_back_again(worker: Worker, savi
 
 
 @on_one_loop
-async def test_weights_that_only_fail_give_way_to_those_before(worker: Worker, saving: Saving, tmp_path: Path):
+async def test_weights_that_only_fail_give_way_to_those_before(worker, saving, tmp_path):
     after = await three_steps(worker, saving, tmp_path)
     await saving.flush()
     again = await saving.restore(worker)
@@ -141,9 +139,7 @@ async def test_weights_that_only_fail_give_way_to_those_before(worker: Worker, s
 
 
 @on_one_loop
-async def test_a_step_given_up_leaves_the_last_to_be_saved_and_no_traceback(
-    worker: Worker, log: Path, saving: Saving, tmp_path: Path
-):
+async def test_a_step_given_up_leaves_the_last_to_be_saved_and_no_traceback(worker, log, saving, tmp_path):
     await train(worker)
     before = await weights(worker, tmp_path)
     groups = (await worker.call(Generate([1]))).groups
@@ -159,7 +155,7 @@ async def test_a_step_given_up_leaves_the_last_to_be_saved_and_no_traceback(
 
 
 @on_one_loop
-async def test_layers_go_on_beside_their_own_weights(worker: Worker, saving: Saving, tmp_path: Path):
+async def test_layers_go_on_beside_their_own_weights(worker, saving, tmp_path):
     four_bits = Saving(saving._path, "tiny-a (full)", "adamw", saving._metrics, quantisation="nf4")
     await save(four_bits, worker)
     assert remembered.settled(saving._path, "tiny-a")["quantisation"] == "nf4"
@@ -169,7 +165,7 @@ async def test_layers_go_on_beside_their_own_weights(worker: Worker, saving: Sav
 
 
 @on_one_loop
-async def test_a_home_keeps_its_lora_layers_and_refuses_others(worker: Worker, saving: Saving, tmp_path: Path):
+async def test_a_home_keeps_its_lora_layers_and_refuses_others(worker, saving, tmp_path):
     layers = {"lora_rank": 4, "lora_alpha": 8, "lora_targets": ("q_proj",)}
     home = Home(tmp_path)
     lora = Saving(home.checkpoints, "tiny-a (lora)", "adamw", saving._metrics, quantisation="nf4", layers=layers)
@@ -197,7 +193,7 @@ class Failing:
 
 
 @pytest.mark.parametrize("done", [True, False])
-async def test_a_failed_last_checkpoint_is_told(saving: Saving, caplog: pytest.LogCaptureFixture, done: bool):
+async def test_a_failed_last_checkpoint_is_told(saving, caplog, done):
     unheard: list[Any] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: unheard.append(context))
     saving.abandon()  # there is none
@@ -231,7 +227,7 @@ def checkpointed(path: Path, model: str) -> Path:
 
 @pytest.mark.parametrize("written", ["m", "./m", "WHOLE"])
 @pytest.mark.parametrize("typed", ["m", "./m", "../here/m", "WHOLE"])
-def test_a_folder_is_one_model_however_it_is_typed(written: str, typed: str, folder: Path, tmp_path: Path):
+def test_a_folder_is_one_model_however_it_is_typed(written, typed, folder, tmp_path):
     written, typed = (str(folder) if name == "WHOLE" else name for name in (written, typed))
     checkpoints = checkpointed(tmp_path / "checkpoints", written)
     remembered.refuse_other_settings(checkpoints, Settings(model=typed))
@@ -245,11 +241,11 @@ def test_a_short_name_and_its_hub_id_are_one_model():
     assert same_model("gone/folder/m", "gone/folder/m"), "an old home's, whose folder is gone"
 
 
-def test_a_folder_is_written_down_so_that_it_is_found_from_everywhere(folder: Path):
+def test_a_folder_is_written_down_so_that_it_is_found_from_everywhere(folder):
     assert lasting("m") == str(folder) and lasting("tiny-a") == "tiny-a" and lasting("qwen2.5-3b") == "qwen2.5-3b"
 
 
-def test_another_model_of_the_same_folder_name_is_refused(folder: Path, tmp_path: Path):
+def test_another_model_of_the_same_folder_name_is_refused(folder, tmp_path):
     shutil.copytree(folder, folder.parent / "other" / "m")
     checkpoints = checkpointed(tmp_path / "kept" / "checkpoints", str(folder))
     with pytest.raises(UsageError, match="of another model"):

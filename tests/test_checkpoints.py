@@ -3,7 +3,6 @@
 import random
 import shutil
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -56,21 +55,21 @@ def steps(path: Path) -> list[str]:
     return sorted(entry.name for entry in path.iterdir())
 
 
-def test_the_newest_comes_back_with_its_facts_and_only_two_are_kept(tmp_path: Path):
+def test_the_newest_comes_back_with_its_facts_and_only_two_are_kept(tmp_path):
     stored(tmp_path, 1, 2, 30, 100_000_000)
     assert Checkpoints(tmp_path).latest() == (tmp_path / "step-100000000", {"step": 100_000_000})
     assert steps(tmp_path) == ["step-00000030", "step-100000000"]
     assert len(steps(tmp_path)) == CHECKPOINTS_KEPT
 
 
-def test_a_checkpoint_of_the_same_step_replaces_the_first(tmp_path: Path):
+def test_a_checkpoint_of_the_same_step_replaces_the_first(tmp_path):
     store = stored(tmp_path, 4)
     store.commit(store.begin(4), {"step": 4, "again": True})
     assert store.latest() == (tmp_path / "step-00000004", {"step": 4, "again": True})
     assert steps(tmp_path) == ["step-00000004"]
 
 
-def test_one_killed_while_replacing_its_step_leaves_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_one_killed_while_replacing_its_step_leaves_the_first(tmp_path, monkeypatch):
     class Killed(BaseException):
         pass
 
@@ -89,7 +88,7 @@ def test_one_killed_while_replacing_its_step_leaves_the_first(tmp_path: Path, mo
     assert steps(tmp_path) == ["step-00000004"]
 
 
-def test_what_a_killed_writer_left_is_cleared(tmp_path: Path):
+def test_what_a_killed_writer_left_is_cleared(tmp_path):
     store = Checkpoints(tmp_path)
     assert store.latest() is None, "there is none at first"
     for _ in range(2):
@@ -113,7 +112,7 @@ def cut(file: Path) -> None:
 
 @pytest.mark.parametrize("name", ["weights", "optimiser", "checkpoint.json"])
 @pytest.mark.parametrize("damage", [flip, cut, Path.unlink], ids=["flipped", "cut", "missing"])
-def test_a_damaged_one_gives_way_to_the_one_before(tmp_path: Path, damage: Callable[[Path], None], name: str):
+def test_a_damaged_one_gives_way_to_the_one_before(tmp_path, damage, name):
     store = stored(tmp_path, 1)
     damaged = write(store, 2)
     damage(damaged / name)
@@ -126,7 +125,7 @@ def test_a_damaged_one_gives_way_to_the_one_before(tmp_path: Path, damage: Calla
     assert store.latest() == (tmp_path / "step-00000002", {"step": 2})
 
 
-def test_with_all_damaged_there_is_none_and_nothing_is_deleted(tmp_path: Path):
+def test_with_all_damaged_there_is_none_and_nothing_is_deleted(tmp_path):
     store = Checkpoints(tmp_path)
     for step in (1, 2):
         cut(write(store, step) / "weights")
@@ -138,14 +137,14 @@ MANIFESTS = ["[]", "5", "{}", '{"schema": 1, "files": "x", "facts": {}}', '{"sch
 
 
 @pytest.mark.parametrize("manifest", [*MANIFESTS, "\udcff"])
-def test_a_manifest_may_be_anything(tmp_path: Path, manifest: str):
+def test_a_manifest_may_be_anything(tmp_path, manifest):
     directory = write(Checkpoints(tmp_path), 1)
     (directory / "checkpoint.json").write_bytes(manifest.encode(errors="surrogateescape"))
     with pytest.raises(CheckpointError):
         verify(directory)
 
 
-def test_a_doubted_one_comes_back_when_it_was_not_to_blame_and_a_diverged_one_does_not(tmp_path: Path):
+def test_a_doubted_one_comes_back_when_it_was_not_to_blame_and_a_diverged_one_does_not(tmp_path):
     store = stored(tmp_path, 1, 2)
     store.set_aside(1, "doubted")
     assert newest(store) == 1
@@ -159,7 +158,7 @@ def test_a_doubted_one_comes_back_when_it_was_not_to_blame_and_a_diverged_one_do
     assert list(tmp_path.glob("*.diverged")), "it is kept until another takes its place"
 
 
-def test_a_doubted_one_does_not_come_back_over_newer_training(tmp_path: Path):
+def test_a_doubted_one_does_not_come_back_over_newer_training(tmp_path):
     store = stored(tmp_path, 50, 100)
     store.set_aside(50, "doubted")
     write(store, 60, branch=2)  # the training went on from 50
@@ -168,7 +167,7 @@ def test_a_doubted_one_does_not_come_back_over_newer_training(tmp_path: Path):
     assert steps(tmp_path) == ["step-00000050", "step-00000060"]
 
 
-def test_a_kill_between_the_new_ones_name_and_the_olds_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_kill_between_the_new_ones_name_and_the_olds_end(tmp_path, monkeypatch):
     store = stored(tmp_path, 50, 100)
     store.set_aside(50, "doubted")
     with monkeypatch.context() as patch:
@@ -178,7 +177,7 @@ def test_a_kill_between_the_new_ones_name_and_the_olds_end(tmp_path: Path, monke
     assert newest(Checkpoints(tmp_path)) == 60
 
 
-def test_kill_nine_at_any_moment_loses_only_the_step_that_was_being_written(tmp_path: Path):
+def test_kill_nine_at_any_moment_loses_only_the_step_that_was_being_written(tmp_path):
     rng = random.Random(0)
     newest = interrupted = 0
     for _ in range(30):

@@ -31,7 +31,7 @@ def ends(lengths: list[int]) -> set[int]:
 
 
 @given(cuts())
-def test_chunks_end_where_both_have_an_end_and_nowhere_else(cut: tuple[list[int], list[int]]):
+def test_chunks_end_where_both_have_an_end_and_nowhere_else(cut):
     pieces, tokens = cut
     chunks, claims, _ = align(pieces, claims_for(pieces), tokens)
     assert chunks.dtype == np.int64 and claims.dtype == np.float32
@@ -42,7 +42,7 @@ def test_chunks_end_where_both_have_an_end_and_nowhere_else(cut: tuple[list[int]
 
 
 @given(cuts())
-def test_every_chunk_claims_what_its_pieces_claim(cut: tuple[list[int], list[int]]):
+def test_every_chunk_claims_what_its_pieces_claim(cut):
     pieces, tokens = cut
     given_claims = claims_for(pieces)
     _, claims, counts = align(pieces, given_claims, tokens)
@@ -54,7 +54,7 @@ def test_every_chunk_claims_what_its_pieces_claim(cut: tuple[list[int], list[int
 
 
 @given(cuts(), st.integers(0, 60), st.integers(0, 60))
-def test_no_chunk_is_after_the_last_end(cut: tuple[list[int], list[int]], pieces_left: int, tokens_left: int):
+def test_no_chunk_is_after_the_last_end(cut, pieces_left, tokens_left):
     pieces = cut[0][:pieces_left]
     tokens = cut[1][:tokens_left]
     chunks, claims, _ = align(pieces, claims_for(pieces), tokens)

@@ -52,13 +52,13 @@ def test_row_42_with_few_peers_nobody_can_say_whose_clock_is_wrong():
 
 
 @pytest.mark.parametrize(("behind", "told"), [(CLOCK_SHOWN - 1, False), (CLOCK_SHOWN, True), (-CLOCK_FAR + 1, True)])
-def test_row_42_some_minutes_are_told_and_change_no_state(behind: float, told: bool):
+def test_row_42_some_minutes_are_told_and_change_no_state(behind, told):
     found = condition(Signs(peers=3, clock=ClockDifference(behind, 3)))
     assert found.state == State.ONLINE
     assert ("clock" in found.reason, bool(found.advice)) == (told, told)
 
 
-def test_row_42_one_liar_makes_no_difference(clock: SimpleNamespace):
+def test_row_42_one_liar_makes_no_difference(clock):
     peers = Sessions()
     for number, told in enumerate([clock.time, clock.time + 3, clock.time + 9 * HOUR]):
         peers[bytes([number])].note_time(told)
@@ -67,7 +67,7 @@ def test_row_42_one_liar_makes_no_difference(clock: SimpleNamespace):
     assert peers.clock_difference([b"nobody"]) is None
 
 
-def test_row_42_a_clock_that_is_set_right_is_right_at_once(clock: SimpleNamespace):
+def test_row_42_a_clock_that_is_set_right_is_right_at_once(clock):
     peers = Sessions()
     peers[b"a"].note_time(clock.time + 4 * HOUR)
     clock.time = clock.time + 60.0
@@ -89,7 +89,7 @@ def test_row_42_a_handshake_says_the_time_and_one_without_it_is_taken():
     assert ftis_pb2.Handshake.FromString(b"").time == 0
 
 
-async def test_row_42_two_nodes_learn_that_their_clocks_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_row_42_two_nodes_learn_that_their_clocks_differ(tmp_path, monkeypatch):
     real = time.time
     now = [0.0]
     monkeypatch.setattr(time, "time", lambda: real() + now[0])
@@ -146,7 +146,7 @@ def test_row_42_in_a_machine_that_slept_for_a_night_everything_is_a_night_older(
     assert abs(float(done.stdout) - (boot_seconds() - time.monotonic()) - 28800) < 60
 
 
-async def test_row_42_the_parts_of_a_node_age_by_that_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_row_42_the_parts_of_a_node_age_by_that_clock(tmp_path, monkeypatch):
     async with member(1, tmp_path) as alice:
         alice.swarm.membership.on_handshake(greeting(RUN, []), BOB.author)
         assert abs(alice.swarm.membership.active_view[BOB.author].seen - boot_seconds()) < 60
@@ -167,9 +167,7 @@ def set_clock(monkeypatch: pytest.MonkeyPatch, by: float) -> None:
 
 @pytest.mark.parametrize("restart", [False, True])
 @pytest.mark.parametrize("by", [-4 * HOUR, 4 * HOUR, -30 * 365 * 24 * HOUR, 30 * 365 * 24 * HOUR])
-def test_row_42_after_the_clock_was_set_a_full_store_still_drops_its_oldest_first(
-    by: float, restart: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_row_42_after_the_clock_was_set_a_full_store_still_drops_its_oldest_first(by, restart, tmp_path, monkeypatch):
     made = [group(ALICE.author, packet(ALICE.author, n, 0)) for n in range(6)]
     quota = 3 * (PACKET_BYTES + max(len(one.data) for one in made))
     store = stored(tmp_path, quota)
@@ -186,7 +184,7 @@ def test_row_42_after_the_clock_was_set_a_full_store_still_drops_its_oldest_firs
     store.close()
 
 
-def test_row_42_a_clock_that_jumps_and_returns_forgets_no_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_row_42_a_clock_that_jumps_and_returns_forgets_no_key(tmp_path, monkeypatch):
     store = stored(tmp_path)
     store.settle([(ALICE.author, 0, 0)], "trained")
     set_clock(monkeypatch, 10 * SEEN_SECONDS)
@@ -197,7 +195,7 @@ def test_row_42_a_clock_that_jumps_and_returns_forgets_no_key(tmp_path: Path, mo
 
 
 @pytest.mark.parametrize("by", [-4 * HOUR, 4 * HOUR])
-def test_row_42_groups_are_found_whatever_the_clock(by: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_row_42_groups_are_found_whatever_the_clock(by, tmp_path, monkeypatch):
     body = packet(ALICE.author, 0, 0)
     store = stored(tmp_path)
     store.add([group(ALICE.author, body)], own=False)

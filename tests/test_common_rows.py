@@ -42,7 +42,7 @@ def test_a_run_without_common_rows_keeps_its_id_and_one_with_them_has_another():
         (HORIZONTAL | {"common": 4}, "all slots are common"),
     ],
 )
-def test_common_rows_have_their_bounds(fields: dict[str, object], said: str):
+def test_common_rows_have_their_bounds(fields, said):
     with pytest.raises(ValueError, match=said):
         make_run(**fields)
 
@@ -70,7 +70,7 @@ def now() -> int:
     return int(unix_seconds())
 
 
-def test_what_was_prepared_counts_once_an_author_and_epoch(now: int):
+def test_what_was_prepared_counts_once_an_author_and_epoch(now):
     """An author that knows the rows ahead, and announces them again and again, round by round."""
     answered = Answered(SHARED)
     assert answered.refused(announced(1, 1, [0, 1], now)) == 0
@@ -81,14 +81,14 @@ def test_what_was_prepared_counts_once_an_author_and_epoch(now: int):
 
 
 @pytest.mark.parametrize(("epochs", "age", "counts"), [(1, 0, True), (-1, 0, True), (2, 0, False), (-2, 0, False)])
-def test_the_epoch_must_agree_with_the_age(now: int, epochs: int, age: float, counts: bool):
+def test_the_epoch_must_agree_with_the_age(now, epochs, age, counts):
     made = announced(1, 1, [0, 5], now + epochs * EPOCH)
     earlier = msgspec.structs.replace(made, issued_at=made.issued_at - 7 * EPOCH)
     for announced_then, old in ((made, age), (earlier, age + 7 * EPOCH)):
         assert Answered(SHARED).in_time(announced_then, old) is counts
 
 
-def test_a_stranger_cannot_make_it_remember_without_end(now: int, monkeypatch: pytest.MonkeyPatch):
+def test_a_stranger_cannot_make_it_remember_without_end(now, monkeypatch):
     monkeypatch.setattr(common_rows, "AUTHORS_MAX", 5)
     answered = Answered(SHARED)
     for author in range(1, 30):
@@ -98,7 +98,7 @@ def test_a_stranger_cannot_make_it_remember_without_end(now: int, monkeypatch: p
     assert len(remembered) == 5 and all(len(epochs) == common_rows.EPOCHS_MAX for epochs in remembered.values())
 
 
-def test_without_common_rows_nothing_is_remembered(now: int):
+def test_without_common_rows_nothing_is_remembered(now):
     answered = Answered(RUN)
     assert answered.refused(announced(1, 1, [0, 1], now)) == 0 and not answered._rounds
     assert CONTEXT.row_of(identity(1).author, 1, 0, now) == CONTEXT.row_of(identity(1).author, 1, 0)

@@ -3,7 +3,6 @@
 import re
 import time
 from collections import deque
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -68,7 +67,7 @@ from tests.support.steps import taken_step
         ({"warning": " It learns its rows by heart."}, State.ALONE, "looking for some. It learns its rows by heart."),
     ],
 )
-def test_the_state_says_why_and_every_trouble_what_to_do(signs: dict[str, Any], state: State, words: str):
+def test_the_state_says_why_and_every_trouble_what_to_do(signs, state, words):
     found = condition(Signs(**signs))
     assert found.state == state
     assert found.reason.endswith(".") and re.search(words, found.reason), found.reason
@@ -86,7 +85,7 @@ def test_evaluations_take_no_more_than_their_share_of_the_time():
             evaluations.taken(0, found, found.seconds)
 
 
-def test_slow_evaluations_ask_fewer_questions_more_often_and_say_when(tmp_path: Path):
+def test_slow_evaluations_ask_fewer_questions_more_often_and_say_when(tmp_path):
     now = 0.0
     means = stepper(tmp_path).means
     evaluations = EvaluationSchedule(lambda: now)
@@ -125,7 +124,7 @@ def of_scores(scores: list[Score]) -> Any:
         (48, 0.7, 4, "code:1", False),  # which may reward parts of an answer
     ],
 )
-def test_rows_that_are_learned_by_heart_show(groups: int, reward: float, correct: int, rule: str, told: bool):
+def test_rows_that_are_learned_by_heart_show(groups, reward, correct, rule, told):
     evaluations = EvaluationSchedule()
     found = of_scores([Score(float(one < correct), formatted=True, lenient=one < correct) for one in range(48)])
     evaluations.taken(3570, found, found.seconds, rule=rule, rewards=[reward] * groups)
@@ -135,7 +134,7 @@ def test_rows_that_are_learned_by_heart_show(groups: int, reward: float, correct
     assert not evaluations.warning, "as of the latest"
 
 
-def test_a_model_that_became_worse_than_it_was_is_told_after_a_restart_too(tmp_path: Path):
+def test_a_model_that_became_worse_than_it_was_is_told_after_a_restart_too(tmp_path):
     """As the 0.5B at a learning rate of 3e-4: 27 of 44, then 7 and 4 of 22."""
 
     def found(correct: int, prompts: int) -> Any:
@@ -155,7 +154,7 @@ def test_a_model_that_became_worse_than_it_was_is_told_after_a_restart_too(tmp_p
 
 
 @pytest.mark.parametrize(("formatted", "rule", "told"), [(False, "exact", 1), (True, "exact", 0), (False, "code:1", 0)])
-def test_a_form_never_written_is_told(caplog: pytest.LogCaptureFixture, formatted: bool, rule: str, told: int):
+def test_a_form_never_written_is_told(caplog, formatted, rule, told):
     caplog.set_level("INFO")
     evaluations = EvaluationSchedule()
     found = of_scores([Score(0.0, formatted=formatted and one == 0, lenient=True) for one in range(64)])
@@ -165,7 +164,7 @@ def test_a_form_never_written_is_told(caplog: pytest.LogCaptureFixture, formatte
     assert caplog.text.count("pass@1 0.000, 95 % between 0.000 and 0.057") == 3
 
 
-def test_evaluations_of_weights_that_a_kill_took_are_not_in_the_curve(tmp_path: Path):
+def test_evaluations_of_weights_that_a_kill_took_are_not_in_the_curve(tmp_path):
     log = MetricsLog(tmp_path / "metrics.jsonl")
     for event, step, score in (("evaluation", 0, 0.1), ("evaluation", 50, 0.2), ("evaluation", 90, 0.3)):
         log.write(event, step=step, pass_at_1=score)
@@ -178,7 +177,7 @@ def test_evaluations_of_weights_that_a_kill_took_are_not_in_the_curve(tmp_path: 
     assert list(evaluations.curve) == [(0, 0.1), (50, 0.2)]
 
 
-def test_of_quick_steps_only_some_are_logged(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
+def test_of_quick_steps_only_some_are_logged(monkeypatch, caplog):
     now = 0.0
     steps = StepLog()
     monkeypatch.setattr(time, "monotonic", lambda: now)

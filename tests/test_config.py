@@ -15,7 +15,6 @@ from ftis_node.errors import UsageError
 from ftis_node.worker.planning import memory_budget, memory_limit
 from tests import settings_page
 from tests.support.begun import begun
-from tests.support.cli import Cli
 from tests.support.swarm import RUN
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "settings.md"
@@ -47,7 +46,7 @@ def test_bounds_and_units_are_read_off_the_class():
     assert found["max_age"] == ("> 0", "s")
 
 
-def test_what_is_shown_reads_back_as_the_same_settings(cli: Cli, tmp_path: Path):
+def test_what_is_shown_reads_back_as_the_same_settings(cli, tmp_path):
     pairs = ("--set", 'model=a"b\\\x7f', "--set", "wait=inf")
     code, out, _ = cli("config", "show", "--origin", *pairs)
     assert code == 0
@@ -58,7 +57,7 @@ def test_what_is_shown_reads_back_as_the_same_settings(cli: Cli, tmp_path: Path)
     assert there == collect(task="arithmetic", flags=flags, environment={})[0]
 
 
-def test_each_value_is_shown_with_where_it_came_from(cli: Cli, tmp_path: Path):
+def test_each_value_is_shown_with_where_it_came_from(cli, tmp_path):
     file = tmp_path / "s.toml"
     file.write_text("nice = 10\nmax_age = 100\n")
     flags = ("--settings", str(file), "--set", "seed=3")
@@ -80,7 +79,7 @@ def test_each_value_is_shown_with_where_it_came_from(cli: Cli, tmp_path: Path):
     assert "origins" not in json.loads(cli("config", "show", "--json", *flags)[1])
 
 
-def test_the_settings_that_owners_change_are_shown_first_and_each_page_says_when(cli: Cli):
+def test_the_settings_that_owners_change_are_shown_first_and_each_page_says_when(cli):
     out = cli("config", "show", "--task", "gsm8k")[1]
     titles = [line[11:] for line in out.splitlines() if line.startswith("# Experts: ")]
     (_, owners), *experts = documentation.in_tiers()
@@ -98,7 +97,7 @@ def test_the_settings_that_owners_change_are_shown_first_and_each_page_says_when
     assert documentation.OWNERS.keys() <= Settings.model_fields.keys()
 
 
-def test_no_infinity_gets_into_json(cli: Cli):
+def test_no_infinity_gets_into_json(cli):
     def refuse(name: str) -> None:
         raise AssertionError(f"{name} is no JSON")
 
@@ -114,7 +113,7 @@ def test_no_infinity_gets_into_json(cli: Cli):
         ("[network]\nport = 3", "Unknown setting 'network'"),
     ],
 )
-def test_a_file_that_is_not_sound_is_told_with_its_remedy(content: str, what: str, cli: Cli, tmp_path: Path):
+def test_a_file_that_is_not_sound_is_told_with_its_remedy(content, what, cli, tmp_path):
     file = tmp_path / "s.toml"
     file.write_text(content)
     code, out, err = cli("config", "show", "--settings", str(file))
@@ -135,7 +134,7 @@ def test_a_share_of_main_memory_is_never_more_than_is_free():
     assert whole < psutil.virtual_memory().total
 
 
-def test_a_home_shows_what_its_daemon_would_run_with(cli: Cli, tmp_path: Path):
+def test_a_home_shows_what_its_daemon_would_run_with(cli, tmp_path):
     home = tmp_path / "home"
     other = tmp_path / "other.toml"
     begun(home, 7, "tiny-b", "lora")
@@ -168,7 +167,7 @@ def test_a_value_that_a_home_keeps_and_that_holds_no_more_can_be_forgotten():
         collect(**kept | {"home": {}, "flags": {"engine": "hf"}})
 
 
-def test_a_new_run_takes_a_file_of_held_out_rows(cli: Cli, tmp_path: Path):
+def test_a_new_run_takes_a_file_of_held_out_rows(cli, tmp_path):
     for name, rows in (("train", range(20)), ("test", range(20, 25))):
         (tmp_path / name).write_text("".join(f'{{"question": "{n}", "answer": {n}}}\n' for n in rows))
     (tmp_path / "train").rename(tmp_path / "train.jsonl")
@@ -181,7 +180,7 @@ def test_a_new_run_takes_a_file_of_held_out_rows(cli: Cli, tmp_path: Path):
     assert code == 2 and "Cannot read" in err
 
 
-def test_a_new_run_for_models_of_any_tokenizer(cli: Cli, tmp_path: Path):
+def test_a_new_run_for_models_of_any_tokenizer(cli, tmp_path):
     new = ("run", "new", "--any-tokenizer", "-o", str(tmp_path / "run.toml"))
     code, out, err = cli(*new, "--completion-tokens", "40", "--json")
     assert code == 0, err

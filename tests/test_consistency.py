@@ -35,7 +35,7 @@ def test_every_part_of_the_objective_is_checked():
     name=st.sampled_from(sorted(PART_LIMITS.keys() & Settings.model_fields)),
     value=st.sampled_from([-1, 0, 0.5, 1, 2, 1e9]) | st.floats(),
 )
-def test_a_number_is_refused_where_it_is_beyond_its_limits(name: str, value: float):
+def test_a_number_is_refused_where_it_is_beyond_its_limits(name, value):
     if name == "inner_steps":
         if not math.isfinite(value) or value != int(value):
             assert f"{name!r} from flags" in refused(**{name: value}).what
@@ -49,7 +49,7 @@ def test_a_number_is_refused_where_it_is_beyond_its_limits(name: str, value: flo
 
 
 @pytest.mark.parametrize("name", sorted(NAMES.keys() & Settings.model_fields))
-def test_each_name_is_taken_and_a_misspelt_one_is_answered_with_the_nearest(name: str):
+def test_each_name_is_taken_and_a_misspelt_one_is_answered_with_the_nearest(name):
     for known in NAMES[name]:
         assert choose_objective(settled(**{name: known}), "gsm8k", completion_tokens=256)
     known = NAMES[name][-1]
@@ -84,7 +84,7 @@ CONTRADICTIONS: dict[str, tuple[dict[str, Any], str, str]] = {
 
 
 @pytest.mark.parametrize("mistake", CONTRADICTIONS)
-def test_what_contradicts_is_told_with_where_it_came_from(mistake: str):
+def test_what_contradicts_is_told_with_where_it_came_from(mistake):
     flags, what, fix = CONTRADICTIONS[mistake]
     error = refused(**flags)
     assert "(flags)" in error.what and fix in error.fix
@@ -112,7 +112,7 @@ def test_what_contradicts_is_told_with_where_it_came_from(mistake: str):
         {"device": "cpu", "optimiser": "adamw8bit"},
     ],
 )
-def test_what_only_looks_like_a_contradiction_is_allowed(flags: dict[str, Any]):
+def test_what_only_looks_like_a_contradiction_is_allowed(flags):
     settled(**flags)
 
 
@@ -120,7 +120,7 @@ BOUNDS = [("nice", 0, 19), ("vram_share", 0.01, 1), ("own_data_share", 0.01, 0.9
 
 
 @pytest.mark.parametrize(("name", "least", "most"), [*BOUNDS, ("min_peers", 0, 64)])
-def test_limits_have_bounds(name: str, least: float, most: float):
+def test_limits_have_bounds(name, least, most):
     for value in (least, most):
         assert getattr(settled(**{name: value}), name) == value
     for value in (least - 1, most + 1):
@@ -144,7 +144,7 @@ def test_a_choice_that_is_none_is_answered_with_the_nearest():
         ("generation_batch", 10**23),
     ],
 )
-def test_a_number_that_nothing_can_hold_is_refused_before_anything_computes_with_it(name: str, value: float):
+def test_a_number_that_nothing_can_hold_is_refused_before_anything_computes_with_it(name, value):
     error = refused(**{name: value})
     assert f"The {name} cannot be {value} (flags)" in error.what and "smaller" in error.fix
 

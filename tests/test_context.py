@@ -68,7 +68,7 @@ LAYOUTS = pytest.mark.parametrize("packed", [True, False], ids=["packed", "padde
 
 @LAYOUTS
 @pytest.mark.parametrize("rope", ROPES)
-def test_within_its_context_a_models_log_probs_do_not_depend_on_neighbours(rope: str, packed: bool):
+def test_within_its_context_a_models_log_probs_do_not_depend_on_neighbours(rope, packed):
     policy = policy_with(rope)
     limit = context_of(policy.causal_lm.config).tokens
     assert policy.packed and limit == ROPES[rope][1]
@@ -78,7 +78,7 @@ def test_within_its_context_a_models_log_probs_do_not_depend_on_neighbours(rope:
 
 @LAYOUTS
 @pytest.mark.parametrize("rope", ["dynamic", "longrope"])
-def test_beyond_it_they_do_and_padding_does_not_help(rope: str, packed: bool):
+def test_beyond_it_they_do_and_padding_does_not_help(rope, packed):
     """One long sample changes the frequencies of all that are computed with it. So none may be longer."""
     alone, beside = with_neighbour(policy_with(rope), ROPES[rope][1] + 20, packed=packed)
     assert float((alone - beside).abs().max()) > 0.1
@@ -119,7 +119,7 @@ def loaded(task: str, eval_data: str | None = None, **flags: Any) -> tuple[Engin
 
 
 @pytest.mark.parametrize("held_out", [False, True])
-def test_a_row_longer_than_the_runs_cap_is_named_with_its_length(held_out: bool, tmp_path: Path):
+def test_a_row_longer_than_the_runs_cap_is_named_with_its_length(held_out, tmp_path):
     long = "1+2+3+4+5+6+7+8+9="
     file = rows_in(tmp_path / "longer.jsonl", [*SUMS, long])
     engine, facts = loaded(rows_in(tmp_path / "sums.jsonl", SUMS) if held_out else file, file if held_out else None)
@@ -130,7 +130,7 @@ def test_a_row_longer_than_the_runs_cap_is_named_with_its_length(held_out: bool,
     engine.open(arithmetic_run(facts, prompt_tokens=18))
 
 
-def test_a_run_longer_than_the_models_context_is_refused_with_the_row_that_is(tmp_path: Path):
+def test_a_run_longer_than_the_models_context_is_refused_with_the_row_that_is(tmp_path):
     """Its rows must be the same for everybody: none is cut or left out."""
     engine, facts = loaded("arithmetic", model=model_in(tmp_path / "short", max_position_embeddings=20))
     with pytest.raises(UsageError, match=r"prompt of 6 tokens and a completion may have 15, .* room for 20") as told:
@@ -140,7 +140,7 @@ def test_a_run_longer_than_the_models_context_is_refused_with_the_row_that_is(tm
     assert engine.generate([0]).groups and engine.evaluate().prompts == 40
 
 
-def test_a_model_whose_frequencies_change_is_held_to_the_length_before_that(tmp_path: Path):
+def test_a_model_whose_frequencies_change_is_held_to_the_length_before_that(tmp_path):
     rope = {"rope_type": "longrope", "rope_theta": 1e4, **ROPES["longrope"][0], "original_max_position_embeddings": 21}
     name = model_in(tmp_path / "changing", max_position_embeddings=LONG, rope_parameters=rope)
     engine, facts = loaded("arithmetic", model=name)
@@ -148,7 +148,7 @@ def test_a_model_whose_frequencies_change_is_held_to_the_length_before_that(tmp_
         engine.open(arithmetic_run(facts))
 
 
-def test_a_strangers_run_that_no_prompt_could_fit_is_refused_before_the_weights_are_loaded(tmp_path: Path):
+def test_a_strangers_run_that_no_prompt_could_fit_is_refused_before_the_weights_are_loaded(tmp_path):
     name = model_in(tmp_path / "short", max_position_embeddings=20)
     (tmp_path / "short" / "model.safetensors").unlink()
     engine = Engine()
@@ -157,14 +157,14 @@ def test_a_strangers_run_that_no_prompt_could_fit_is_refused_before_the_weights_
         engine.load(arithmetic_settings(model=name), "arithmetic", caps=caps)
 
 
-def test_another_set_to_evaluate_on_is_held_to_the_same(tmp_path: Path):
+def test_another_set_to_evaluate_on_is_held_to_the_same(tmp_path):
     engine, facts = loaded("arithmetic", model=model_in(tmp_path / "short", max_position_embeddings=20))
     engine.open(arithmetic_run(facts, completion_tokens=14))
     with pytest.raises(UsageError, match=r"Row 1 of harder is a prompt of 8 tokens and a completion may have 16"):
         engine.add_evaluation("harder", "arithmetic-4", None, None)
 
 
-def test_a_home_belongs_to_no_run_that_its_model_has_no_room_for(tmp_path: Path):
+def test_a_home_belongs_to_no_run_that_its_model_has_no_room_for(tmp_path):
     name = model_in(tmp_path / "short", max_position_embeddings=20)
     home = tmp_path / "home"
     line = ("join", "--home", str(home), "--model", name, "--host", "127.0.0.1", "--device", "cpu", *STILL)
@@ -176,7 +176,7 @@ def test_a_home_belongs_to_no_run_that_its_model_has_no_room_for(tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_fit_foresees_it(tmp_path: Path):
+def test_fit_foresees_it(tmp_path):
     name = model_in(tmp_path / "short", max_position_embeddings=16)
     ended = run_cli("fit", "--model", str(name), "--vram", "8", "--task", "arithmetic", timeout=PATIENCE)
     told = " ".join((ended.stdout + ended.stderr).split())

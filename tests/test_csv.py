@@ -18,7 +18,7 @@ def written(path: Path, content: bytes) -> str:
     return str(path)
 
 
-def test_a_csv_file_has_the_rows_and_rules_of_a_jsonl_file(tmp_path: Path):
+def test_a_csv_file_has_the_rows_and_rules_of_a_jsonl_file(tmp_path):
     rows = [(f'Who said "{i}",\nand why?', f"no. {i}") for i in range(40)]
     quoted = ('"{}",x,"{}"\r\n'.format(q.replace('"', '""'), a) for q, a in rows)
     file = written(tmp_path / "t.csv", b"\xef\xbb\xbfquestion, note ,answer\r\n\r\n" + "".join(quoted).encode())
@@ -32,7 +32,7 @@ def test_a_csv_file_has_the_rows_and_rules_of_a_jsonl_file(tmp_path: Path):
         check_named(make_run(task="t.csv"), task=None, reward=None, ours=False)
 
 
-def test_a_prompt_column_and_tests_over_several_lines_are_read(tmp_path: Path):
+def test_a_prompt_column_and_tests_over_several_lines_are_read(tmp_path):
     assert load_task(written(tmp_path / "F.CSV", HEAD + b"a,5.0\nb,5.0\n")).train[0].answer == "5"
     rows = "".join(f'add {i},"assert add(1, 2) == 3\nassert add({i}, 0) == {i}"\n' for i in range(30))
     task = load_task(written(tmp_path / "p.csv", b"prompt,answer\n" + rows.encode()), reward="tests")
@@ -59,7 +59,7 @@ def test_a_prompt_column_and_tests_over_several_lines_are_read(tmp_path: Path):
         (HEAD + b"a,1\n\n" + b"c,x\n" * 20, "20 unusable lines"),
     ],
 )
-def test_a_csv_file_that_cannot_be_used_says_where(tmp_path: Path, content: bytes, message: str):
+def test_a_csv_file_that_cannot_be_used_says_where(tmp_path, content, message):
     with pytest.raises(UsageError, match=message) as refused:
         load_task(written(tmp_path / "bad.csv", content))
     assert refused.value.fix

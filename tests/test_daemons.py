@@ -2,8 +2,7 @@
 
 import os
 import signal
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 
 import psutil
 import pytest
@@ -12,7 +11,7 @@ from ftis_node.observe.metrics import read_events
 from ftis_node.store.checkpoints import Checkpoints
 from ftis_node.swarm.identity import Identity
 from tests.support.cli import printed
-from tests.support.daemons import PATIENCE, WHOLE, Daemon, Join, gone, run_cli
+from tests.support.daemons import PATIENCE, WHOLE, Daemon, gone, run_cli
 from tests.support.documented import check_daemon
 
 EVERY_STEP = ("--set", "checkpoint_minutes=0")
@@ -31,7 +30,7 @@ def used(author: Daemon, groups: int = 1):
 
 
 @pytest.mark.slow
-def test_three_daemons_survive_the_death_of_their_bootstrap_and_welcome_it_back(tmp_path: Path, join: Join):
+def test_three_daemons_survive_the_death_of_their_bootstrap_and_welcome_it_back(tmp_path, join):
     a = join("a", "--model", "tiny-a", "--name", "A", *EVERY_STEP, *WHOLE)
     address = a.address()
     a.wait(lambda s: s["state"] == "ALONE" and s.get("step", 0) >= 2, "A trains alone, and says so")
@@ -79,7 +78,7 @@ def forbid_writing(worker: psutil.Process) -> None:
 
 
 @pytest.mark.parametrize("harm", [kill, pytest.param(forbid_writing, marks=pytest.mark.slow)])
-def test_a_failed_compute_process_is_replaced(harm: Callable[[psutil.Process], None], join: Join):
+def test_a_failed_compute_process_is_replaced(harm, join):
     node = join("node", "--model", "tiny-a", "--name", "my secret", *EVERY_STEP)
     step = node.wait(lambda s: s.get("step", 0) >= 3, "it trains")["step"]
     (worker,) = [process for process in node.pids() if "ftis_node.worker" in process.cmdline()]
@@ -110,7 +109,7 @@ def strangers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Daemon
         other.clean_up()
 
 
-def test_a_daemon_of_another_run_is_left_out_on_both_sides(strangers: tuple[Daemon, Daemon]):
+def test_a_daemon_of_another_run_is_left_out_on_both_sides(strangers):
     for daemon in strangers:
         daemon.wait(lambda s, d=daemon: "left out" in d.log(), "it says that the peer is left out")
         step = daemon.status()["step"]
@@ -121,7 +120,7 @@ def test_a_daemon_of_another_run_is_left_out_on_both_sides(strangers: tuple[Daem
 # Each of the two tests below ends one of them.
 
 
-def test_ctrl_c_in_a_terminal_reaches_the_whole_group_and_saves_the_last_step(strangers: tuple[Daemon, Daemon]):
+def test_ctrl_c_in_a_terminal_reaches_the_whole_group_and_saves_the_last_step(strangers):
     node, _ = strangers
     node.wait(lambda s: s.get("step", 0) >= 2, "it trains")
     family = node.pids()
@@ -134,7 +133,7 @@ def test_ctrl_c_in_a_terminal_reaches_the_whole_group_and_saves_the_last_step(st
     assert facts["progress"]["step"] == last
 
 
-def test_a_stop_does_not_wait_for_a_compute_process_that_does_not_answer(strangers: tuple[Daemon, Daemon]):
+def test_a_stop_does_not_wait_for_a_compute_process_that_does_not_answer(strangers):
     _, node = strangers
     node.wait(lambda s: s.get("step", 0) >= 2, "it trains")
     (worker,) = [process for process in node.pids() if "ftis_node.worker" in process.cmdline()]
@@ -146,7 +145,7 @@ def test_a_stop_does_not_wait_for_a_compute_process_that_does_not_answer(strange
 
 
 @pytest.mark.slow
-def test_a_home_that_trained_alone_does_not_join_another_run_by_mistake(tmp_path: Path, join: Join):
+def test_a_home_that_trained_alone_does_not_join_another_run_by_mistake(tmp_path, join):
     alone = join("alone", "--model", "tiny-a", "--task", "arithmetic")
     alone.wait(lambda s: s.get("step", 0) >= 1, "it starts a run of its own")
     alone.stop()

@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -18,7 +17,7 @@ pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.mark.parametrize("listener", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_a_short_demo_ends_with_its_picture(tmp_path: Path, listener: bool, monkeypatch: pytest.MonkeyPatch):
+def test_a_short_demo_ends_with_its_picture(tmp_path, listener, monkeypatch):
     output = tmp_path / "out"
     if not listener:  # small steps, which teach nothing
         monkeypatch.setenv("FTIS_BATCH_GROUPS", "6")
@@ -47,7 +46,7 @@ def test_a_short_demo_ends_with_its_picture(tmp_path: Path, listener: bool, monk
     assert json.loads((output / "summary.json").read_text()) == summary
 
 
-def test_two_nodes_train_a_model_of_the_owner_s_on_sums(tmp_path: Path):
+def test_two_nodes_train_a_model_of_the_owner_s_on_sums(tmp_path):
     output = tmp_path / "out"
     ended = run_cli("demo", "--model", "tiny-bpe", "--steps", "2", "--output", str(output), timeout=800)
     assert ended.returncode == 0, ended.stderr
@@ -102,7 +101,7 @@ input()
 
 
 @pytest.mark.parametrize("early", [False, True])
-def test_a_daemon_that_is_told_to_does_not_outlive_its_parent(early: bool):
+def test_a_daemon_that_is_told_to_does_not_outlive_its_parent(early):
     """early: the parent ended before the daemon could ask the kernel for the signal."""
     parent = subprocess.Popen(
         [sys.executable, "-c", _PARENT, _CHILD, "1" if early else ""], stdin=subprocess.PIPE, stdout=subprocess.PIPE

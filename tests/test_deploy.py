@@ -117,7 +117,7 @@ def test_prometheus_takes_its_configuration():
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
-def test_systemd_takes_the_service(tmp_path: Path):
+def test_systemd_takes_the_service(tmp_path):
     service = read("systemd/ftis-node.service")
     program = "/opt/ftis-node/bin/ftis-node"
     assert f"ExecStart={program} join" in service and "landlock_create_ruleset landlock_restrict_self" in service
@@ -153,7 +153,7 @@ def test_what_is_documented_takes_down_what_any_profile_started():
     assert set(re.findall(r"--profile (\w+)", line)) == profiles()
 
 
-def test_the_swarms_test_leaves_no_container_network_or_volume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_swarms_test_leaves_no_container_network_or_volume(tmp_path, monkeypatch):
     told = tmp_path / "told"
     docker = tmp_path / "docker"
     docker.write_text(f'#!/bin/sh\necho "$@" >> {told}\n')

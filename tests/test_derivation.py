@@ -132,7 +132,7 @@ def bound(world: World, cap: float) -> float:
 
 @pytest.mark.parametrize("cap", [1.0, 2.0, 8.0, 1e6])
 @pytest.mark.parametrize("apart", [0.01, 0.3, 1.0, 3.0])
-def test_the_bias_of_truncated_tokens_is_within_its_bound(apart: float, cap: float):
+def test_the_bias_of_truncated_tokens_is_within_its_bound(apart, cap):
     for seed in SEEDS:
         world = World.drawn(seed, apart)
         bias = float((world.gradient(TIS.replace(truncation=cap)) - world.wanted()).norm())
@@ -160,7 +160,7 @@ def test_the_bias_does_not_go_with_the_truncation():
 
 
 @pytest.mark.parametrize("cap", [1.0, 2.0, 8.0])
-def test_what_truncation_alone_takes_is_within_its_bound(cap: float):
+def test_what_truncation_alone_takes_is_within_its_bound(cap):
     for seed in SEEDS:
         world = World.drawn(seed, 1.0)
         taken = world.gradient(TIS.replace(truncation=1e9)) - world.gradient(TIS.replace(truncation=cap))
@@ -171,7 +171,7 @@ def test_what_truncation_alone_takes_is_within_its_bound(cap: float):
 
 
 @pytest.mark.parametrize("threshold", [0.1, 1.0, 5.0])
-def test_what_the_filter_takes_is_within_its_bound(threshold: float):
+def test_what_the_filter_takes_is_within_its_bound(threshold):
     dropped_any = False
     for seed in SEEDS:
         world = World.drawn(seed, 1.5)
@@ -203,7 +203,7 @@ groups = st.lists(st.tuples(REWARDS, st.floats(0, 10)), min_size=2, max_size=9)
 
 @settings(max_examples=200)
 @given(groups)
-def test_no_comparison_above_the_mean_is_turned_and_a_push_upwards_is_left(group: list[tuple[float, float]]):
+def test_no_comparison_above_the_mean_is_turned_and_a_push_upwards_is_left(group):
     rewards, divergences = map(list, zip(*group, strict=True))
     before, after = filtered(rewards, divergences, 5.0)
     for i, j in itertools.permutations(range(len(rewards)), 2):

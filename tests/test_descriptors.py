@@ -21,7 +21,7 @@ from ftis_node.host.descriptors import OutOfFiles, limit, raise_limit, ran_out, 
 from ftis_node.node import daemon
 from ftis_node.node.options import JoinOptions
 from ftis_node.store.home import Home
-from tests.support.daemons import Join, until
+from tests.support.daemons import until
 
 NONE_LEFT = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
@@ -48,7 +48,7 @@ def test_row_33_a_node_raises_the_limit_of_open_files_as_far_as_it_may():
     assert raise_limit() == limit()
 
 
-def test_running_out_of_files_is_told_from_other_errors(tmp_path: Path):
+def test_running_out_of_files_is_told_from_other_errors(tmp_path):
     assert ran_out(NONE_LEFT) and ran_out(OSError(errno.ENFILE, ""))
     assert not ran_out(OSError(errno.ENOSPC, "")) and not ran_out(ValueError("x"))
 
@@ -75,7 +75,7 @@ async def test_who_runs_out_of_files_waits_until_some_are_closed_or_it_is_to_sto
         assert isinstance(await waiting, OutOfFiles)
 
 
-def test_row_33_a_limit_too_low_to_start_with_is_no_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_row_33_a_limit_too_low_to_start_with_is_no_full_disk(tmp_path, monkeypatch):
     def none_left(_: Home) -> Path:
         raise NONE_LEFT
 
@@ -87,7 +87,7 @@ def test_row_33_a_limit_too_low_to_start_with_is_no_full_disk(tmp_path: Path, mo
 
 
 @pytest.mark.slow
-def test_row_33_a_daemon_outlives_a_time_without_files(join: Join):
+def test_row_33_a_daemon_outlives_a_time_without_files(join):
     flags = ("batch_groups=6", "eval_prompts=16", "eval_every=1000", "page=false", "quic=false")
     alone = join("home", "--model", "tiny-a", *(word for pair in flags for word in ("--set", pair)))
     alone.wait(lambda status: (status.get("step") or 0) >= 2, "it trains")

@@ -38,7 +38,7 @@ from ftis_node.worker import messages as ask
 from ftis_node.worker.checkpoint import OPTIMISER, WEIGHTS
 from ftis_node.worker.client import Worker, WorkerDied, WorkerFault
 from tests.support.cli import answer, refused
-from tests.support.daemons import Join, own_rows
+from tests.support.daemons import own_rows
 from tests.support.small_models import arithmetic_run, arithmetic_settings, batch_of, completions_of
 
 Answer = TypeVar("Answer")
@@ -123,7 +123,7 @@ ALL = pytest.mark.parametrize(
 
 
 @ALL
-def test_the_gradient_and_five_steps_are_those_of_one_process(node_of: NodeOf, kind: str, ranks: int):
+def test_the_gradient_and_five_steps_are_those_of_one_process(node_of, kind, ranks):
     alone = node_of(kind, 1)
     together = node_of(kind, ranks)
     made = alone.ask(ask.Generate(ROWS)).groups
@@ -144,7 +144,7 @@ def test_the_gradient_and_five_steps_are_those_of_one_process(node_of: NodeOf, k
 
 
 @ALL
-def test_tokens_answers_and_their_figures_are_the_same(node_of: NodeOf, kind: str, ranks: int):
+def test_tokens_answers_and_their_figures_are_the_same(node_of, kind, ranks):
     alone = node_of(kind, 1)
     together = node_of(kind, ranks)
     for rows in (ROWS, [3], []):
@@ -176,9 +176,7 @@ def test_tokens_answers_and_their_figures_are_the_same(node_of: NodeOf, kind: st
         + [(kind, *ranks) for kind in KINDS for ranks in ((2, 3), (3, 2))],
     ),
 )
-def test_a_checkpoint_of_any_number_of_ranks_is_restored_on_any_other(
-    node_of: NodeOf, kind: str, saved: int, restored: int
-):
+def test_a_checkpoint_of_any_number_of_ranks_is_restored_on_any_other(node_of, kind, saved, restored):
     first = node_of(kind, saved)
     second = node_of(kind, restored)
     made = first.ask(ask.Generate(ROWS)).groups
@@ -193,7 +191,7 @@ def test_a_checkpoint_of_any_number_of_ranks_is_restored_on_any_other(
 
 
 @pytest.mark.parametrize(("kind", "ranks"), some(*TWO, later=[("shards", 3)]))
-def test_a_snapshot_is_of_its_moment_and_whole(node_of: NodeOf, tmp_path: Path, kind: str, ranks: int):
+def test_a_snapshot_is_of_its_moment_and_whole(node_of, tmp_path, kind, ranks):
     node = node_of(kind, ranks)
     made = node.ask(ask.Generate(ROWS)).groups
     node.move(made, 1)
@@ -208,7 +206,7 @@ def test_a_snapshot_is_of_its_moment_and_whole(node_of: NodeOf, tmp_path: Path, 
     assert {float(value) for name, value in state.items() if name.endswith("/step")} == {1.0}
 
 
-def test_each_rank_keeps_a_part_of_every_moment_and_a_sum_that_lacked_memory_is_made_later(tmp_path: Path):
+def test_each_rank_keeps_a_part_of_every_moment_and_a_sum_that_lacked_memory_is_made_later(tmp_path):
     """The embedding is the head's too, so it is in no layer's shards. Weights are in bf16, masters in parts."""
     command = [sys.executable, "-m", "tests.support.parts"]
     ranks = [subprocess.Popen([*command, str(rank), tmp_path / "place"], stdout=subprocess.PIPE) for rank in range(2)]
@@ -219,7 +217,7 @@ def test_each_rank_keeps_a_part_of_every_moment_and_a_sum_that_lacked_memory_is_
     assert 0 < first["far"] < 1e-5 * first["size"]
 
 
-def test_rows_of_ones_own_are_trained_on_by_all(node_of: NodeOf):
+def test_rows_of_ones_own_are_trained_on_by_all(node_of):
     told = []
     for ranks in (1, 2):
         node = node_of("full", ranks)
@@ -248,7 +246,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callabl
         node.process.end()
 
 
-def test_where_memory_is_short_in_one_all_begin_anew(failing: Callable[..., Node], node_of: NodeOf):
+def test_where_memory_is_short_in_one_all_begin_anew(failing, node_of):
     node = failing("memory")
     alone = node_of("full", 1)
     made = alone.ask(ask.Generate(ROWS)).groups
@@ -259,14 +257,14 @@ def test_where_memory_is_short_in_one_all_begin_anew(failing: Callable[..., Node
     assert node.move(made, 1).memory_retries == 0
 
 
-def test_shards_end_together_where_memory_is_short_in_one(failing: Callable[..., Node]):
+def test_shards_end_together_where_memory_is_short_in_one(failing):
     node = failing("memory", **KINDS["shards"])
     with pytest.raises(WorkerDied) as died:
         node.move(node.ask(ask.Generate(ROWS)).groups, 1)
     assert died.value.no_room
 
 
-async def test_shards_without_room_take_half_the_next_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_shards_without_room_take_half_the_next_time(tmp_path, monkeypatch):
     monkeypatch.setattr("ftis_node.node.compute.LONGEST_PAUSE", 0.0)
     process = ComputeProcess(JoinOptions(home=Home(tmp_path)), Home(tmp_path), lambda: None)
     process.loaded = SimpleNamespace(settings=SimpleNamespace(micro_batch_tokens=1000))  # type: ignore[assignment]
@@ -279,7 +277,7 @@ async def test_shards_without_room_take_half_the_next_time(tmp_path: Path, monke
 
 
 @pytest.mark.slow
-def test_what_fails_in_one_fails_in_all(failing: Callable[..., Node], node_of: NodeOf):
+def test_what_fails_in_one_fails_in_all(failing, node_of):
     node = failing("at once")
     made = node_of("full", 1).ask(ask.Generate(ROWS)).groups
     with pytest.raises(WorkerFault):
@@ -289,7 +287,7 @@ def test_what_fails_in_one_fails_in_all(failing: Callable[..., Node], node_of: N
 
 
 @pytest.mark.parametrize("work", ["generate", "step"])
-def test_an_interrupt_ends_the_work_of_all_and_not_what_follows(node_of: NodeOf, work: str):
+def test_an_interrupt_ends_the_work_of_all_and_not_what_follows(node_of, work):
     node = node_of("full", 2)
     made = node.ask(ask.Generate(ROWS)).groups
     long: ask.Request[Any] = ask.Generate(ROWS * 300)
@@ -347,12 +345,12 @@ LATER = [pytest.param(kind, marks=pytest.mark.slow) for kind in (ask.Load, ask.G
 
 
 @pytest.mark.parametrize("kind", [ask.Step, *LATER], ids=lambda kind: kind.op)
-async def test_a_rank_that_is_killed_ends_all(kind: type[ask.Request[Any]], tmp_path: Path):
+async def test_a_rank_that_is_killed_ends_all(kind, tmp_path):
     await asyncio.wait_for(died(kind, tmp_path), 120)
 
 
 @pytest.mark.slow
-def test_a_daemon_on_two_devices_goes_on_after_one_of_its_processes_is_killed(join: Join):
+def test_a_daemon_on_two_devices_goes_on_after_one_of_its_processes_is_killed(join):
     flags = ("--task", "arithmetic", "--devices", "cpu,cpu", "--full", "--set", "batch_groups=4")
     node = join("node", *flags, "--set", "eval_every=1000", "--set", "checkpoint_minutes=0.02")
     node.wait(lambda s: s.get("step", 0) >= 3, "it takes steps")
@@ -378,7 +376,7 @@ def test_one_device_is_nothing_to_compare():
 
 
 @pytest.mark.slow
-def test_several_devices_are_timed_beside_one_unless_a_process_hangs(monkeypatch: pytest.MonkeyPatch):
+def test_several_devices_are_timed_beside_one_unless_a_process_hangs(monkeypatch):
     timed = partial(bench_devices, Size(4, 4, 6, 8), "cpu,cpu", repeats=1)
     figures = timed()
     assert figures["speedup_over_one"] == figures["one_step_s"] / figures["several_step_s"] > 0

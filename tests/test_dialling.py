@@ -41,7 +41,7 @@ async def watched(inviter: Member, home: Path, name: str = "") -> str:
     return ended.stderr
 
 
-async def test_row_62_an_inviter_sends_nobody_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_row_62_an_inviter_sends_nobody_elsewhere(tmp_path, monkeypatch):
     """Its own address, on loopback, is dialled as it is written; what it names there afterwards is not."""
     callers: list[Any] = []
     server = await asyncio.start_server(lambda _, writer: callers.append(writer), "127.0.0.1", 0)
@@ -57,7 +57,7 @@ async def test_row_62_an_inviter_sends_nobody_elsewhere(tmp_path: Path, monkeypa
 
 
 @pytest.mark.parametrize("place", ["/ip4/169.254.169.254/tcp/443", "/ip4/10.0.0.1/tcp/22", "/dnsaddr/vault.corp"])
-def test_row_62_an_invitation_that_names_what_only_an_owner_may_is_refused_before_a_dial(place: str):
+def test_row_62_an_invitation_that_names_what_only_an_owner_may_is_refused_before_a_dial(place):
     own = f"/p2p/{EVE.peer_id}"
     honest = invite(EVE, bytes(16), [f"{place}{own}", f"/ip4/10.0.0.1/tcp/4001{own}"], now=0.0, seconds=60)
     assert honest.dial == ("/ip4/10.0.0.1/tcp/4001",)
@@ -67,9 +67,7 @@ def test_row_62_an_invitation_that_names_what_only_an_owner_may_is_refused_befor
 
 
 @pytest.mark.parametrize(("host", "reached"), [("127.0.0.1", True), ("169.254.169.254", False), ("0.0.0.0", False)])
-async def test_row_62_a_name_that_leads_to_the_link_or_to_no_host_is_not_dialled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str, reached: bool
-):
+async def test_row_62_a_name_that_leads_to_the_link_or_to_no_host_is_not_dialled(tmp_path, monkeypatch, host, reached):
     async def leads(*_: object, **__: object) -> list[Any]:
         return [(2, 1, 6, "", (host, 0))]
 
@@ -90,7 +88,7 @@ def test_row_62_a_name_that_looks_like_an_id_is_not_shown():
     assert called(who, {who: "Ann of 12 D"}) == f"Ann of 12 D ({who})"
 
 
-async def test_row_64_a_run_that_an_observer_keeps_is_not_the_owners_choice(tmp_path: Path):
+async def test_row_64_a_run_that_an_observer_keeps_is_not_the_owners_choice(tmp_path):
     place = Home(tmp_path / "home")
     run = make_run(task="hf:somebody/rows:train", reward="tests")
     line = ("join", "--dry-run", "--device", "cpu", "--model", "tiny-a", "--home", place.path)
@@ -172,7 +170,7 @@ def test_row_78_a_members_own_word_leads_into_the_local_networks_and_nowhere_els
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
 
 
-async def test_row_78_what_a_stranger_makes_up_by_mdns_pushes_out_no_members_own_word(tmp_path: Path):
+async def test_row_78_what_a_stranger_makes_up_by_mdns_pushes_out_no_members_own_word(tmp_path):
     """It knows the run's id from an invitation, so its codes hold."""
     async with member(1, tmp_path) as ann:
         place = f"/ip4/127.0.0.1/tcp/%d/p2p/{EVE.peer_id}"

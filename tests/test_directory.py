@@ -84,7 +84,7 @@ LEAVES = st.none() | st.integers(-(2**63), 2**63 - 1) | st.floats() | st.binary(
 
 
 @given(st.binary(max_size=300) | st.recursive(LEAVES, lambda inner: st.lists(inner), max_leaves=20).map(msgpack.packb))
-def test_row_38_whatever_else_an_answer_is_gives_no_addresses(answer: bytes):
+def test_row_38_whatever_else_an_answer_is_gives_no_addresses(answer):
     assert check(KEY, answer, VALIDATOR) == {}
 
 
@@ -144,7 +144,7 @@ def test_row_38_where_each_key_has_a_peer_of_the_view_a_strangers_new_key_has_no
     assert all(shelf.records(key_bytes(RUN.id, shard)) for shard, _ in used)
 
 
-def test_row_38_there_are_few_keys_and_what_has_expired_makes_room(monkeypatch: pytest.MonkeyPatch):
+def test_row_38_there_are_few_keys_and_what_has_expired_makes_room(monkeypatch):
     shelf = filled(set())
     authors = [identity(number) for number in range(100, 100 + 2 * MAX_KEYS)]
     for who in authors:
@@ -198,7 +198,7 @@ async def found(directory: Directory) -> list[Answer]:
     return answers
 
 
-async def test_row_38_two_nodes_find_each_others_records_and_know_who_told(tmp_path: Path):
+async def test_row_38_two_nodes_find_each_others_records_and_know_who_told(tmp_path):
     async with joined(ALICE, tmp_path) as (alice, at_alice), joined(BOB, tmp_path, at_alice) as (bob, _):
         for settled in (False, True):
             await alice.publish(own(ALICE), settled=settled)
@@ -209,7 +209,7 @@ async def test_row_38_two_nodes_find_each_others_records_and_know_who_told(tmp_p
         assert BOB.author in {one.referrer for one in await found(alice)}
 
 
-async def test_three_nodes_draw_as_many_bytes_as_three_simulated_ones(tmp_path: Path):
+async def test_three_nodes_draw_as_many_bytes_as_three_simulated_ones(tmp_path):
     """In a turn of `Swarm._record_loop`. Before, simulated answers named twenty nodes however few there were."""
     async with (
         joined(ALICE, tmp_path) as (alice, at_alice),
@@ -235,7 +235,7 @@ async def test_three_nodes_draw_as_many_bytes_as_three_simulated_ones(tmp_path: 
     assert [packed, stored.ByteSize() - packed] == pytest.approx([RECORD_BYTES, STORE_BYTES], abs=12)
 
 
-async def test_who_asks_while_a_nodes_dht_begins_is_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_who_asks_while_a_nodes_dht_begins_is_answered(tmp_path, monkeypatch):
     add = GuardedDht.add_p2p_handlers
     told = []
 
@@ -251,7 +251,7 @@ async def test_who_asks_while_a_nodes_dht_begins_is_answered(tmp_path: Path, mon
             assert told == [(b"", [])]
 
 
-async def test_who_knows_only_a_node_of_another_run_finds_its_own_run_through_the_dht(tmp_path: Path):
+async def test_who_knows_only_a_node_of_another_run_finds_its_own_run_through_the_dht(tmp_path):
     async with (
         member(1, tmp_path, run=OTHER_RUN) as outside,
         member(2, tmp_path, [outside.address]) as alice,
@@ -278,7 +278,7 @@ def test_row_38_records_of_other_runs_take_no_room_of_the_own_and_few_are_kept()
 
 
 @pytest.mark.parametrize("count", [MAX_RECORDS, 2000])
-async def test_row_38_beside_made_up_answers_a_node_publishes_and_finds_honest_ones(tmp_path: Path, count: int):
+async def test_row_38_beside_made_up_answers_a_node_publishes_and_finds_honest_ones(tmp_path, count):
     made = (MADE_UP * 16)[:count]
     async with (
         liar(tmp_path, pack(made)) as (mallory, at_mallory),
@@ -300,7 +300,7 @@ async def test_row_38_beside_made_up_answers_a_node_publishes_and_finds_honest_o
         assert ALICE.author in {owner for one in await found(bob) for owner in one.addresses}
 
 
-async def test_row_38_an_answer_names_few_nodes_and_a_peer_has_few_ids(tmp_path: Path):
+async def test_row_38_an_answer_names_few_nodes_and_a_peer_has_few_ids(tmp_path):
     async with liar(tmp_path, b"") as (mallory, at_mallory), joined(ALICE, tmp_path, at_mallory) as (alice, _):
         dht = alice._dht
         assert dht is not None
@@ -315,7 +315,7 @@ async def test_row_38_an_answer_names_few_nodes_and_a_peer_has_few_ids(tmp_path:
         assert mallory.calls - before <= OWN_NODES + NAMED_NODES
 
 
-async def test_row_38_signatures_are_checked_in_another_thread(tmp_path: Path):
+async def test_row_38_signatures_are_checked_in_another_thread(tmp_path):
     threads = set()
 
     class Watched(OwnerSigned):
@@ -332,7 +332,7 @@ async def test_row_38_signatures_are_checked_in_another_thread(tmp_path: Path):
     assert threads and threading.get_ident() not in threads
 
 
-async def test_row_38_whatever_is_full_a_new_node_publishes_on_its_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_row_38_whatever_is_full_a_new_node_publishes_on_its_way(tmp_path, monkeypatch):
     monkeypatch.setattr(dht_limits, "FULL_PART", 0.0)
     async with (
         liar(tmp_path, b"") as (_, at_mallory),
@@ -350,7 +350,7 @@ async def test_row_38_whatever_is_full_a_new_node_publishes_on_its_way(tmp_path:
         assert alice._full >= {0, 1}
 
 
-async def test_row_38_a_settled_node_goes_below_a_full_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_row_38_a_settled_node_goes_below_a_full_key(tmp_path, monkeypatch):
     monkeypatch.setattr(dht_limits, "FULL_PART", 0.0)
     async with joined(BOB, tmp_path) as (bob, at_bob), joined(ALICE, tmp_path, at_bob) as (alice, _):
         for directory in (alice, bob):

@@ -62,7 +62,7 @@ def seen(look: Callable[[Case], Iterator[Finding]], case: Case) -> dict[str, Fin
 # --- how checks are run -----------------------------------------------------------------------------------------------
 
 
-def test_a_check_that_breaks_or_hangs_is_a_finding_and_the_others_go_on(tmp_path: Path):
+def test_a_check_that_breaks_or_hangs_is_a_finding_and_the_others_go_on(tmp_path):
     forever = threading.Event()
 
     def breaks(_: Case) -> Iterator[Finding]:
@@ -88,7 +88,7 @@ def test_a_check_that_breaks_or_hangs_is_a_finding_and_the_others_go_on(tmp_path
     assert failed(found) and not failed(found[:1])
 
 
-def test_the_whole_of_it_on_a_sound_machine_changes_nothing(doctor: Cli, tmp_path: Path):
+def test_the_whole_of_it_on_a_sound_machine_changes_nothing(doctor, tmp_path):
     home = tmp_path / "home"
     code, out, err = doctor("--home", str(home), "--host", "127.0.0.1", "--device", "cpu")
     assert code == 0, out + err
@@ -100,7 +100,7 @@ def test_the_whole_of_it_on_a_sound_machine_changes_nothing(doctor: Cli, tmp_pat
     assert not home.exists()
 
 
-def test_with_json_there_is_one_object_and_a_failure_is_exit_code_1(doctor: Cli, tmp_path: Path):
+def test_with_json_there_is_one_object_and_a_failure_is_exit_code_1(doctor, tmp_path):
     (tmp_path / "file").write_text("")
     code, out, _ = doctor("--home", str(tmp_path / "file"), "--json", "--device", "cpu")
     findings = json.loads(out)["findings"]
@@ -112,7 +112,7 @@ def test_with_json_there_is_one_object_and_a_failure_is_exit_code_1(doctor: Cli,
 # --- the machine ------------------------------------------------------------------------------------------------------
 
 
-def test_libraries_out_of_their_ranges_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_libraries_out_of_their_ranges_are_told(tmp_path, monkeypatch):
     wanted = ["numpy>=1000", "surely-not-there>=1", "typer>=0.1", 'pytest>=1000; extra == "x"']
     monkeypatch.setattr(machine.metadata, "requires", lambda _: wanted)
     found = list(machine.libraries(a_case(tmp_path)))
@@ -126,7 +126,7 @@ def test_libraries_out_of_their_ranges_are_told(tmp_path: Path, monkeypatch: pyt
     assert "hivemind" in found[1].text and "surely" not in found[1].text
 
 
-def test_a_machine_that_p2pd_is_not_made_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_machine_that_p2pd_is_not_made_for(tmp_path, monkeypatch):
     monkeypatch.setattr(machine.util, "find_spec", lambda _: SimpleNamespace(origin=str(tmp_path / "__init__.py")))
     assert "p2pd is not there" in seen(machine.python, a_case(tmp_path))["fail"].text
     monkeypatch.setattr(machine, "_wanted_python", lambda: ">=4")
@@ -144,7 +144,7 @@ def test_a_machine_that_p2pd_is_not_made_for(tmp_path: Path, monkeypatch: pytest
     ],
     ids=["of a parent", "seen from within", "version 1", "version 1 without", "none"],
 )
-def test_the_memory_a_container_may_use(groups: str, files: dict[str, str], limit: int | None, tmp_path: Path):
+def test_the_memory_a_container_may_use(groups, files, limit, tmp_path):
     for name, text in files.items():
         (tmp_path / "tree" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "tree" / name).write_text(text + "\n")
@@ -153,7 +153,7 @@ def test_the_memory_a_container_may_use(groups: str, files: dict[str, str], limi
     assert machine.memory_limit(tmp_path / "none", tmp_path / "tree") is None
 
 
-def test_limits_that_are_too_low_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_limits_that_are_too_low_are_told(tmp_path, monkeypatch):
     monkeypatch.setattr(machine, "memory_limit", lambda: 3 << 30)
     monkeypatch.setattr(machine, "raise_limit", lambda: 256)
     found = list(machine.limits(a_case(tmp_path)))
@@ -163,7 +163,7 @@ def test_limits_that_are_too_low_are_told(tmp_path: Path, monkeypatch: pytest.Mo
     assert failed(list(machine.limits(a_case(tmp_path))))
 
 
-def test_an_untried_kind_of_gpu_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_an_untried_kind_of_gpu_is_told(tmp_path, monkeypatch):
     monkeypatch.setattr("torch.version.hip", "7.1")
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     told = seen(machine.torch_, a_case(tmp_path))
@@ -172,7 +172,7 @@ def test_an_untried_kind_of_gpu_is_told(tmp_path: Path, monkeypatch: pytest.Monk
     assert seen(machine.torch_, a_case(tmp_path, device="cpu")).keys() == {"ok"}
 
 
-def test_a_gpu_that_this_homes_daemon_uses_is_not_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_gpu_that_this_homes_daemon_uses_is_not_broken(tmp_path, monkeypatch):
     subjects = [check.subject for check in listed("doctor")]
     assert subjects.index("home") < subjects.index("gpu")
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
@@ -183,7 +183,7 @@ def test_a_gpu_that_this_homes_daemon_uses_is_not_broken(tmp_path: Path, monkeyp
     assert "a daemon runs on this home" in seen(machine.gpu, case)["warn"].text
 
 
-def test_a_node_without_peers_may_be_the_first(tmp_path: Path):
+def test_a_node_without_peers_may_be_the_first(tmp_path):
     network = {"p2pd_restarts": 0, "p2pd": None, "reachability": "direct"}
     found = of_a_running_node(answered(network=network))
     assert {one.subject: one.verdict for one in found}["peers"] == "warn" and not failed(found)
@@ -200,7 +200,7 @@ def test_a_device_that_fails_is_told_and_does_no_harm():
     assert found.verdict == "fail" and "cuda:77" in found.text
 
 
-def test_a_driver_that_refuses_growing_segments_gets_the_cure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_driver_that_refuses_growing_segments_gets_the_cure(tmp_path, monkeypatch):
     """A process that fails as under WSL2 (pytorch issue 192330), in place of the interpreter."""
     python = tmp_path / "python"
     python.write_text(
@@ -234,7 +234,7 @@ def hub_that(answers: Callable[[str], int], monkeypatch: pytest.MonkeyPatch) -> 
         yield
 
 
-def test_a_hub_that_hangs_is_not_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_hub_that_hangs_is_not_asked_again(tmp_path, monkeypatch):
     forever = threading.Event()
     asked = []
     monkeypatch.setattr("ftis_node.policy.availability.ask_hub", lambda: asked.append(1) or forever.wait())
@@ -245,20 +245,20 @@ def test_a_hub_that_hangs_is_not_asked_again(tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.parametrize(("code", "says"), [(404, "has no model"), (401, "gated"), (503, "answers 503")])
-def test_a_hub_without_the_model(code: int, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_hub_without_the_model(code, says, tmp_path, monkeypatch):
     monkeypatch.setattr("ftis_node.policy.availability.get_token", lambda: "hf_secretsecretsecret")
     with hub_that(lambda path: 200 if path == "/" else code, monkeypatch):
         found = seen(models.hub, a_case(tmp_path, model="someone/unheard-of"))
     assert says in found["fail"].text and "hf_" not in f"{found}"
 
 
-def test_a_hub_that_gives_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_hub_that_gives_it(tmp_path, monkeypatch):
     with hub_that(lambda _: 200, monkeypatch):
         assert "gives it" in seen(models.hub, a_case(tmp_path, model="someone/unheard-of"))["ok"].text
         assert list(seen(models.hub, a_case(tmp_path))) == ["ok"]
 
 
-def test_without_a_hub_a_model_must_be_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_without_a_hub_a_model_must_be_here(tmp_path, monkeypatch):
     name = "someone/something"
     found = seen(models.hub, a_case(tmp_path, model=name))["fail"]
     assert "not in the local cache" in found.text and "--model FOLDER" in found.advice
@@ -307,7 +307,7 @@ def test_what_the_hub_would_have_to_give_is_refused_in_words():
 # --- the model --------------------------------------------------------------------------------------------------------
 
 
-def test_a_model_that_does_not_fit_fails_and_one_that_does_not(tmp_path: Path):
+def test_a_model_that_does_not_fit_fails_and_one_that_does_not(tmp_path):
     case = a_case(tmp_path, model="qwen2.5-3b", vram_gb=2.0, device="cpu")
     found = seen(models.memory, case)["fail"]
     assert "and it may use 2.00 GB" in found.text and found.advice.startswith("Give it more with --vram ")
@@ -318,7 +318,7 @@ def test_a_model_that_does_not_fit_fails_and_one_that_does_not(tmp_path: Path):
     assert "1.00 GB of 2.00 GB" in seen(models.memory, case)["ok"].text
 
 
-def test_a_model_that_takes_longer_is_told_with_what_it_costs(tmp_path: Path):
+def test_a_model_that_takes_longer_is_told_with_what_it_costs(tmp_path):
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
     config = Lfm2Config(**sizes, vocab_size=40, num_key_value_heads=2, layer_types=["conv", "full_attention"])
     config.save_pretrained(tmp_path / "lfm2")
@@ -327,14 +327,14 @@ def test_a_model_that_takes_longer_is_told_with_what_it_costs(tmp_path: Path):
     assert "30 to 50 ms a token" in told[0] and "2.2 to 3.9 times the compute" in told[1]
 
 
-def test_a_model_whose_tokens_are_not_the_runs_fails(tmp_path: Path):
+def test_a_model_whose_tokens_are_not_the_runs_fails(tmp_path):
     (tmp_path / "run.toml").write_text(dump_run_file(RunFile(run=RUN)))
     case = a_case(tmp_path)
     assert case.task_name == RUN.task
     assert "is not the run's" in seen(models.tokenizer, case)["fail"].text
 
 
-def test_a_home_whose_run_the_model_fits_is_well(tmp_path: Path):
+def test_a_home_whose_run_the_model_fits_is_well(tmp_path):
     run_files.new(tmp_path / "run.toml")
     found = seen(models.tokenizer, a_case(tmp_path))
     assert list(found) == ["ok"] and load_run_file(tmp_path / "run.toml").run.id.hex() in found["ok"].text
@@ -343,7 +343,7 @@ def test_a_home_whose_run_the_model_fits_is_well(tmp_path: Path):
 # --- the home, its disk and the port ----------------------------------------------------------------------------------
 
 
-def test_a_home_says_where_it_goes_on_and_with_what(tmp_path: Path):
+def test_a_home_says_where_it_goes_on_and_with_what(tmp_path):
     begun(tmp_path, 7, "tiny-b", "lora")
     assert a_case(tmp_path).settings.model == "tiny-b", "the home's, where none is named"
     assert "from step 7 of tiny-b (lora)" in seen(place.checkpoints, a_case(tmp_path))["ok"].text
@@ -353,7 +353,7 @@ def test_a_home_says_where_it_goes_on_and_with_what(tmp_path: Path):
     assert "damaged" in seen(place.checkpoints, a_case(tmp_path))["warn"].text
 
 
-def test_a_key_that_others_may_read_or_that_is_damaged_is_told(tmp_path: Path):
+def test_a_key_that_others_may_read_or_that_is_damaged_is_told(tmp_path):
     key = Home(tmp_path).key
     Identity.load_or_create(key)
     key.chmod(0o644)
@@ -362,7 +362,7 @@ def test_a_key_that_others_may_read_or_that_is_damaged_is_told(tmp_path: Path):
     assert "is damaged" in seen(place.home, a_case(tmp_path))["fail"].text
 
 
-def test_a_daemon_that_holds_the_home_and_is_silent_is_told(tmp_path: Path):
+def test_a_daemon_that_holds_the_home_and_is_silent_is_told(tmp_path):
     holder = Home(tmp_path)
     holder.open()
     assert "does not answer" in seen(place.home, a_case(tmp_path))["fail"].text
@@ -370,7 +370,7 @@ def test_a_daemon_that_holds_the_home_and_is_silent_is_told(tmp_path: Path):
     assert "fail" not in seen(place.home, a_case(tmp_path))
 
 
-def test_a_disk_that_is_too_small_or_far_away_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_disk_that_is_too_small_or_far_away_is_told(tmp_path, monkeypatch):
     case = a_case(tmp_path / "home" / "below", packet_quota_mb=1 << 40)
     assert "packet_quota_mb" in seen(place.disk, case)["fail"].advice
     there = SimpleNamespace(mountpoint=str(tmp_path), fstype="nfs4")
@@ -378,7 +378,7 @@ def test_a_disk_that_is_too_small_or_far_away_is_told(tmp_path: Path, monkeypatc
     assert "(nfs4)" in seen(place.disk, a_case(tmp_path))["warn"].text
 
 
-def test_a_limit_on_disk_is_kept_or_has_no_room(tmp_path: Path):
+def test_a_limit_on_disk_is_kept_or_has_no_room(tmp_path):
     case = a_case(tmp_path, disk_gb=0.2, device="cpu")
     list(models.memory(case))
     told = seen(place.disk, case)["ok"].text
@@ -388,7 +388,7 @@ def test_a_limit_on_disk_is_kept_or_has_no_room(tmp_path: Path):
     assert "may take 51 MB on disk" in seen(place.disk, case)["fail"].text
 
 
-def test_a_port_of_the_page_that_is_taken_is_told(tmp_path: Path):
+def test_a_port_of_the_page_that_is_taken_is_told(tmp_path):
     with taken_port() as number:
         case = a_case(tmp_path, http_port=number)
         found = seen(place.page, case)["fail"]
@@ -399,7 +399,7 @@ def test_a_port_of_the_page_that_is_taken_is_told(tmp_path: Path):
     assert list(seen(place.page, case)) == ["ok"]
 
 
-def test_a_port_that_is_taken_says_by_whom(tmp_path: Path):
+def test_a_port_that_is_taken_says_by_whom(tmp_path):
     with taken_port() as number:
         case = a_case(tmp_path, host="127.0.0.1", port=number)
         found = seen(place.port, case)["fail"]

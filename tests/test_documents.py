@@ -71,7 +71,7 @@ def excused(error: ValueError, arguments: list[str]) -> bool:
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
-def test_every_command_in_the_documents_exists_with_its_options(path: Path):
+def test_every_command_in_the_documents_exists_with_its_options(path):
     for arguments in commands(path):
         try:
             parsed([word for word in arguments if word != OMITTED])
@@ -83,7 +83,7 @@ def test_every_command_in_the_documents_exists_with_its_options(path: Path):
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
-def test_every_setting_in_the_documents_exists(path: Path):
+def test_every_setting_in_the_documents_exists(path):
     text = text_of(path)
     assert set(re.findall(r"--set ([a-z_0-9]+)=", text)) <= {*Settings.model_fields, "key"}
     variables = {f"FTIS_{field.upper()}" for field in Settings.model_fields} | {HOME_VARIABLE}
@@ -91,7 +91,7 @@ def test_every_setting_in_the_documents_exists(path: Path):
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
-def test_every_target_and_module_in_the_documents_exists(path: Path):
+def test_every_target_and_module_in_the_documents_exists(path):
     rules = re.findall(r"^([a-z][a-z -]*):(?!=)", text_of(ROOT / "Makefile"), re.MULTILINE)
     targets = {target for rule in rules for target in rule.split()}
     for line in typed(path):
@@ -115,7 +115,7 @@ def anchors(path: Path) -> frozenset[str]:
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
-def test_every_link_within_the_repository_leads_somewhere(path: Path):
+def test_every_link_within_the_repository_leads_somewhere(path):
     for target in _LINK.findall(_FENCE.sub("", text_of(path))):
         if re.match(r"[a-z]+:", target):
             continue

@@ -40,14 +40,14 @@ def test_work_within_other_work_counts_for_the_whole_and_leaves_nothing_behind()
         (Doing("loading the weights", seconds=68.0), "1 min 8 s"),
     ],
 )
-def test_a_person_reads_how_far_it_is_and_how_long_yet(work: Doing, sentence: str):
+def test_a_person_reads_how_far_it_is_and_how_long_yet(work, sentence):
     assert work.sentence() == f"{work.what.capitalize()}: {sentence}"
     console = Console(record=True, width=100, file=io.StringIO())
     console.print(node_view(answered(**JOINING | {"doing": work})))
     assert sentence in console.export_text()
 
 
-def test_where_nobody_sees_a_bar_lines_say_how_far_a_command_is(monkeypatch: Any, capsys: Any):
+def test_where_nobody_sees_a_bar_lines_say_how_far_a_command_is(monkeypatch, capsys):
     monkeypatch.setattr(terminal, "_QUIET_SECONDS_IN_A_FILE", 0.0)
     monkeypatch.setattr(terminal, "_LINE_SECONDS", 0.01)
     told = ""
@@ -58,7 +58,7 @@ def test_where_nobody_sees_a_bar_lines_say_how_far_a_command_is(monkeypatch: Any
     assert "Sampling: 1 of 4 completions" in told.splitlines()[-1]
 
 
-def test_each_long_work_of_an_engine_says_what_it_is_and_reaches_its_end(monkeypatch: Any):
+def test_each_long_work_of_an_engine_says_what_it_is_and_reaches_its_end(monkeypatch):
     seen: dict[str, Doing] = {}
     engine = opened_engine()
 
@@ -80,7 +80,7 @@ def test_each_long_work_of_an_engine_says_what_it_is_and_reaches_its_end(monkeyp
     assert all(work.tokens > 0 for work in seen.values()) and now() is None
 
 
-def test_loading_says_so(monkeypatch: Any):
+def test_loading_says_so(monkeypatch):
     seen: list[Any] = []
     engine = Engine()
     before = engine.watch()

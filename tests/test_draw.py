@@ -17,19 +17,19 @@ U64 = st.integers(0, 2**64 - 1)
 
 
 @pytest.mark.parametrize("vector", VECTORS, ids=lambda vector: f"{vector['round']}/{vector['slot']}")
-def test_the_code_agrees_with_the_test_vectors(vector: dict[str, str | int]):
+def test_the_code_agrees_with_the_test_vectors(vector):
     run_id, author = (bytes.fromhex(str(vector[name])) for name in ("run_id", "author"))
     round_, slot, rows = (int(vector[name]) for name in ("round", "slot", "rows"))
     assert draw(run_id, author, round_, slot, rows) == vector["row"]
 
 
 @given(st.binary(min_size=16, max_size=16), st.binary(min_size=38, max_size=38), U64, U64, st.integers(1, 10**9))
-def test_the_row_is_the_specified_one(run_id: bytes, author: bytes, round_: int, slot: int, rows: int):
+def test_the_row_is_the_specified_one(run_id, author, round_, slot, rows):
     message = run_id + author + round_.to_bytes(8, "big") + slot.to_bytes(8, "big")
     assert draw(run_id, author, round_, slot, rows) == int(hashlib.sha256(message).hexdigest()[:16], 16) % rows < rows
 
 
 @pytest.mark.parametrize(("round_", "slot", "rows"), [(-1, 0, 5), (0, 2**64, 5), (2**64, 0, 5), (0, 0, 0)])
-def test_a_draw_out_of_range_is_a_value_error(round_: int, slot: int, rows: int):
+def test_a_draw_out_of_range_is_a_value_error(round_, slot, rows):
     with pytest.raises(ValueError):
         draw(RUN, AUTHOR, round_, slot, rows)

@@ -62,7 +62,7 @@ def report_of(join: Cli, *flags: str, code: int = 0) -> dict[str, Any]:
     return report
 
 
-def test_a_first_start_is_told_and_leaves_nothing(join: Cli, tmp_path: Path):
+def test_a_first_start_is_told_and_leaves_nothing(join, tmp_path):
     home = tmp_path / "home"
     report = report_of(join, "--home", str(home), "--port", "4567", "--host", "127.0.0.1", "--set", "learning_rate=0.5")
     assert list(tmp_path.iterdir()) == []
@@ -96,7 +96,7 @@ def test_whatever_says_what_leaves_the_machine_names_what_a_self_report_holds():
     assert "self-report" in str(vars(option)["help"])
 
 
-def test_the_run_it_would_start_is_what_it_starts(join: Cli, tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+def test_the_run_it_would_start_is_what_it_starts(join, tmp_path, capfd):
     new(tmp_path / "run.toml")
     new(tmp_path / "private.toml", private=True, home=tmp_path / "founder")
     capfd.readouterr()
@@ -109,7 +109,7 @@ def test_the_run_it_would_start_is_what_it_starts(join: Cli, tmp_path: Path, cap
         assert report["problems"] == [] and report["run"]["from"] == "file"
 
 
-def test_a_file_that_a_stranger_names_is_not_opened(join: Cli, tmp_path: Path):
+def test_a_file_that_a_stranger_names_is_not_opened(join, tmp_path):
     """Not even to say what is wrong with it."""
     (tmp_path / "run.toml").write_text(dump_run_file(RunFile(run=make_run(task="a/../none.jsonl", reward="integer"))))
     flags = ("--home", str(tmp_path / "home"), "--run", str(tmp_path / "run.toml"))
@@ -133,7 +133,7 @@ def test_a_file_that_a_stranger_names_is_not_opened(join: Cli, tmp_path: Path):
     assert one["what"].startswith("The data of arithmetic is not the run's"), "and nothing that follows from it"
 
 
-def test_a_begun_home_goes_on_and_what_does_not_fit_it_is_told(join: Cli, tmp_path: Path):
+def test_a_begun_home_goes_on_and_what_does_not_fit_it_is_told(join, tmp_path):
     begun(tmp_path, 7, "tiny-a", "lora")
     before = sorted(tmp_path.rglob("*"))
     report = report_of(join, "--home", str(tmp_path))
@@ -143,7 +143,7 @@ def test_a_begun_home_goes_on_and_what_does_not_fit_it_is_told(join: Cli, tmp_pa
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_all_that_is_wrong_is_told_at_once(join: Cli, tmp_path: Path):
+def test_all_that_is_wrong_is_told_at_once(join, tmp_path):
     (tmp_path / "run.toml").write_text(dump_run_file(RunFile(run=RUN)))  # which has another rule, and other data
     with taken_port() as port:
         flags = ("--home", str(tmp_path / "home"), "--run", str(tmp_path / "run.toml"), "--task", "arithmetic")
@@ -157,7 +157,7 @@ def test_all_that_is_wrong_is_told_at_once(join: Cli, tmp_path: Path):
     assert report["run"]["id"] == RUN.id.hex() and report["run"]["from"] == "file"
 
 
-def test_what_takes_seconds_is_told_each_once_too(join: Cli, tmp_path: Path):
+def test_what_takes_seconds_is_told_each_once_too(join, tmp_path):
     flags = ("--model", "tiny-a", "--home", str(tmp_path / "home"), "--vram", "0.1", "--set", "disk_gb=0.05")
     code, out, err = join(*flags)
     assert code == 2 and "102 MB" in err and "on disk" in err and len(err.splitlines()) == 4
@@ -166,7 +166,7 @@ def test_what_takes_seconds_is_told_each_once_too(join: Cli, tmp_path: Path):
     assert [one["what"] for one in told] == [line[7:] for line in err.splitlines()[::2]]
 
 
-def test_data_that_would_be_downloaded_are_not(join: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_data_that_would_be_downloaded_are_not(join, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     report = report_of(join, "--home", str(tmp_path / "home"), "--task", "gsm8k")
     assert not report["task"]["found"] and report["task"]["bytes"] > 4_000_000 and report["run"] is None
@@ -264,9 +264,7 @@ def mistaken(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_dry_run_refuses_as_a_start(
-    mistake: str, join: Cli, mistaken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_dry_run_refuses_as_a_start(mistake, join, mistaken, tmp_path, monkeypatch):
     monkeypatch.chdir(mistaken)
     if "without its library" in mistake:
         for name in ("bitsandbytes", "bitsandbytes.optim"):
@@ -280,7 +278,7 @@ def test_dry_run_refuses_as_a_start(
     assert err.endswith(f"error: {error.what}\n       {error.fix}\n"), err
 
 
-def test_an_invitation_to_a_node_that_is_gone_says_so_in_terms_of_invitations(join: Cli, tmp_path: Path):
+def test_an_invitation_to_a_node_that_is_gone_says_so_in_terms_of_invitations(join, tmp_path):
     inviter = identity(3)
     address = f"/ip4/127.0.0.1/tcp/1025/p2p/{inviter.peer_id}"
     line = invite(inviter, bytes(16), [address], now=time.time(), seconds=3600).text
@@ -289,7 +287,7 @@ def test_an_invitation_to_a_node_that_is_gone_says_so_in_terms_of_invitations(jo
     assert "listens there (connection refused)" in err and "backoff" not in err, "asked for the second time, too"
 
 
-async def test_another_runs_data_are_refused_unread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_another_runs_data_are_refused_unread(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     async with member(1, tmp_path) as node, transport(identity(2), tmp_path / "two") as network:
         options = JoinOptions(Home(tmp_path / "home"), peers=(node.address,), task="gsm8k")
@@ -298,7 +296,7 @@ async def test_another_runs_data_are_refused_unread(tmp_path: Path, monkeypatch:
     assert not (tmp_path / "cache").exists()
 
 
-def test_what_the_home_knows_is_dialled(join: Cli, tmp_path: Path):
+def test_what_the_home_knows_is_dialled(join, tmp_path):
     known = [f"/ip4/10.0.0.{number}/tcp/4001/p2p/{identity(number).peer_id}" for number in range(1, 11)]
     KnownAddresses(known[:1], met=known).write(Home(tmp_path).peers)
     assert report_of(join, "--home", str(tmp_path))["network"]["dials"] == known
@@ -309,7 +307,7 @@ def test_what_the_home_knows_is_dialled(join: Cli, tmp_path: Path):
     assert report_of(join, "--home", str(tmp_path))["network"]["dials"] == left and len(left) == 9
 
 
-async def test_peers_are_asked_for_their_run(tmp_path: Path):
+async def test_peers_are_asked_for_their_run(tmp_path):
     home = tmp_path / "home"
     async with member(1, tmp_path) as node:
         options = JoinOptions(home=Home(home), peers=(node.address,), task="arithmetic")

@@ -2,7 +2,6 @@
 
 import inspect
 import math
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -52,7 +51,7 @@ def test_loading_tells_what_a_run_must_know():
     assert run_of(facts).task == "arithmetic"
 
 
-def test_groups_can_be_read_by_people(engine: Engine):
+def test_groups_can_be_read_by_people(engine):
     generated = engine.generate([3]).groups[0]
     completions = completions_of(generated)
     (text,) = engine.texts([messages.ReadableGroup(3, generated.packet, 7)])
@@ -66,7 +65,7 @@ def test_groups_can_be_read_by_people(engine: Engine):
     assert long.completions[0].endswith("…") and len(long.completions[0]) <= TEXT_LETTERS + 1
 
 
-def test_every_answer_arrives_as_it_was_sent(engine: Engine):
+def test_every_answer_arrives_as_it_was_sent(engine):
     generated = engine.generate([0, 1])
     answers = {
         messages.Load: Engine().load(settings(), "arithmetic"),
@@ -89,7 +88,7 @@ def test_each_request_is_a_method_of_the_engine_with_the_same_arguments():
             assert [*inspect.signature(getattr(Engine, op)).parameters][1:] == [*fields], op
 
 
-def test_generated_groups_hold_whole_completions_of_their_rows(engine: Engine):
+def test_generated_groups_hold_whole_completions_of_their_rows(engine):
     rows = [5, 900, 5]
     groups = engine.generate(rows, bytes(38), 7, 3).groups
     tokenizer = engine.policy.tokenizer
@@ -104,7 +103,7 @@ def test_generated_groups_hold_whole_completions_of_their_rows(engine: Engine):
     assert (decode(groups[0].packet).token_ids.tolist()) != decode(groups[2].packet).token_ids.tolist(), "drawn anew"
 
 
-def test_others_score_a_group_as_its_author_does(engine: Engine):
+def test_others_score_a_group_as_its_author_does(engine):
     rows = list(range(0, 60, 3))
     groups = engine.generate(rows).groups
     assert {reward for group in groups for reward in group.rewards} == {0.0, 1.0}, "some right, some wrong"
@@ -118,7 +117,7 @@ def written(engine: Engine, text: str, finished: bool) -> bytes:
     return packed(engine, [Completion(ids, np.zeros(len(ids), np.float32), finished)])
 
 
-def test_what_has_an_id_without_a_row_here_is_not_trained_on(engine: Engine):
+def test_what_has_an_id_without_a_row_here_is_not_trained_on(engine):
     packets = TokenPackets(engine.run, engine.policy.tokenizer, vocabulary=24)
     for text, readable in (("1)", False), ("1(", True)):
         packet = written(engine, text, False)
@@ -128,7 +127,7 @@ def test_what_has_an_id_without_a_row_here_is_not_trained_on(engine: Engine):
         )
 
 
-def test_only_a_finished_right_answer_is_rewarded(engine: Engine):
+def test_only_a_finished_right_answer_is_rewarded(engine):
     answer = TASK.train[7].answer
     text = f"<think>{answer}</think><answer>{answer}</answer>"
     wrong = text.replace(f"<answer>{answer}", f"<answer>{answer}1")
@@ -169,7 +168,7 @@ def test_memory_that_is_too_small_is_told_and_tried_all_the_same():
     assert not facts.plan.fits and facts.plan.reasons
 
 
-def test_evaluation_is_greedy_and_leaves_no_trace(engine: Engine):
+def test_evaluation_is_greedy_and_leaves_no_trace(engine):
     state = engine.random.get_state(), torch.get_rng_state()
     first = engine.evaluate()
     second = engine.evaluate()
@@ -186,7 +185,7 @@ def test_evaluation_takes_all_that_is_held_out_at_most():
 
 
 @pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
-def test_after_restore_everything_goes_on_as_it_would_have(lora: bool, tmp_path: Path):
+def test_after_restore_everything_goes_on_as_it_would_have(lora, tmp_path):
     original = opened_engine(lora=lora)
     original.step(uneven(original, [1, 2, 3]))
     original.save(str(tmp_path))
@@ -213,7 +212,7 @@ def test_the_same_seed_gives_the_same_tokens_and_another_seed_others_whoever_els
     assert made[0] == made[1] != made[2]
 
 
-def test_another_models_checkpoint_is_refused(tmp_path: Path):
+def test_another_models_checkpoint_is_refused(tmp_path):
     donor = opened_engine(model="tiny-b")
     donor.step(uneven(donor, [1]))
     donor.save(str(tmp_path))
@@ -227,7 +226,7 @@ def objective_of(task: str = "gsm8k", **changes: Any) -> Objective:
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_a_preset_is_itself_but_that_the_tasks_filter_stands_in_for_the_papers(preset: str):
+def test_a_preset_is_itself_but_that_the_tasks_filter_stands_in_for_the_papers(preset):
     chosen = objective_of("arithmetic", objective=preset)
     plain = PRESETS[preset]
     assert objective_of(objective=preset) == plain

@@ -158,7 +158,7 @@ def by_transformers(policy: Policy, group: int, sampling: Sampling) -> list[list
 
 
 @pytest.mark.parametrize("kind", [*DECODED, *OTHERS])
-def test_greedy_tokens_and_logprobs_are_those_of_transformers(kind: str):
+def test_greedy_tokens_and_logprobs_are_those_of_transformers(kind):
     policy = policy_of(kind)
     assert policy.native == (kind in DECODED)
     endless = by_transformers(policy, 1, replace(GREEDY, eos=(26,)))
@@ -169,7 +169,7 @@ def test_greedy_tokens_and_logprobs_are_those_of_transformers(kind: str):
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "llama biased", "gemma2", "lfm2"])
-def test_sampled_logprobs_are_those_of_a_fresh_forward_pass(kind: str):
+def test_sampled_logprobs_are_those_of_a_fresh_forward_pass(kind):
     policy = policy_of(kind)
     sampling = Sampling(14, 1.3, (1, 2, 3))
     groups = generate(policy, PROMPTS, group=6, sampling=sampling, generator=small_models.seeded(1))
@@ -178,7 +178,7 @@ def test_sampled_logprobs_are_those_of_a_fresh_forward_pass(kind: str):
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "lora", "qwen3", "gemma3"])
-def test_bf16_differs_from_a_fresh_forward_pass_by_rounding_only(kind: str):
+def test_bf16_differs_from_a_fresh_forward_pass_by_rounding_only(kind):
     policy = small_models.twin(policy_of(kind))
     policy.model.to(torch.bfloat16)
     groups = generate(policy, PROMPTS, group=8, sampling=Sampling(14, 1.0, (1,)), generator=small_models.seeded(1))
@@ -186,7 +186,7 @@ def test_bf16_differs_from_a_fresh_forward_pass_by_rounding_only(kind: str):
 
 
 @pytest.mark.parametrize("group", [1, 5])
-def test_when_rows_are_dropped_changes_nothing(group: int, monkeypatch: pytest.MonkeyPatch):
+def test_when_rows_are_dropped_changes_nothing(group, monkeypatch):
     prompts = [[3 + row % 20, 4, *[5] * (row % 4)] for row in range(30)]
     monkeypatch.setattr("ftis_node.policy.generate.decoder._PART", 5)
     policy = policy_of("qwen2")
@@ -202,7 +202,7 @@ def test_when_rows_are_dropped_changes_nothing(group: int, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "gpt2", "lfm2"])
-def test_prompts_that_are_read_a_few_at_a_time_are_read_as_well(kind: str, monkeypatch: pytest.MonkeyPatch):
+def test_prompts_that_are_read_a_few_at_a_time_are_read_as_well(kind, monkeypatch):
     policy = policy_of(kind)
     whole = generate(policy, PROMPTS, group=2, sampling=GREEDY)
     passes: list[int] = []
@@ -215,7 +215,7 @@ def test_prompts_that_are_read_a_few_at_a_time_are_read_as_well(kind: str, monke
     assert passes[:2] == ([4, 8] if kind == "lfm2" else [3, 1]), "a cache that cannot be joined is made at once"
 
 
-def test_a_device_that_cannot_do_what_the_decoder_asks_leaves_the_model_alone(monkeypatch: pytest.MonkeyPatch):
+def test_a_device_that_cannot_do_what_the_decoder_asks_leaves_the_model_alone(monkeypatch):
     def unsupported(*_: object) -> None:
         raise RuntimeError("not implemented for this device")
 
@@ -229,7 +229,7 @@ def test_a_device_that_cannot_do_what_the_decoder_asks_leaves_the_model_alone(mo
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "lora", "dynamic"])
-def test_training_goes_on_after_generating(kind: str):
+def test_training_goes_on_after_generating(kind):
     """Tensors made in inference mode cannot take part in a backward pass."""
     policy = small_models.twin(policy_of(kind))
     generate(policy, PROMPTS, group=2, sampling=Sampling(40, 1.0, (26,)), generator=small_models.seeded(1))
@@ -237,7 +237,7 @@ def test_training_goes_on_after_generating(kind: str):
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "gpt2"])
-def test_generating_repeats_itself_and_leaves_the_global_state_alone(kind: str):
+def test_generating_repeats_itself_and_leaves_the_global_state_alone(kind):
     policy = policy_of(kind)
     sampling = Sampling(10, 1.0, (1,))
     before = torch.get_rng_state()
@@ -275,7 +275,7 @@ def test_a_model_whose_past_is_of_its_own_kind_is_refused():
 
 
 @given(alive=st.lists(st.booleans(), min_size=1, max_size=40))
-def test_closing_up_keeps_every_row_and_moves_none_that_need_not(alive: list[bool]):
+def test_closing_up_keeps_every_row_and_moves_none_that_need_not(alive):
     order = closing_up(np.array(alive))
     assert sorted(order.tolist()) == np.flatnonzero(alive).tolist()
     stay = order == np.arange(len(order))

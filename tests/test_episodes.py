@@ -155,7 +155,7 @@ def test_a_run_with_turns_has_a_digest_of_the_text_between_answers_too():
         CHATML.replace("{% for", "{% if messages|length > 2 %}{{ raise_exception('no') }}{% endif %}{% for", 1),
     ],
 )
-def test_a_template_without_a_text_between_answers_is_no_chat_for_episodes(template: str):
+def test_a_template_without_a_text_between_answers_is_no_chat_for_episodes(template):
     chat = chat_of(speaker(template))
     assert chat.between is None and chat.digest()
     for refused in (lambda: chat.digest(2), lambda: frame_of(speaker(template), "{question}\n", chat)):
@@ -203,7 +203,7 @@ def episode(*texts: str, finished: bool = True, end: bool = True) -> Completion:
         (episode("4"), 0.0),
     ],
 )
-def test_an_episode_is_worth_what_its_environment_gives_once_it_is_over(made: Completion, reward: float):
+def test_an_episode_is_worth_what_its_environment_gives_once_it_is_over(made, reward):
     score = EPISODES.score(made, ROW, Hints())
     assert score is not None and score.reward == reward
 
@@ -218,7 +218,7 @@ def test_an_episode_is_worth_what_its_environment_gives_once_it_is_over(made: Co
         episode("4", "\n--=", "3"),
     ],
 )
-def test_a_group_with_a_word_that_nobody_said_has_no_signal(forged: Completion):
+def test_a_group_with_a_word_that_nobody_said_has_no_signal(forged):
     honest = episode("4", "\n-=", "5", "\n-=", "3")
     assert EPISODES.score(forged, ROW, Hints()) is None
     assert EPISODES.rewards([honest, honest], ROW, Hints()) == [1.0, 1.0]
@@ -230,7 +230,7 @@ class Failing(Hints):
         return None
 
 
-def test_an_environment_that_fails_gives_no_reward_and_vouches_for_nothing(monkeypatch: pytest.MonkeyPatch):
+def test_an_environment_that_fails_gives_no_reward_and_vouches_for_nothing(monkeypatch):
     assert EPISODES.score(episode("3"), ROW, Failing()) == Score(0.0, formatted=False, lenient=False)
     assert EPISODES.rewards([episode("3", "\n+=", "3")], ROW, Failing()) == [0.0]
     assert EPISODES.following(episode("3"), ROW, Failing()) == []
@@ -255,7 +255,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
     return made
 
 
-def test_groups_are_sampled_admitted_and_worth_the_same_to_another_node(engine: Engine):
+def test_groups_are_sampled_admitted_and_worth_the_same_to_another_node(engine):
     author = Identity(bytes(32)).author
     context = AdmissionContext(engine.run, prompt_digests(engine.prompts))
     rows = [draw(engine.run.id, author, 7, slot, context.rows) for slot in range(6)]
@@ -275,7 +275,7 @@ def test_groups_are_sampled_admitted_and_worth_the_same_to_another_node(engine: 
     assert given > 0, "the environment had its say"
 
 
-def test_a_step_takes_episodes_and_counts_sampled_tokens(engine: Engine):
+def test_a_step_takes_episodes_and_counts_sampled_tokens(engine):
     made = engine.generate([0, 1])
     uneven = [[1.0, 0.0, 1.0, 0.0]] * 2
     parts = [GroupPart("own", one.packet, rewards) for one, rewards in zip(made.groups, uneven, strict=True)]
@@ -287,7 +287,7 @@ def test_a_step_takes_episodes_and_counts_sampled_tokens(engine: Engine):
     assert text.question == engine.task.train[0].question and len(text.completions) == 1
 
 
-def test_a_run_of_another_number_of_turns_and_one_of_any_tokenizer_are_refused(engine: Engine):
+def test_a_run_of_another_number_of_turns_and_one_of_any_tokenizer_are_refused(engine):
     facts = Engine().load(arithmetic_settings(), "arithmetic").shared()
     run = Run(**{**engine.run.model_dump(), "turns": 2})
     with pytest.raises(UsageError, match="has up to 3 turns, and one of the run 2"):

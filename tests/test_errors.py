@@ -21,8 +21,7 @@ from ftis_node.policy.names import BUILT_IN_DIR
 from ftis_node.swarm.identity import Identity
 from ftis_node.tasks import load_task
 from tests.support.begun import begun
-from tests.support.cli import Cli
-from tests.support.daemons import PATIENCE, Join, command, run_cli
+from tests.support.daemons import PATIENCE, command, run_cli
 from tests.support.mistakes import JOIN, ROWS, Row
 from tests.support.reached import noted, sites, unreached, watching
 from tests.support.served import taken_port
@@ -61,7 +60,7 @@ def refused(ended: tuple[int, str, str], row: Row) -> None:
 
 
 @pytest.mark.parametrize("mistake", ROWS)
-def test_a_mistake(mistake: str, cli: Cli, run_text: str, tmp_path: Path):
+def test_a_mistake(mistake, cli, run_text, tmp_path):
     row = ROWS[mistake]
     _prepare(tmp_path, row, run_text)
     with taken_port() as taken:
@@ -100,7 +99,7 @@ def _tiny_fingerprint() -> str:
 
 
 @pytest.mark.parametrize("line", ["fit --model tiny-a", "fit --model tiny-a --json"])
-def test_a_gpu_that_is_not_there(line: str, cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_a_gpu_that_is_not_there(line, cli, monkeypatch, tmp_path):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     refused(cli(*shlex.split(f"{line} --device cuda")), Row(line, "no GPU here", "--vram GB"))
     code, out, err = cli(*shlex.split(line))
@@ -109,7 +108,7 @@ def test_a_gpu_that_is_not_there(line: str, cli: Cli, monkeypatch: pytest.Monkey
     refused(cli(*shlex.split(row.line.format(tmp=tmp_path))), row)
 
 
-def test_a_mistake_that_the_compute_process_finds(cli: Cli, run_text: str, tmp_path: Path):
+def test_a_mistake_that_the_compute_process_finds(cli, run_text, tmp_path):
     """What is wrong comes through the pipe as it was, exit code and all."""
     (tmp_path / "run.toml").write_text(run_text)
     line = f"join --host 127.0.0.1 --device cpu --home {tmp_path}/home --run {tmp_path}/run.toml"
@@ -117,7 +116,7 @@ def test_a_mistake_that_the_compute_process_finds(cli: Cli, run_text: str, tmp_p
     refused(cli(*shlex.split(f"{line} --task poetry")), Row(line, "no task 'poetry'", "gsm8k"))
 
 
-def test_a_home_in_use_loses_nothing(join: Join, cli: Cli):
+def test_a_home_in_use_loses_nothing(join, cli):
     running = join("home", "--model", "tiny-a")
     step = running.wait(lambda s: s.get("step", 0) >= 1, "a step")["step"]
     home = running.home.path
@@ -158,7 +157,7 @@ def test_an_error_that_no_test_makes_is_found():
     assert unreached(places, {("a.py", 2), ("a.py", 5)}) == []
 
 
-def test_another_process_tells_where_it_made_an_error(tmp_path: Path):
+def test_another_process_tells_where_it_made_an_error(tmp_path):
     program = [sys.executable, "-c", "from ftis_node.tasks.rewards import check_rule; check_rule('none such')"]
     ended = subprocess.run(program, env=os.environ | {"PYTHONPATH": watching(tmp_path)}, capture_output=True)
     assert ended.returncode and [path for path, _ in noted(tmp_path)] == ["tasks/rewards.py"]

@@ -9,7 +9,6 @@ from concurrent.futures.process import BrokenProcessPool
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import uvloop
@@ -58,7 +57,7 @@ def a_node(home: Path, *peers: str) -> daemon.Node:
     return daemon.Node(options, lambda task: collect(task=task, flags=settings)[0])
 
 
-def test_a_full_disk_ends_the_daemon_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_full_disk_ends_the_daemon_with_what_to_do(tmp_path, monkeypatch):
     def full(_: Home) -> Path:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -67,12 +66,12 @@ def test_a_full_disk_ends_the_daemon_with_what_to_do(tmp_path: Path, monkeypatch
         uvloop.run(a_node(tmp_path).run())
 
 
-def test_a_home_that_was_removed_is_not_called_full(tmp_path: Path):
+def test_a_home_that_was_removed_is_not_called_full(tmp_path):
     gone = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
     assert "was removed meanwhile" in Home(tmp_path / "home").failed(gone).what
 
 
-def test_one_key_is_one_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_one_key_is_one_node(tmp_path, monkeypatch):
     async def alive(*_: object) -> bool:
         return True
 
@@ -81,14 +80,14 @@ def test_one_key_is_one_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         uvloop.run(a_node(tmp_path, DEAD).run())
 
 
-async def test_a_compute_process_that_only_fails_is_given_up(tmp_path: Path):
+async def test_a_compute_process_that_only_fails_is_given_up(tmp_path):
     process = ComputeProcess(JoinOptions(home=Home(tmp_path)), Home(tmp_path), lambda: None)
     process._failures = FAILURES
     with pytest.raises(UserError, match=r"failed 6 times in a row, at last with: It was killed\..*micro_batch_tokens"):
         await process.failed(WorkerDied("It was killed."))
 
 
-async def test_a_network_daemon_that_does_not_start_says_why(tmp_path: Path):
+async def test_a_network_daemon_that_does_not_start_says_why(tmp_path):
     (tmp_path / "key").write_bytes(b"nonsense")
     with pytest.raises(UserError, match="p2pd did not start"):
         await Libp2p.start(Listening(tmp_path / "key", tmp_path, "127.0.0.1"))
@@ -126,7 +125,7 @@ ALONE = {
 
 
 @pytest.mark.parametrize("case", ALONE)
-def test_what_one_call_ends_with(case: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_what_one_call_ends_with(case, monkeypatch, tmp_path):
     monkeypatch.setattr(addresses, "_PORT_TRIES", 0)
     monkeypatch.setitem(sys.modules, "bitsandbytes.optim", None)
     (tmp_path / "file").write_text("no database at all, however long one reads in it" * 100)
@@ -141,7 +140,7 @@ def test_errors_come_through_the_pipe_as_they_were():
         assert type(arrived) is error and arrived.fix == "Mend it."
 
 
-def test_a_demo_whose_node_ends_says_its_last_words(tmp_path: Path):
+def test_a_demo_whose_node_ends_says_its_last_words(tmp_path):
     demo = Demo(tmp_path / "out", listener=False, steps=1, quiet=True)
     member = demo.members[0]
     member.home.path.mkdir(parents=True)
@@ -152,7 +151,7 @@ def test_a_demo_whose_node_ends_says_its_last_words(tmp_path: Path):
         demo._check_alive(member)
 
 
-def test_a_report_replaces_no_file(tmp_path: Path):
+def test_a_report_replaces_no_file(tmp_path):
     pack({"a": "b"}, tmp_path / "r.tar.gz")
     with pytest.raises(UsageError, match="exists already"):
         pack({"a": "b"}, tmp_path / "r.tar.gz")
@@ -173,7 +172,7 @@ def test_a_model_without_checkpointing_and_one_that_is_random_in_training():
         ready(policy)
 
 
-def test_a_checkpoint_of_nothing_and_one_that_goes_away(tmp_path: Path):
+def test_a_checkpoint_of_nothing_and_one_that_goes_away(tmp_path):
     from safetensors.torch import save_file
 
     policy = load_policy(Settings(device="cpu"))
@@ -195,7 +194,7 @@ def test_a_checkpoint_of_nothing_and_one_that_goes_away(tmp_path: Path):
 # --- the lab ----------------------------------------------------------------------------------------------------------
 
 
-def test_an_index_needs_a_page_with_a_place(tmp_path: Path):
+def test_an_index_needs_a_page_with_a_place(tmp_path):
     with pytest.raises(UsageError, match="cannot be read"):
         write_index(tmp_path)
     (tmp_path / "README.md").write_text("# Evidence\n")
@@ -205,7 +204,7 @@ def test_an_index_needs_a_page_with_a_place(tmp_path: Path):
     write_index(tmp_path)
 
 
-def test_what_ends_a_trial_is_told_with_what_to_do(tmp_path: Path):
+def test_what_ends_a_trial_is_told_with_what_to_do(tmp_path):
     for error, match in (
         (OSError(errno.ENOSPC, "No space left on device"), "Make room"),
         (FtisError("It went wrong."), "Its events so far"),
@@ -219,7 +218,7 @@ def test_what_ends_a_trial_is_told_with_what_to_do(tmp_path: Path):
         crew._check(job)
 
 
-def test_network_namespaces_that_cannot_be_had(monkeypatch: pytest.MonkeyPatch):
+def test_network_namespaces_that_cannot_be_had(monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(UserError, match="need root"), namespaces(2, None):
         pass
@@ -228,7 +227,7 @@ def test_network_namespaces_that_cannot_be_had(monkeypatch: pytest.MonkeyPatch):
 # --- what came with the commands of an owner --------------------------------------------------------------------------
 
 
-def test_a_daemon_that_does_not_start_says_why_or_where(tmp_path: Path):
+def test_a_daemon_that_does_not_start_says_why_or_where(tmp_path):
     with pytest.raises(UserError, match=r"ended while it was starting \(exit code 2\).*output.log") as ended:
         detach(tmp_path / "home", ["join", "--no-such-flag"], print)
     assert ended.value.exit_code == 2
@@ -238,26 +237,26 @@ def test_a_daemon_that_does_not_start_says_why_or_where(tmp_path: Path):
     assert told[-2].startswith("error: There is no task 'nonsense'")
 
 
-def test_a_node_without_a_page_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_a_node_without_a_page_says_so(monkeypatch, tmp_path):
     monkeypatch.setattr(local, "ask_daemon", lambda *_: Status(state="ONLINE"))
     with pytest.raises(UserError, match="serves no page"):
         local.page(tmp_path, open_=False, json=False)
 
 
-def test_top_into_a_pipe_is_one_look(monkeypatch: Any, tmp_path: Path, capsys: Any):
+def test_top_into_a_pipe_is_one_look(monkeypatch, tmp_path, capsys):
     answers = iter([Status(state="ONLINE", reason="It is well."), Peers([])])
     monkeypatch.setattr(local, "ask_daemon", lambda *_: next(answers))
     local.top(tmp_path)
     assert "It is well." in capsys.readouterr().out
 
 
-def test_pictures_need_matplotlib(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_pictures_need_matplotlib(monkeypatch, tmp_path):
     monkeypatch.setattr(plot, "can_draw", lambda: False)
     told = refused("lab", "report", tmp_path)
     assert isinstance(told, UsageError) and "[lab]" in told.fix
 
 
-def test_a_folder_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_folder_that_may_not_be_read(tmp_path, monkeypatch):
     def forbidden(_: Path) -> None:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
@@ -266,7 +265,7 @@ def test_a_folder_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.Monke
         check_target(tmp_path, overwrite=False, source=tmp_path.parent / "elsewhere")
 
 
-def test_a_task_in_python_has_rows_and_a_source_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_task_in_python_has_rows_and_a_source_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "odd_tasks.py").write_text(
@@ -283,7 +282,7 @@ def test_a_task_in_python_has_rows_and_a_source_file(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize("instead", [{"state": "ONLINE", "pausing": False}, {"state": "STOPPING", "pausing": True}])
-def test_a_wait_for_a_pause_ends(instead: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_a_wait_for_a_pause_ends(instead, monkeypatch, tmp_path):
     answers = iter([NodeState(state="ONLINE", pausing=True), NodeState(**instead)])
     monkeypatch.setattr(local, "ask_daemon", lambda *_, **__: next(answers))
     monkeypatch.setattr(local, "POLL_SECONDS", 0.0)

@@ -72,7 +72,7 @@ def test_a_model_by_its_name():
     assert figures.keys() >= {"finished", "mean_tokens", "seconds", "batch", "device", "dtype", "reward"}
 
 
-def test_a_home_and_its_checkpoint_give_what_the_engine_gave(either: Made):
+def test_a_home_and_its_checkpoint_give_what_the_engine_gave(either):
     path, own = either
     figures = run_eval("--checkpoint", str(path), "--task", "arithmetic", "--prompts", "200")
     assert (figures["model"], figures["step"]) == ("tiny-a", 12)
@@ -85,7 +85,7 @@ def test_a_home_and_its_checkpoint_give_what_the_engine_gave(either: Made):
         assert checkpoint_of(name) == checkpoint_of(path)
 
 
-def test_the_weights_come_back_exactly(either: Made):
+def test_the_weights_come_back_exactly(either):
     found = checkpoint_of(either[0])
     settings, origins = settings_for(found, found.model, {"device": "cpu"}, "")
     policy = load_trained(settings, found)
@@ -99,7 +99,7 @@ def test_the_weights_come_back_exactly(either: Made):
         assert origins["lora_alpha"] == "checkpoint"
 
 
-def test_alpha_is_told_by_a_person_or_by_the_checkpoint(home: Path, tmp_path: Path):
+def test_alpha_is_told_by_a_person_or_by_the_checkpoint(home, tmp_path):
     found = checkpoint_of(home)
     assert settings_for(found, "tiny-a", {"lora_alpha": "5"}, "")[0].lora_alpha == 5
     checkpoints = Checkpoints(tmp_path)
@@ -113,7 +113,7 @@ def test_alpha_is_told_by_a_person_or_by_the_checkpoint(home: Path, tmp_path: Pa
     assert settings_for(other, "tiny-a", {"lora_alpha": "5"}, "")[0].lora_alpha == 5
 
 
-def test_a_damaged_checkpoint_is_passed_over_and_stays(home: Path, tmp_path: Path):
+def test_a_damaged_checkpoint_is_passed_over_and_stays(home, tmp_path):
     path = shutil.copytree(home, tmp_path / "home")
     newest, older = (path / "checkpoints" / f"step-{step:08d}" for step in (12, 3))
     with (newest / WEIGHTS).open("r+b") as file:
@@ -129,13 +129,13 @@ def test_a_damaged_checkpoint_is_passed_over_and_stays(home: Path, tmp_path: Pat
     assert {*before} - {*path.rglob("*")} == {older / "checkpoint.json"}
 
 
-def test_a_checkpoint_of_another_model(either: Made):
+def test_a_checkpoint_of_another_model(either):
     error = refused("eval", "--checkpoint", str(either[0]), "--task", "arithmetic", "--model", "tiny-c")
     assert isinstance(error, UsageError)
     assert "does not fit tiny-c" in error.what and "--model" in error.fix
 
 
-def test_every_completion_is_written_down(tmp_path: Path):
+def test_every_completion_is_written_down(tmp_path):
     out = tmp_path / "out.jsonl"
     flags = ("--task", "arithmetic", "--prompts", "30", "--out", str(out), "--batch", "7")
     figures = run_eval("--checkpoint", "tiny-a", *flags)
@@ -146,7 +146,7 @@ def test_every_completion_is_written_down(tmp_path: Path):
     assert rows[0].keys() == told
 
 
-def test_mathematics_is_evaluated_too(tmp_path: Path):
+def test_mathematics_is_evaluated_too(tmp_path):
     data = tmp_path / "m.jsonl"
     rows = [{"problem": f"{i}+1=", "answer": rf"\frac{{{i}}}{{7}}"} for i in range(4)]
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -161,7 +161,7 @@ def test_a_daemon_does_not_train_on_a_test():
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_it_with_130(tmp_path: Path):
+def test_ctrl_c_ends_it_with_130(tmp_path):
     flags = ("--checkpoint", "tiny-a", "--task", "arithmetic", "--batch", "1", "--out", str(tmp_path / "o.jsonl"))
     with subprocess.Popen(
         command("eval", *flags, "--set", "device=cpu"),
@@ -181,7 +181,7 @@ def test_ctrl_c_ends_it_with_130(tmp_path: Path):
 # Beside the base model
 
 
-def test_a_checkpoint_is_compared_with_its_base_model(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_checkpoint_is_compared_with_its_base_model(home, tmp_path, monkeypatch):
     flags = ("--task", "arithmetic", "--prompts", "60")
     out = tmp_path / "out.jsonl"
     figures = run_eval("--checkpoint", home, *flags, "--compare", "--out", out)
@@ -270,7 +270,7 @@ def test_an_unfinished_completion_is_wrong_but_may_be_lenient():
         assert verdict == Score(float(finished), formatted=finished, lenient=True)
 
 
-def test_what_does_not_fit_is_halved(monkeypatch: pytest.MonkeyPatch):
+def test_what_does_not_fit_is_halved(monkeypatch):
     from ftis_node.evaluate import greedy
     from ftis_node.policy import room
 

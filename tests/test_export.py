@@ -101,7 +101,7 @@ KINDS = [("full", ()), ("lora", ()), ("lora", ("--merged",)), ("lora", ("--adapt
 
 
 @pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o027, 0o640)])
-def test_the_umask_gives_a_model_its_mode(homes: Homes, umask: int, mode: int, tmp_path: Path):
+def test_the_umask_gives_a_model_its_mode(homes, umask, mode, tmp_path):
     before = os.umask(umask)
     try:
         for kind, flags in (("full", ()), ("lora", ("--adapter",))):
@@ -113,7 +113,7 @@ def test_the_umask_gives_a_model_its_mode(homes: Homes, umask: int, mode: int, t
 
 
 @pytest.mark.parametrize(("kind", "flags"), KINDS)
-def test_plain_libraries_compute_the_same(homes: Homes, kind: str, flags: tuple[str, ...], tmp_path: Path):
+def test_plain_libraries_compute_the_same(homes, kind, flags, tmp_path):
     told = exported(homes[kind], tmp_path / "out", *flags)
     assert told["kind"] == ("full" if kind == "full" else "adapter" if "--adapter" in flags else "merged")
     assert (told["step"], told["base_model"], told["dtype"]) == (12, "tiny-a", "float32")
@@ -153,7 +153,7 @@ assert not any(name.split(".")[0] == "ftis_node" for name in sys.modules)
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "flags"), [KINDS[0], KINDS[3]])
-def test_pass_at_1_is_what_eval_says(homes: Homes, kind: str, flags: tuple[str, ...], tmp_path: Path):
+def test_pass_at_1_is_what_eval_says(homes, kind, flags, tmp_path):
     """In a process that has none of this package's code."""
     exported(homes[kind], tmp_path / "out", *flags)
     line = ("eval", "--checkpoint", homes[kind], "--task", "arithmetic", "--prompts", "60", "--set", "device=cpu")
@@ -174,7 +174,7 @@ def test_pass_at_1_is_what_eval_says(homes: Homes, kind: str, flags: tuple[str, 
     assert right / 60 == said["pass_at_1"]
 
 
-def test_a_folder_is_complete_and_tells_nothing_of_this_machine(homes: Homes, tmp_path: Path):
+def test_a_folder_is_complete_and_tells_nothing_of_this_machine(homes, tmp_path):
     for flags, weights in (((), "model.safetensors"), (("--adapter",), "adapter_model.safetensors")):
         out = tmp_path / weights
         told = exported(homes["lora"], out, *flags)
@@ -191,7 +191,7 @@ def test_a_folder_is_complete_and_tells_nothing_of_this_machine(homes: Homes, tm
     assert set(adapter["target_modules"]) == {f"{part}_proj" for part in ("q", "k", "v", "o", "gate", "up", "down")}
 
 
-def test_the_card_tells_how_the_model_came_about(homes: Homes, tmp_path: Path):
+def test_the_card_tells_how_the_model_came_about(homes, tmp_path):
     exported(homes["lora"], tmp_path / "out", "--adapter")
     text = (tmp_path / "out" / "README.md").read_text()
     front = text.split("---\n")[1]
@@ -208,7 +208,7 @@ def test_the_card_tells_how_the_model_came_about(homes: Homes, tmp_path: Path):
     assert "licence of that model applies" in text
 
 
-def test_a_stranger_s_template_stays_in_its_fence(homes: Homes, tmp_path: Path):
+def test_a_stranger_s_template_stays_in_its_fence(homes, tmp_path):
     home = shutil.copytree(homes["full"], tmp_path / "home")
     run = (home / "run.toml").read_text()
     (home / "run.toml").write_text(run.replace('"{question}"', '"```\\n# Buy {question}"'))
@@ -221,21 +221,21 @@ def test_a_stranger_s_template_stays_in_its_fence(homes: Homes, tmp_path: Path):
 
 
 @pytest.mark.parametrize("how", [("--dtype", "bfloat16"), ("--set", "dtype=bfloat16")])
-def test_a_checkpoint_far_from_its_home_is_enough(homes: Homes, how: tuple[str, str], tmp_path: Path):
+def test_a_checkpoint_far_from_its_home_is_enough(homes, how, tmp_path):
     place = shutil.copytree(homes["full"] / "checkpoints" / "step-00000012", tmp_path / "step-00000012")
     assert exported(place, tmp_path / "out", *how)["dtype"] == "bfloat16"
     assert plain(tmp_path / "out").dtype == torch.bfloat16
     assert "| steps | 12 |" in (tmp_path / "out" / "README.md").read_text()
 
 
-def test_what_was_trained_beside_four_bits_says_so(homes: Homes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_what_was_trained_beside_four_bits_says_so(homes, tmp_path, monkeypatch):
     monkeypatch.delattr(load, "ready")  # nothing is generated, so no fast path is tried
     found = replace(checkpoint_of(homes["lora"]), quantisation="nf4")
     export(found, on_cpu(found), tmp_path / "out")
     assert "in four bits (NF4); these layers belong to" in (tmp_path / "out" / "README.md").read_text()
 
 
-def test_large_models_are_cut(homes: Homes, tmp_path: Path):
+def test_large_models_are_cut(homes, tmp_path):
     found = checkpoint_of(homes["full"])
     settings = on_cpu(found)
     told = export(found, settings, tmp_path / "out", shard_bytes=100_000)
@@ -246,9 +246,7 @@ def test_large_models_are_cut(homes: Homes, tmp_path: Path):
     assert torch.equal(logprobs(plain(tmp_path / "out"), ids), logprobs(plain(tmp_path / "whole"), ids))
 
 
-def test_a_folder_is_replaced_only_if_it_is_told_to_and_a_model(
-    homes: Homes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_folder_is_replaced_only_if_it_is_told_to_and_a_model(homes, tmp_path, monkeypatch):
     out = tmp_path / "out"
     out.mkdir()
     exported(homes["full"], out)  # an empty one is as good as none
@@ -271,7 +269,7 @@ def test_a_folder_is_replaced_only_if_it_is_told_to_and_a_model(
 
 
 @pytest.mark.parametrize("name", ["thesis.tex", "notes", "raw/data.csv", "link.json"])
-def test_a_folder_with_more_than_a_model_is_not_replaced(homes: Homes, name: str, tmp_path: Path):
+def test_a_folder_with_more_than_a_model_is_not_replaced(homes, name, tmp_path):
     """A config.json makes no model of somebody's work."""
     out = shutil.copytree(BASE, tmp_path / "out")
     (out / name).parent.mkdir(exist_ok=True)
@@ -284,14 +282,14 @@ def test_a_folder_with_more_than_a_model_is_not_replaced(homes: Homes, name: str
     assert (out / name).exists() and (out / "config.json").exists()
 
 
-def test_the_base_model_is_not_replaced(homes: Homes, tmp_path: Path):
+def test_the_base_model_is_not_replaced(homes, tmp_path):
     base = shutil.copytree(BASE, tmp_path / "models" / "base")
     for to in (base, base.parent):
         assert "holds the base model" in not_exported(homes["lora"], to, "--model", base, "--overwrite").what
     assert (base / "model.safetensors").exists()
 
 
-def test_mistakes_are_told_before_anything_is_written(homes: Homes, tmp_path: Path):
+def test_mistakes_are_told_before_anything_is_written(homes, tmp_path):
     out = tmp_path / "out"
     for place in (homes["full"], checkpoint_of(homes["full"]).path):
         assert "trained in full" in not_exported(place, out, "--adapter").what
@@ -305,7 +303,7 @@ def test_mistakes_are_told_before_anything_is_written(homes: Homes, tmp_path: Pa
 
 
 @pytest.mark.parametrize("adapter", [False, True])
-def test_a_checkpoint_removed_meanwhile_says_try_again(homes: Homes, tmp_path: Path, adapter: bool):
+def test_a_checkpoint_removed_meanwhile_says_try_again(homes, tmp_path, adapter):
     found = checkpoint_of(shutil.copytree(homes["lora"], tmp_path / "home"))
     settings = on_cpu(found)
     with hold(found) as held:
@@ -320,7 +318,7 @@ def test_a_checkpoint_removed_meanwhile_says_try_again(homes: Homes, tmp_path: P
     assert not (tmp_path / "out").exists() and len(list(tmp_path.iterdir())) == 1
 
 
-def test_layers_that_hold_no_numbers_are_not_merged(homes: Homes, tmp_path: Path):
+def test_layers_that_hold_no_numbers_are_not_merged(homes, tmp_path):
     home = shutil.copytree(homes["lora"], tmp_path / "home")
     old = checkpoint_of(home).path
     weights = {name: torch.full_like(value, torch.nan) for name, value in load_file(old / WEIGHTS).items()}
@@ -353,7 +351,7 @@ TRAINED = {
 
 
 @pytest.mark.parametrize(("kind", "targets"), list(TRAINED))
-def test_every_target_that_trains_reads_back_in_peft_and_transformers(kind: str, targets: str, tmp_path: Path):
+def test_every_target_that_trains_reads_back_in_peft_and_transformers(kind, targets, tmp_path):
     torch.manual_seed(1)
     base = tmp_path / "base"
     AutoModelForCausalLM.from_config(MODELS[kind]()).save_pretrained(base)

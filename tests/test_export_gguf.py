@@ -62,7 +62,7 @@ def written(home: Path, to: Path, *flags: str) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("file", sorted(BASES.glob("*.gguf")), ids=lambda file: file.stem)
-def test_a_file_is_read_as_what_was_trained(file: Path, tmp_path: Path):
+def test_a_file_is_read_as_what_was_trained(file, tmp_path):
     base = folder_in(file, tmp_path / "base")
     home = trained(base, tmp_path / "home")
     to = tmp_path / "made.gguf"
@@ -80,7 +80,7 @@ def test_a_file_is_read_as_what_was_trained(file: Path, tmp_path: Path):
     assert different <= {"general.name", "general.file_type", "tokenizer.ggml.token_type", "tokenizer.ggml.scores"}
 
 
-def test_a_file_of_a_file_keeps_its_facts(tmp_path: Path):
+def test_a_file_of_a_file_keeps_its_facts(tmp_path):
     file = BASES / "llama.gguf"
     to = tmp_path / "made.gguf"
     home = trained(file, tmp_path / "home")
@@ -110,7 +110,7 @@ def test_a_file_of_a_file_keeps_its_facts(tmp_path: Path):
         np.testing.assert_allclose(whole[name], exact[name], atol=0.05)
 
 
-def test_what_cannot_be_a_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_what_cannot_be_a_file_is_refused(tmp_path, monkeypatch):
     base = folder_in(BASES / "qwen2.gguf", tmp_path / "base")
     home = trained(base, tmp_path / "home", lora=False)
     to = tmp_path / "made.gguf"

@@ -128,7 +128,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return Model(family, str(path), load_policy(Settings(model=str(path), device="cpu")))
 
 
-def test_a_family_is_asked_and_ends_as_its_own_files_say(model: Model):
+def test_a_family_is_asked_and_ends_as_its_own_files_say(model):
     family = model.family
     path = model.path
     tokenizer: Any = model.policy.tokenizer
@@ -155,7 +155,7 @@ def test_a_family_is_asked_and_ends_as_its_own_files_say(model: Model):
     check_fit(run.model_copy(update={"eos": bare.eos}), facts, path, begun=True)
 
 
-def test_a_family_samples_the_ids_that_it_names_and_has_rows_for(model: Model):
+def test_a_family_samples_the_ids_that_it_names_and_has_rows_for(model):
     family = model.family
     policy = model.policy
     assert policy.vocabulary == min(family.ids, family.rows)

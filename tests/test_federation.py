@@ -44,7 +44,7 @@ GAIN = {"collaboration": "federated", "average": {"every": 2, "weights": "gain"}
         ("gain", [{"A": 0.3}, {"A": 0.1}], {"A": 1.0}),
     ],
 )
-def test_what_owners_count(weights: Any, periods: list[dict[str, float]], expected: dict[str, float]):
+def test_what_owners_count(weights, periods, expected):
     federation = Federation(Averaging(weights=weights))
     for rewards in periods:
         for name, reward in rewards.items():
@@ -73,7 +73,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Trial:
     return running
 
 
-def test_after_an_averaging_all_have_the_same_weights_and_their_own_moments(whole: Trial):
+def test_after_an_averaging_all_have_the_same_weights_and_their_own_moments(whole):
     (first, state), (second, other) = (node.engine.learner.state() for node in whole._nodes)
     assert all(torch.equal(first[name], second[name]) for name in first)
     assert any(not torch.equal(state[name], other[name]) for name in state)
@@ -85,7 +85,7 @@ def test_after_an_averaging_all_have_the_same_weights_and_their_own_moments(whol
     assert {event["set"] for event in kind(found, "evaluation")} == {"held-out", "own data"}
 
 
-def test_an_interrupted_trial_goes_on_to_the_same_numbers_by_its_seed(whole: Trial, tmp_path: Path):
+def test_an_interrupted_trial_goes_on_to_the_same_numbers_by_its_seed(whole, tmp_path):
     cut(whole.spec, tmp_path, False, False, True)
     assert timeless(run(whole.spec, tmp_path)) == timeless(events(whole.directory))
     assert finished(tmp_path)
@@ -93,7 +93,7 @@ def test_an_interrupted_trial_goes_on_to_the_same_numbers_by_its_seed(whole: Tri
     assert kind(other, "step")[0]["loss"] != kind(events(tmp_path), "step")[0]["loss"]
 
 
-def test_the_mean_is_weighted(whole: Trial):
+def test_the_mean_is_weighted(whole):
     """Last, for it leaves other weights."""
     learners = {node.name: node.engine.learner for node in whole._nodes}
     name = next(iter(learners["A"].trainable))
@@ -104,7 +104,7 @@ def test_the_mean_is_weighted(whole: Trial):
     assert all(torch.allclose(one.trainable[name], torch.tensor(0.75)) for one in learners.values())
 
 
-def test_beside_own_rows_public_ones_are_shared(tmp_path: Path):
+def test_beside_own_rows_public_ones_are_shared(tmp_path):
     found = run(spec({"settings": {"objective": "ftis", "batch_groups": 4, "own_data_share": 0.5}}, **OWNERS), tmp_path)
     assert {(e["own_groups"], e["foreign_groups"], e["trained"] // e["step"]) for e in kind(found, "step")} == {
         (1, 1, 8)
@@ -112,7 +112,7 @@ def test_beside_own_rows_public_ones_are_shared(tmp_path: Path):
     assert all(e["own_data_reward"] is not None and "share" not in e for e in kind(found, "step"))
 
 
-def test_what_cannot_be_averaged_is_refused(tmp_path: Path):
+def test_what_cannot_be_averaged_is_refused(tmp_path):
     with pytest.raises(UsageError, match="one process"):
         run(spec(GAIN, **OWNERS), tmp_path / "a", processes=True)
     ranks = GAIN | {"node": {"B": {"lora_rank": 8}}}

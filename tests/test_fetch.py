@@ -120,7 +120,7 @@ def chunk(body: bytes, digest: bytes | None = None, status: int = HERE) -> ftis_
     return ftis_pb2.FetchChunk(digest=digest or packet_digest(body), packet=body, status=status)
 
 
-async def test_all_packets_arrive_and_those_that_are_gone_are_named(pair: Pair):
+async def test_all_packets_arrive_and_those_that_are_gone_are_named(pair):
     contents = bodies(24)
     traffic = Traffic()
     await pair.serve(Uploads(holding(contents[:20]), traffic).serve)
@@ -131,7 +131,7 @@ async def test_all_packets_arrive_and_those_that_are_gone_are_named(pair: Pair):
     assert pair.traffic.bytes_out == traffic.bytes_in > 0
 
 
-async def test_over_quic_all_arrives_too(tmp_path: Path):
+async def test_over_quic_all_arrives_too(tmp_path):
     contents = bodies(24)
     async with (
         transport(ALICE, tmp_path / "alice", quic=True) as alice,
@@ -146,7 +146,7 @@ async def test_over_quic_all_arrives_too(tmp_path: Path):
         assert await pair.fetch(targets(contents)) == contents
 
 
-async def test_what_is_over_the_limit_waits_and_then_is_busy(monkeypatch: pytest.MonkeyPatch):
+async def test_what_is_over_the_limit_waits_and_then_is_busy(monkeypatch):
     now, slept = 100.0, []
 
     async def sleep(seconds: float) -> None:
@@ -168,14 +168,14 @@ async def test_what_is_over_the_limit_waits_and_then_is_busy(monkeypatch: pytest
     assert await read(uploads, ALICE.author, contents[:2]) == [HERE] * 2
 
 
-async def test_the_largest_packet_arrives(pair: Pair):
+async def test_the_largest_packet_arrives(pair):
     contents = bodies(2, 4 << 20)
     await pair.serve(Uploads(holding(contents), Traffic()).serve)
     assert await pair.fetch(targets(contents)) == contents
 
 
 @pytest.mark.parametrize("times", [50, pytest.param(300, marks=pytest.mark.slow)])
-async def test_many_fetches_come_without_a_fault(pair: Pair, monkeypatch: pytest.MonkeyPatch, times: int):
+async def test_many_fetches_come_without_a_fault(pair, monkeypatch, times):
     contents = bodies(24)
     await pair.serve(Uploads(holding(contents), Traffic()).serve)
     wanted = targets(contents)
@@ -198,7 +198,7 @@ WRONG: dict[str, Callable[[list[bytes]], list[ftis_pb2.FetchChunk]]] = {
 }
 
 
-async def test_unsigned_unasked_twice_or_never_is_its_fault(pair: Pair, monkeypatch: pytest.MonkeyPatch):
+async def test_unsigned_unasked_twice_or_never_is_its_fault(pair, monkeypatch):
     contents = bodies(3)
     for why, said in WRONG.items():
         monkeypatch.setattr(fetching, "CHUNK_SECONDS", 0.3 if why == "Timeout" else 30.0)
@@ -206,7 +206,7 @@ async def test_unsigned_unasked_twice_or_never_is_its_fault(pair: Pair, monkeypa
         assert why in await pair.fault(targets(contents), contents[:1]), f"what came before stands: {why}"
 
 
-async def test_a_holder_that_dies_half_way_is_at_fault(apart: Pair, monkeypatch: pytest.MonkeyPatch):
+async def test_a_holder_that_dies_half_way_is_at_fault(apart, monkeypatch):
     contents, came = bodies(2), []
     monkeypatch.setattr(fetching, "CHUNK_SECONDS", 0.5)  # p2pd tells of the end only when both sides have ended
     await apart.say(chunk(contents[0]), silent=True)
@@ -217,7 +217,7 @@ async def test_a_holder_that_dies_half_way_is_at_fault(apart: Pair, monkeypatch:
     assert came == contents[:1]
 
 
-async def test_a_holder_that_sends_just_often_enough_is_at_fault(pair: Pair, monkeypatch: pytest.MonkeyPatch):
+async def test_a_holder_that_sends_just_often_enough_is_at_fault(pair, monkeypatch):
     contents = bodies(30, 10)
     monkeypatch.setattr(fetching, "CHUNK_SECONDS", 0.5)
     monkeypatch.setattr(fetching, "FETCH_SECONDS", 1.0)
@@ -232,7 +232,7 @@ async def test_a_holder_that_sends_just_often_enough_is_at_fault(pair: Pair, mon
         await pair.fetch(targets(contents))
 
 
-async def test_a_holder_whose_handler_fails_is_at_fault(pair: Pair):
+async def test_a_holder_whose_handler_fails_is_at_fault(pair):
     async def serve(request: ftis_pb2.FetchRequest, peer: bytes) -> AsyncIterator[ftis_pb2.FetchChunk]:
         raise RuntimeError("my disk is gone")
         yield chunk(b"")
@@ -241,13 +241,13 @@ async def test_a_holder_whose_handler_fails_is_at_fault(pair: Pair):
     assert "broke its stream" in await pair.fault(targets(bodies(1)), [])
 
 
-async def test_a_holder_without_the_service_or_without_a_connection_is_at_fault(apart: Pair):
+async def test_a_holder_without_the_service_or_without_a_connection_is_at_fault(apart):
     assert "no stream" in await apart.fault(targets(bodies(1)), [])
     with pytest.raises(HolderFault, match="no stream"):
         [_ async for _ in fetch(apart.alice, CAROL.author, targets(bodies(1)), Traffic())]
 
 
-async def test_a_length_header_of_four_gigabytes_is_the_holders_fault(apart: Pair):
+async def test_a_length_header_of_four_gigabytes_is_the_holders_fault(apart):
     async def handler(info, reader, writer):  # type: ignore[no-untyped-def]
         await P2P.receive_protobuf(ftis_pb2.FetchRequest, reader)
         writer.write(P2P.MESSAGE_MARKER + (1 << 32).to_bytes(8, "big") + bytes(100_000))
@@ -275,7 +275,7 @@ async def slots_taken(uploads: Uploads, contents: list[bytes]) -> list[AsyncIter
     return others
 
 
-async def test_a_peer_that_fetches_twice_at_once_hears_busy(pair: Pair):
+async def test_a_peer_that_fetches_twice_at_once_hears_busy(pair):
     contents = bodies(3)
     uploads = Uploads(holding(contents), Traffic())
     first_out, go_on = asyncio.Event(), asyncio.Event()
@@ -295,7 +295,7 @@ async def test_a_peer_that_fetches_twice_at_once_hears_busy(pair: Pair):
     assert await first == contents
 
 
-async def test_who_would_wait_too_long_for_a_slot_hears_busy(monkeypatch: pytest.MonkeyPatch):
+async def test_who_would_wait_too_long_for_a_slot_hears_busy(monkeypatch):
     monkeypatch.setattr(fetching, "BUSY_AFTER", 0.1)
     contents = bodies(2)
     uploads = Uploads(holding(contents), Traffic(recorded=lambda peer: peer == BOB.author))
@@ -306,7 +306,7 @@ async def test_who_would_wait_too_long_for_a_slot_hears_busy(monkeypatch: pytest
     assert await read(uploads, ALICE.author, contents) == [HERE, HERE]
 
 
-async def test_asking_often_takes_one_place_in_the_queue_only(monkeypatch: pytest.MonkeyPatch):
+async def test_asking_often_takes_one_place_in_the_queue_only(monkeypatch):
     monkeypatch.setattr(fetching, "BUSY_AFTER", 5.0)
     contents = bodies(2)
     uploads = Uploads(holding(contents), Traffic())
@@ -327,7 +327,7 @@ async def test_row_61_a_request_is_answered_up_to_its_limit_only():
     assert await read(uploads, ALICE.author, contents) == [HERE] * OWN.digests
 
 
-async def test_peers_that_do_not_read_lose_their_slots(pair: Pair, monkeypatch: pytest.MonkeyPatch):
+async def test_peers_that_do_not_read_lose_their_slots(pair, monkeypatch):
     monkeypatch.setattr(inbound, "STALL_SECONDS", 0.5)
     monkeypatch.setattr(fetching, "UPLOADS", 1)
     contents = bodies(20, 4 << 20)  # more than the sockets between the two swallow

@@ -3,7 +3,6 @@
 import json
 import shlex
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -58,7 +57,7 @@ def answer_of(fit: Cli, *flags: str, code: int = 0) -> dict[str, Any]:
     return answer
 
 
-def test_a_configuration_is_enough_and_no_hub_needed(tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch):
+def test_a_configuration_is_enough_and_no_hub_needed(tmp_path, cli, monkeypatch):
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")  # nothing listens there
     tiny_config(vocab_size=40).save_pretrained(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
@@ -69,7 +68,7 @@ def test_a_configuration_is_enough_and_no_hub_needed(tmp_path: Path, cli: Cli, m
     assert answer["memory"]["total"] == max(answer["memory"]["training"], answer["memory"]["generating"])
 
 
-def test_a_short_name_needs_no_hub_either_and_the_command_is_one_that_join_understands(fit: Cli):
+def test_a_short_name_needs_no_hub_either_and_the_command_is_one_that_join_understands(fit):
     ended, out, err = fit("--model", "qwen2.5-coder-3b-instruct", "--vram", "24", "--json")
     assert ended == 0 and err.startswith("Reading the configuration of qwen2.5-coder-3b-instruct.\n")
     assert "0:00" not in err
@@ -85,7 +84,7 @@ def test_a_short_name_needs_no_hub_either_and_the_command_is_one_that_join_under
         assert getattr(settings, key) == answer[key]
 
 
-def test_flags_are_wishes_and_what_does_not_fit_fails(fit: Cli):
+def test_flags_are_wishes_and_what_does_not_fit_fails(fit):
     pairs = ("dtype=float32", "gradient_checkpointing=false", "micro_batch_tokens=768")
     flags = ("--full", *(word for pair in pairs for word in ("--set", pair)))
     answer = answer_of(fit, "--model", "qwen2.5-3b", "--vram", "24", *flags, code=1)
@@ -94,7 +93,7 @@ def test_flags_are_wishes_and_what_does_not_fit_fails(fit: Cli):
     assert "would do" in answer["reasons"][-1]
 
 
-def test_people_get_a_table_reasons_and_the_command(fit: Cli):
+def test_people_get_a_table_reasons_and_the_command(fit):
     code, out, _ = fit("--model", "qwen2.5-0.5b", "--vram", "24")
     assert code == 0
     told = (
@@ -110,7 +109,7 @@ def test_people_get_a_table_reasons_and_the_command(fit: Cli):
     assert all(part in out for part in told), out
 
 
-def test_caps_can_be_given_instead_of_a_task(fit: Cli):
+def test_caps_can_be_given_instead_of_a_task(fit):
     machine = ("--model", "qwen2.5-0.5b", "--vram", "24")
     short = answer_of(fit, *machine, "--prompt-tokens", "32", "--completion-tokens", "32")
     long = answer_of(fit, *machine, "--completions", "16")
@@ -123,7 +122,7 @@ def test_caps_can_be_given_instead_of_a_task(fit: Cli):
     assert usual == given < box, "an instruct model is asked for a box, and that takes room"
 
 
-def test_the_time_of_a_step_follows_from_a_data_sheet_or_from_what_this_machine_computes(fit: Cli):
+def test_the_time_of_a_step_follows_from_a_data_sheet_or_from_what_this_machine_computes(fit):
     model = ("--model", "qwen2.5-0.5b", "--lora")
     caps = ("--completion-tokens", "32")
     fast, slow, long = (

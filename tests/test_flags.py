@@ -1,8 +1,5 @@
 """The flags that settings declare: each is an option of `join`, and gives the setting its value."""
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 import typer
 from typer.testing import CliRunner
@@ -41,18 +38,18 @@ def app(given: list[Given]) -> typer.Typer:
         ("--port 4 --set port=5 --set wait=6", {"port": 4, "wait": "6"}),
     ],
 )
-def test_a_flag_counts_more_than_set(words: str, values: dict[str, Any], app: typer.Typer, given: list[Given]):
+def test_a_flag_counts_more_than_set(words, values, app, given):
     assert CliRunner().invoke(app, words.split()).exit_code == 0
     assert given == [Given(values)]
 
 
-def test_every_declared_flag_is_an_option_with_its_help(app: typer.Typer):
+def test_every_declared_flag_is_an_option_with_its_help(app):
     helps = {option.name: getattr(option, "help", None) for option in typer.main.get_command(app).params}
     assert FLAGS.keys() <= helps.keys() and all(helps[name] for name in FLAGS)
     assert helps["upload_mbit"] == "Mbit/s: Limit of the payload that this node sends to peers; 0: none."
 
 
-def test_a_value_that_a_setting_does_not_take_is_told(app: typer.Typer, given: list[Given], tmp_path: Path):
+def test_a_value_that_a_setting_does_not_take_is_told(app, given, tmp_path):
     assert CliRunner().invoke(app, ["--port", "70000", "--settings", str(tmp_path / "a.toml")]).exit_code == 0
     assert given[0].file == tmp_path / "a.toml"
     with pytest.raises(Exception, match="'port' from flags is wrong"):
@@ -60,7 +57,7 @@ def test_a_value_that_a_setting_does_not_take_is_told(app: typer.Typer, given: l
 
 
 @pytest.mark.parametrize("command", ["join", "eval", "doctor", "run new"])
-def test_the_help_names_each_kind_of_task(command: str):
+def test_the_help_names_each_kind_of_task(command):
     found = root()
     for word in command.split():
         found = found.get_command(None, word)

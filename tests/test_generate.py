@@ -44,7 +44,7 @@ def watched_forwards(policy: Policy) -> Iterator[list[tuple[int, int]]]:
 
 
 @pytest.mark.parametrize("greedy", [False, True])
-def test_ids_beyond_the_tokenizer_are_never_sampled(greedy: bool):
+def test_ids_beyond_the_tokenizer_are_never_sampled(greedy):
     policy = of_kind("padded")
     logits = policy.model(input_ids=torch.tensor([PROMPTS[0]])).logits[0, -1]
     assert int(logits.argmax()) >= policy.vocabulary, "the padded rows are what this model likes best"
@@ -75,9 +75,7 @@ def assert_well_ended(groups: Sequence[Sequence[Completion]], eos: Sequence[int]
     batch=st.integers(1, 20),
     temperature=st.floats(0.3, 3),
 )
-def test_a_completion_ends_at_its_first_eos_or_at_the_cap(
-    seed: int, eos: set[int], cap: int, group: int, prompts: list[list[int]], batch: int, temperature: float
-):
+def test_a_completion_ends_at_its_first_eos_or_at_the_cap(seed, eos, cap, group, prompts, batch, temperature):
     sampling = Sampling(cap, temperature, tuple(sorted(eos)))
     groups = generate(of_kind("padded"), prompts, group=group, sampling=sampling, generator=seeded(seed), batch=batch)
     assert [len(completions) for completions in groups] == [group] * len(prompts)
@@ -85,7 +83,7 @@ def test_a_completion_ends_at_its_first_eos_or_at_the_cap(
 
 
 @pytest.mark.parametrize(("batch", "together"), [(1, 1), (4, 1), (8, 2), (11, 2), (12, 3), (288, 4)])
-def test_a_batch_is_split_between_groups_and_never_inside_one(batch: int, together: int):
+def test_a_batch_is_split_between_groups_and_never_inside_one(batch, together):
     policy = replace(of_kind("full"), native=False)  # decoded by modules, whose rows can be watched
     sampling = Sampling(max_new_tokens=6, temperature=1.0, eos=(1,), greedy=True)
     whole = generate(policy, PROMPTS, group=4, sampling=sampling)
@@ -97,7 +95,7 @@ def test_a_batch_is_split_between_groups_and_never_inside_one(batch: int, togeth
 
 
 @pytest.mark.parametrize(("batch", "kind"), [*((11, kind) for kind in KINDS), (1, "lora"), (13, "padded")])
-def test_waiting_rows_take_places_and_keep_their_seeds(batch: int, kind: str, monkeypatch: pytest.MonkeyPatch):
+def test_waiting_rows_take_places_and_keep_their_seeds(batch, kind, monkeypatch):
     policy = of_kind(kind)
     prompts = [[3 + row % 20, 4, *[5] * (row % 4)] for row in range(9)]
     sampling = Sampling(14, 1.5, (1, 2, 3))
@@ -125,7 +123,7 @@ def test_waiting_rows_take_places_and_keep_their_seeds(batch: int, kind: str, mo
 
 
 @pytest.mark.parametrize("native", [False, True])
-def test_a_prompt_is_read_once_for_its_whole_group(native: bool):
+def test_a_prompt_is_read_once_for_its_whole_group(native):
     policy = replace(of_kind("full"), native=native)
     with watched_forwards(policy) as shapes:
         generate(policy, [[4, 5], [6, 7, 8]], group=16, sampling=Sampling(4, 1.0, (1,)), generator=seeded(6))
@@ -139,7 +137,7 @@ def test_no_prompts_give_no_groups():
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("eos", [(1,), (0, 1, 2, 3, 4, 5, 6, 7, 8)])
-def test_what_is_generated_is_admitted_by_others(kind: str, eos: tuple[int, ...]):
+def test_what_is_generated_is_admitted_by_others(kind, eos):
     policy = of_kind(kind)
     author = Identity(bytes(32)).author
     run = make_run(group=6, slots=8, completion_tokens=12, temperature=1.2, eos=eos, vocabulary=policy.vocabulary)

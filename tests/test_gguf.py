@@ -22,7 +22,7 @@ FILES = Path(__file__).parent / "gguf"
 
 
 @pytest.mark.parametrize("file", sorted(FILES.glob("*.gguf")), ids=lambda file: file.stem)
-def test_a_file_becomes_the_folder_of_its_model(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_file_becomes_the_folder_of_its_model(file, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     folder = resolve(str(file))
     ours = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
@@ -35,12 +35,12 @@ def test_a_file_becomes_the_folder_of_its_model(file: Path, tmp_path: Path, monk
 
 
 @pytest.mark.parametrize("file", sorted(FILES.glob("../fuzz/corpus/gguf/*")), ids=str)
-def test_what_is_no_sound_model_is_refused_by_name(file: Path):
+def test_what_is_no_sound_model_is_refused_by_name(file):
     with pytest.raises(UsageError, match=file.name):
         resolve(str(file))
 
 
-def test_what_keeps_a_file_from_becoming_a_folder_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_what_keeps_a_file_from_becoming_a_folder_is_told(tmp_path, monkeypatch):
     file = FILES / "llama.gguf"
 
     def refused(name: object, words: str) -> None:

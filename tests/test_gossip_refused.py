@@ -6,7 +6,6 @@ import time
 import pytest
 
 from ftis_node.swarm import ftis_pb2, gossip, table
-from ftis_node.swarm.announcement import Announcement
 from ftis_node.swarm.known import announcement_id
 from ftis_node.swarm.limits import OWN, Limits
 from ftis_node.swarm.sessions import LACKING_MAX, SESSIONS_MAX
@@ -21,7 +20,7 @@ def refused(bob: Talker, *entries: ftis_pb2.Entry) -> dict[str, int]:
     return dict(bob.gossip.counts)
 
 
-def test_a_forged_one_is_counted_and_its_claimed_author_not_blamed(bob: Talker):
+def test_a_forged_one_is_counted_and_its_claimed_author_not_blamed(bob):
     forged = bytearray(made_by(ALICE).encode())
     forged[-1] ^= 1
     assert refused(bob, entry(bytes(forged))) == {"forged": 1}
@@ -46,23 +45,23 @@ HOURS = 3600
         (made_by(BOB, 7), "own or banned"),
     ],
 )
-def test_what_is_not_for_this_node_is_counted(bob: Talker, made: Announcement | bytes, why: str):
+def test_what_is_not_for_this_node_is_counted(bob, made, why):
     assert refused(bob, entry(made)) == {why: 1}
 
 
-def test_one_older_than_anybody_would_train_on_is_counted(bob: Talker):
+def test_one_older_than_anybody_would_train_on_is_counted(bob):
     assert refused(bob, entry(made_by(ALICE), age=601.0)) == {"old": 1}
     assert refused(bob, ftis_pb2.Entry(announcement=made_by(ALICE).encode(), age_ms=2**64 - 1)) == {"old": 2}
 
 
-def test_row_01_who_passes_on_what_is_no_announcement_three_times_is_left_alone(bob: Talker):
+def test_row_01_who_passes_on_what_is_no_announcement_three_times_is_left_alone(bob):
     for number in range(3):
         assert bob.reputation.shunned(MALLORY.author) is None
         bob.hear([entry(bytes([0xC1, number]))], MALLORY.author)
     assert bob.reputation.shunned(MALLORY.author) == "it passed on malformed announcements"
 
 
-def test_what_a_peer_mentions_beyond_what_is_remembered_is_asked_for_again(bob: Talker):
+def test_what_a_peer_mentions_beyond_what_is_remembered_is_asked_for_again(bob):
     for first in range(0, 4 * LACKING_MAX, OWN.mentions):
         bob.answers(MALLORY.author, [mention(n) for n in range(first, first + OWN.mentions)])
     request = bob.gossip.ask(MALLORY.author)
@@ -74,7 +73,7 @@ def test_what_a_peer_mentions_beyond_what_is_remembered_is_asked_for_again(bob: 
 
 
 def test_with_enough_to_pull_few_mentions_are_remembered_and_the_others_are_asked_for_when_these_are_had(
-    bob: Talker,
+    bob,
 ):
     bob.gossip.enough = 0
     made = {announcement_id(one.encode()): one for one in (made_by(identity(n)) for n in range(OWN.mentions))}
@@ -88,11 +87,11 @@ def test_with_enough_to_pull_few_mentions_are_remembered_and_the_others_are_aske
     assert bob.gossip.ask(MALLORY.author).again, "it forgot the first ones"
 
 
-def test_a_clock_that_is_two_hours_off_does_no_harm(bob: Talker):
+def test_a_clock_that_is_two_hours_off_does_no_harm(bob):
     assert bob.hear([entry(made_by(ALICE, issued_at=int(time.time()) - 2 * HOURS))], ALICE.author) == 1
 
 
-def test_row_31_besides_what_it_was_asked_for_a_peer_gives_one_announcement_of_its_own_accord(bob: Talker):
+def test_row_31_besides_what_it_was_asked_for_a_peer_gives_one_announcement_of_its_own_accord(bob):
     made = [made_by(identity(1000 + number), packets=1) for number in range(10)]
     entries = [entry(one) for one in made]
     assert bob.hear(entries[:5], MALLORY.author) == 1
@@ -107,13 +106,13 @@ def test_row_31_besides_what_it_was_asked_for_a_peer_gives_one_announcement_of_i
     assert bob.gossip.counts == {"new": 4, "not asked for": 6 + 3}
 
 
-def test_mentions_are_read_up_to_their_limit_only(bob: Talker):
+def test_mentions_are_read_up_to_their_limit_only(bob):
     bob.answers(MALLORY.author, [mention(number) for number in range(OWN.mentions + 5)])
     assert len(bob.gossip.sessions[MALLORY.author].lacking) == OWN.mentions
     assert bob.gossip.counts == {"over the limits": 1}
 
 
-def test_no_message_is_larger_than_the_other_takes(alice: Talker):
+def test_no_message_is_larger_than_the_other_takes(alice):
     alice.fill(20)
     small = Limits(entries=3, mentions=5)
     request = alice.gossip.ask(BOB.author, small)
@@ -126,7 +125,7 @@ def test_no_message_is_larger_than_the_other_takes(alice: Talker):
     assert len(answer.entries) == 3 and len(answer.mentions) == 5
 
 
-def test_who_knows_enough_to_pull_asks_for_a_few_more_at_a_time_those_that_the_other_holds_first(alice: Talker):
+def test_who_knows_enough_to_pull_asks_for_a_few_more_at_a_time_those_that_the_other_holds_first(alice):
     request = ftis_pb2.ExchangeRequest(mentions=[mention(1000 + n, held=b"\x01" * (n % 8 == 0)) for n in range(64)])
     alice.fill(gossip.ENOUGH_OPEN - 1)
     assert len(alice.gossip.answer(request, BOB.author).wanted) == OWN.entries
@@ -142,7 +141,7 @@ def test_who_knows_enough_to_pull_asks_for_a_few_more_at_a_time_those_that_the_o
     assert len(alice.gossip.answer(request, MALLORY.author).wanted) == OWN.entries, "there is nothing left to pull"
 
 
-def test_two_signed_announcements_of_one_round_ban_their_author(bob: Talker):
+def test_two_signed_announcements_of_one_round_ban_their_author(bob):
     first, second, other = made_by(ALICE, packets=2), made_by(ALICE, packets=3), made_by(ALICE, round=1)
     bob.hear([entry(first), entry(other)], CAROL.author)
     bob.hear([entry(second)], MALLORY.author)
@@ -153,13 +152,13 @@ def test_two_signed_announcements_of_one_round_ban_their_author(bob: Talker):
     assert bob.gossip.counts["own or banned"] == 1
 
 
-def test_the_same_packets_signed_again_are_no_contradiction(bob: Talker):
+def test_the_same_packets_signed_again_are_no_contradiction(bob):
     bob.hear([entry(made_by(ALICE, issued_at=int(time.time()) - 50))], ALICE.author)
     bob.hear([entry(made_by(ALICE))], ALICE.author)
     assert bob.gossip.counts == {"new": 1, "known": 1}
 
 
-def test_mentions_without_number_do_not_fill_the_memory(bob: Talker):
+def test_mentions_without_number_do_not_fill_the_memory(bob):
     rng = random.Random(0)
     for who in (*(identity(1000 + number) for number in range(SESSIONS_MAX + 20)), *[MALLORY] * 20):
         bob.answers(who.author, [mention(rng.getrandbits(64)) for _ in range(OWN.mentions)])
@@ -171,7 +170,7 @@ def test_mentions_without_number_do_not_fill_the_memory(bob: Talker):
     assert len(bob.gossip._asked) == gossip.IDS_MAX
 
 
-def test_identities_without_number_do_not_fill_an_announcement(bob: Talker):
+def test_identities_without_number_do_not_fill_an_announcement(bob):
     bob.hear([entry(made_by(ALICE))], ALICE.author)
     known = bob.only
     for number in range(table.PEERS_MAX + 20):
@@ -184,7 +183,7 @@ def test_identities_without_number_do_not_fill_an_announcement(bob: Talker):
     assert not bob.gossip.ask(CAROL.author).mentions, "who is talked to is not forgotten for them, nor told again"
 
 
-def test_row_31_of_one_peer_only_so_many_signatures_are_checked(monkeypatch: pytest.MonkeyPatch):
+def test_row_31_of_one_peer_only_so_many_signatures_are_checked(monkeypatch):
     monkeypatch.setattr(gossip, "CHECKS_A_SECOND", 1.0)
     monkeypatch.setattr(gossip, "CHECKS_AT_ONCE", 10.0)
     bob = Talker(BOB)

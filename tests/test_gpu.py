@@ -1,7 +1,6 @@
 """What a node says of its GPU. There is none where these tests run: they show that nothing depends on one."""
 
 import io
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -44,7 +43,7 @@ def test_the_view_has_a_line_for_a_gpu_and_none_without():
         assert ("12.0 GB of 24.0 GB" in console.export_text()) == shown
 
 
-async def test_it_is_looked_at_until_the_compute_process_ends(tmp_path: Path, monkeypatch: Any):
+async def test_it_is_looked_at_until_the_compute_process_ends(tmp_path, monkeypatch):
     monkeypatch.setattr(compute, "WATCH_SECONDS", 0.0)
     seen: list[GpuFigures | None] = []
     process = ComputeProcess(JoinOptions(Home(tmp_path)), Home(tmp_path), lambda: None)

@@ -35,7 +35,7 @@ def finds(monkeypatch: pytest.MonkeyPatch, **states: str) -> list[str]:
     return ran
 
 
-def test_a_lack_of_card_or_library_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+def test_a_lack_of_card_or_library_is_told(monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert gpu.main([]) == 2 and "no CUDA device" in capsys.readouterr().err
     assert gpu.main(["--list"]) == 0
@@ -47,7 +47,7 @@ def test_a_lack_of_card_or_library_is_told(monkeypatch: pytest.MonkeyPatch, caps
     assert gpu.main([]) == 2 and "no_such_library" in capsys.readouterr().err
 
 
-def test_it_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_it_goes_on_where_it_was(tmp_path, monkeypatch):
     asked = ["--device", "cpu", "--parts", "step,two-cards,3b-8gb", "--out", str(tmp_path)]
     ran = finds(monkeypatch, **{"step": "done", "two-cards": "failed", "3b-8gb": "skipped"})
     assert gpu.main(asked) == 1 and ran == ["3b-8gb", "step", "two-cards"]
@@ -62,14 +62,14 @@ def test_it_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.slow
-def test_a_part_is_measured_in_a_process_that_is_ended_at_its_limit(tmp_path: Path):
+def test_a_part_is_measured_in_a_process_that_is_ended_at_its_limit(tmp_path):
     assert gpu.run("machine", PLACE, tmp_path / "a", limit=0.1)["why"] == "it took longer than 0.1 s"
     found = gpu.run("machine", PLACE, tmp_path / "b", limit=300)
     assert found["state"] == "done" and found["figures"]["card"]["tflops"] > 0
     assert json.loads((tmp_path / "b").read_text()) == found
 
 
-def test_what_a_machine_has_not_is_skipped_and_what_breaks_is_told(monkeypatch: pytest.MonkeyPatch):
+def test_what_a_machine_has_not_is_skipped_and_what_breaks_is_told(monkeypatch):
     small = gpu_parts.Place("cuda", small=False, card=Card(vram=8.2))
     monkeypatch.setattr(gpu_parts, "PARTS", {**gpu_parts.PARTS, "b": gpu_parts.Part(1, lambda place: {"x": 1 / 0})})
     told = {"state": "skipped", "why": "this card has 8.2 GB, and 12 are asked for"}
@@ -77,7 +77,7 @@ def test_what_a_machine_has_not_is_skipped_and_what_breaks_is_told(monkeypatch: 
     assert gpu_parts.measured("b", PLACE) == {"state": "failed", "why": "ZeroDivisionError: division by zero"}
 
 
-def test_the_page_has_the_card_and_each_measurement_beside_what_was_predicted(tmp_path: Path):
+def test_the_page_has_the_card_and_each_measurement_beside_what_was_predicted(tmp_path):
     card = {"card": Card(tflops=160.0).__dict__, "device": "cuda, X", "memory_gb": 25.8, "versions": {"torch": "2.13"}}
     card |= dict.fromkeys(("driver", "cuda", "capability", "wsl2", "allocator"), "?") | {"commit": "1234abc+"}
     lines = {"machine": [line("copies", 900.0, 1000.0, "GB/s")], "step": [line("tokens", 12000.4, None, "tokens/s")]}
@@ -102,7 +102,7 @@ def test_the_predicted_table_stands_in_the_documents():
     assert "| 7B | no |" in table
 
 
-def test_a_training_of_real_models_needs_a_folder_of_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_a_training_of_real_models_needs_a_folder_of_them(monkeypatch, tmp_path):
     monkeypatch.delenv("MODELS", raising=False)
     place = gpu_parts.Place("cpu", small=False, out=tmp_path)
     assert gpu_parts.measured("learn", place)["state"] == "skipped"
@@ -111,7 +111,7 @@ def test_a_training_of_real_models_needs_a_folder_of_them(monkeypatch: pytest.Mo
 
 
 @pytest.mark.slow
-def test_a_training_goes_on_from_piece_to_piece(tmp_path: Path):
+def test_a_training_goes_on_from_piece_to_piece(tmp_path):
     first = gpu_learn.run_piece("cpu", tmp_path, "", small=True, seconds=0.0)
     assert first["ended"] == {"state": "unfinished", "why": "4 of 4 trials are left"}
     found = gpu_learn.run_piece("cpu", tmp_path, "", small=True)
@@ -122,7 +122,7 @@ def test_a_training_goes_on_from_piece_to_piece(tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_every_part_runs_in_its_tiny_form(tmp_path: Path):
+def test_every_part_runs_in_its_tiny_form(tmp_path):
     assert gpu.main(["--device", "cpu", "--small", "--out", str(tmp_path)]) == 0
     found = {one["part"]: one["state"] for one in json.loads((tmp_path / "gpu.json").read_text())}
     assert found.keys() == gpu_parts.PARTS.keys() and "failed" not in found.values()

@@ -66,7 +66,7 @@ def logprobs(groups: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", DECODED)
-def test_replayed_tokens_are_those_without_graphs(kind: str, recorded: list[pretended.CUDAGraph]):
+def test_replayed_tokens_are_those_without_graphs(kind, recorded):
     policy = twin(policy_of(kind))
     expected = endless(policy)
     ours = endless(replace(policy, graphs=True))
@@ -77,7 +77,7 @@ def test_replayed_tokens_are_those_without_graphs(kind: str, recorded: list[pret
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "lora", "llama biased"])
-def test_rows_that_end_go_in_a_few_sizes_and_the_others_stay(kind: str, monkeypatch: pytest.MonkeyPatch):
+def test_rows_that_end_go_in_a_few_sizes_and_the_others_stay(kind, monkeypatch):
     sizes: list[int] = []
     shrink = SharedCache.shrink
 
@@ -102,7 +102,7 @@ def test_rows_that_end_go_in_a_few_sizes_and_the_others_stay(kind: str, monkeypa
 
 
 @pytest.mark.parametrize(("kind", "graphs"), [("qwen2", True), ("lora", False)])
-def test_weights_that_change_between_two_calls_are_used_as_they_are(kind: str, graphs: bool):
+def test_weights_that_change_between_two_calls_are_used_as_they_are(kind, graphs):
     policy = replace(twin(policy_of(kind)), graphs=graphs)
     before = generate(policy, PROMPTS, group=1, sampling=GREEDY)
     with torch.no_grad():
@@ -113,7 +113,7 @@ def test_weights_that_change_between_two_calls_are_used_as_they_are(kind: str, g
     assert tokens_of(after) == tokens_of(generate(replace(policy, native=False), PROMPTS, group=1, sampling=GREEDY))
 
 
-def test_graphs_are_kept_for_the_next_call_until_what_they_read_moves(recorded: list[pretended.CUDAGraph]):
+def test_graphs_are_kept_for_the_next_call_until_what_they_read_moves(recorded):
     policy = replace(twin(policy_of("lora")), graphs=True)
 
     def captures(prompts: Any = PROMPTS, batch: int = 288) -> int:
@@ -158,9 +158,7 @@ def test_what_diverged_weights_left_behind_spoils_no_later_call():
 
 @pytest.mark.parametrize("first", [1, 2])
 @pytest.mark.parametrize("times", [1, 2])
-def test_a_lack_of_memory_during_a_capture_is_passing(
-    first: int, times: int, recorded: list[pretended.CUDAGraph], monkeypatch: pytest.MonkeyPatch
-):
+def test_a_lack_of_memory_during_a_capture_is_passing(first, times, recorded, monkeypatch):
     """Once: what is cached is given back, and it is captured all the same. Twice: the caller makes room."""
     begin = torch.cuda.CUDAGraph.capture_begin
     short = [times]
@@ -189,7 +187,7 @@ def test_a_lack_of_memory_during_a_capture_is_passing(
     assert [graph.replayed for graph in recorded if graph.replayed][-2:] == [7, 5], "graphs are in use"
 
 
-def test_a_failed_capture_is_warned_of_once(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch):
+def test_a_failed_capture_is_warned_of_once(caplog, monkeypatch):
     def refused(*_: object, **__: object) -> None:
         raise RuntimeError("operation not permitted when stream is capturing")
 
@@ -205,7 +203,7 @@ def test_a_failed_capture_is_warned_of_once(caplog: pytest.LogCaptureFixture, mo
     ]
 
 
-def test_graphs_that_replay_something_else_are_not_used(monkeypatch: pytest.MonkeyPatch):
+def test_graphs_that_replay_something_else_are_not_used(monkeypatch):
     policy = replace(twin(policy_of("qwen2")), graphs=True)
     assert ready(policy).graphs
     monkeypatch.setattr(pretended.CUDAGraph, "replay", lambda self: None)

@@ -18,8 +18,6 @@ from ftis_node.tasks import check_named, judge, load_evaluation, load_task, sour
 from ftis_node.tasks.jail import can_lock_in
 from ftis_node.tasks.packaged import PackageJudge, ReasoningGym
 from ftis_node.tasks.trial import unskilled
-from tests.support.cli import Cli
-from tests.support.daemons import Join
 from tests.support.learning import learn, pair
 from tests.support.swarm import make_run
 
@@ -91,7 +89,7 @@ def test_rows_are_the_same_in_every_process_and_none_is_held_out_and_trained_on(
     assert load_evaluation(NAME).held_out == task.held_out and not load_evaluation(NAME).train
 
 
-def test_levels_are_the_packages_curricula(scorer: PackageJudge):
+def test_levels_are_the_packages_curricula(scorer):
     easy, hard = (load_task(f"reasoning-gym:chain_sum@{level}") for level in (0, 3))
     assert max(len(row.question) for row in easy.train) < max(len(row.question) for row in hard.train)
     row = hard.train[3]
@@ -99,7 +97,7 @@ def test_levels_are_the_packages_curricula(scorer: PackageJudge):
 
 
 @pytest.mark.parametrize("name", TRIED)
-def test_the_packages_own_answer_is_right_and_others_are_not(name: str, scorer: PackageJudge):
+def test_the_packages_own_answer_is_right_and_others_are_not(name, scorer):
     gold, answer = entry(name)
     if name != "graph_color":  # which has no answer of its own: any colouring will do
         right = scorer(answered(str(answer)), gold)
@@ -110,7 +108,7 @@ def test_the_packages_own_answer_is_right_and_others_are_not(name: str, scorer: 
 
 
 @pytest.mark.slow
-def test_every_task_judges_its_own_answers_in_the_jail(scorer: PackageJudge):
+def test_every_task_judges_its_own_answers_in_the_jail(scorer):
     from reasoning_gym.factory import DATASETS
 
     beside = {"composite", "knight_swap"}  # is made of others; takes a second a row
@@ -130,7 +128,7 @@ def test_every_task_judges_its_own_answers_in_the_jail(scorer: PackageJudge):
         *(pytest.param(name, marks=SLOW) for name in ("coin_flip", "gcd,coin_flip", "game_of_life_halting")),
     ],
 )
-def test_row_55_tasks_that_pay_for_no_skill_are_refused(name: str, cli: Cli, tmp_path: Path):
+def test_row_55_tasks_that_pay_for_no_skill_are_refused(name, cli, tmp_path):
     line = ("--task", f"reasoning-gym:{name}", "--any-tokenizer", "-o", str(tmp_path / "run.toml"))
     code, _, err = cli("run", "new", *line)
     assert code == 2 and "rows whose right answers differ" in err and not (tmp_path / "run.toml").exists()
@@ -199,7 +197,7 @@ def turns(*cases: str, among: Sequence[str] = EVALUATED) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", [EVALUATED[0], *(pytest.param(name, marks=SLOW) for name in EVALUATED[1:])])
-def test_the_packages_scorers_run_what_they_are_given(name: str, tmp_path: Path):
+def test_the_packages_scorers_run_what_they_are_given(name, tmp_path):
     """That is why they are in the jail; a release that mends one of them fails here, and that is good news."""
     path = tmp_path / "ran"
     for payload in touching(path).values():
@@ -211,7 +209,7 @@ def test_the_packages_scorers_run_what_they_are_given(name: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize(("payload", "names"), turns(*touching(Path("x"))))
-def test_no_payload_runs_or_pays(payload: str, names: Sequence[str], tmp_path: Path, scorer: PackageJudge):
+def test_no_payload_runs_or_pays(payload, names, tmp_path, scorer):
     path = tmp_path / "ran"
     worth_nothing(scorer, touching(path)[payload], names)
     assert not path.exists()
@@ -236,7 +234,7 @@ BOMBS = [
 @pytest.mark.parametrize(
     ("bomb", "names"), turns(*BOMBS, among=("string_insertion", "polynomial_multiplication", "n_queens"))
 )
-def test_bombs_are_worth_nothing_and_the_next_answer_is_judged(bomb: str, names: Sequence[str], scorer: PackageJudge):
+def test_bombs_are_worth_nothing_and_the_next_answer_is_judged(bomb, names, scorer):
     for name in names:
         gold, answer = entry(name)
         scorer.begin()
@@ -253,11 +251,11 @@ FORGERIES = """
 
 
 @pytest.mark.parametrize(("forgery", "names"), turns(*map(str.strip, re.split(r" \| |\n", FORGERIES.strip()))))
-def test_a_verdict_cannot_be_forged(forgery: str, names: Sequence[str], scorer: PackageJudge):
+def test_a_verdict_cannot_be_forged(forgery, names, scorer):
     worth_nothing(scorer, forgery, names)
 
 
-def test_sympy_does_not_solve_the_task(scorer: PackageJudge):
+def test_sympy_does_not_solve_the_task(scorer):
     for index in range(3):
         gold, answer = entry("intermediate_integration", index)
         assert scorer(answered(str(answer)), gold).reward == 1.0
@@ -266,7 +264,7 @@ def test_sympy_does_not_solve_the_task(scorer: PackageJudge):
         assert scorer(answered(derived), gold).reward == 0.0
 
 
-def test_a_gold_that_is_not_the_packages_is_worth_nothing(scorer: PackageJudge):
+def test_a_gold_that_is_not_the_packages_is_worth_nothing(scorer):
     gold, answer = entry("letter_counting")
     assert scorer(answered("7777"), json.dumps([*json.loads(gold)[:-1], "7777"])).reward == 0.0
     assert scorer(answered(answer), gold).reward == 1.0
@@ -282,33 +280,33 @@ def test_a_gold_that_is_not_the_packages_is_worth_nothing(scorer: PackageJudge):
         ("composite", "Must specify at least one dataset"),
     ],
 )
-def test_a_name_that_is_none_is_refused_before_rows_are_made(name: str, what: str):
+def test_a_name_that_is_none_is_refused_before_rows_are_made(name, what):
     with pytest.raises(UsageError) as refused:
         source_of(f"reasoning-gym:{name}").check()
     assert what in refused.value.what
 
 
-def test_a_task_of_one_row_has_nothing_to_hold_out(monkeypatch: pytest.MonkeyPatch):
+def test_a_task_of_one_row_has_nothing_to_hold_out(monkeypatch):
     rows = [["What is 1?", "[]"]]
     monkeypatch.setattr(ReasoningGym, "_ask", lambda *_: {"train": rows, "held_out": rows})
     with pytest.raises(UsageError, match="no questions beside those to train on"):
         load_task("reasoning-gym:gcd,letter_counting*7")
 
 
-def test_data_of_ones_own_and_other_rules_are_refused(tmp_path: Path):
+def test_data_of_ones_own_and_other_rules_are_refused(tmp_path):
     with pytest.raises(UsageError, match="makes its own data"):
         load_task(NAME, data=tmp_path)
     with pytest.raises(UsageError, match="has the reward rule"):
         load_task(NAME, reward="math")
 
 
-def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch):
+def test_without_the_package_the_extra_is_named(monkeypatch):
     monkeypatch.setattr(ReasoningGym, "foreseen", lambda _: (None, None))
     with pytest.raises(UsageError, match="not installed"):
         load_task(NAME)
 
 
-def test_rows_that_take_too_long_or_fail_are_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_rows_that_take_too_long_or_fail_are_told(monkeypatch, tmp_path):
     with monkeypatch.context() as patch, pytest.raises(UsageError, match="makes no rows within"):
         patch.setattr("ftis_node.tasks.packaged._ROWS_SECONDS", 0.01)
         load_task("reasoning-gym:gcd,letter_counting*5")
@@ -319,7 +317,7 @@ def test_rows_that_take_too_long_or_fail_are_told(monkeypatch: pytest.MonkeyPatc
         load_task("reasoning-gym:gcd,letter_counting*6")
 
 
-def test_a_machine_without_a_jail_is_told_by_dry_run_and_judge(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_a_machine_without_a_jail_is_told_by_dry_run_and_judge(monkeypatch, tmp_path):
     nowhere = tmp_path / "jail.py"
     nowhere.write_text("import sys\nsys.exit(1)")
     monkeypatch.setattr(judge, "_JAIL", nowhere)
@@ -341,6 +339,6 @@ def test_a_strangers_run_makes_nobody_run_scorers():
 
 
 @pytest.mark.slow
-def test_two_daemons_learn_three_tasks_from_each_other(tmp_path: Path, join: Join):
+def test_two_daemons_learn_three_tasks_from_each_other(tmp_path, join):
     name = "reasoning-gym:gcd,letter_counting,binary_alternation"
     learn(tmp_path, join, pair(tmp_path, load_task(name), "0123456789"), "--task", name)

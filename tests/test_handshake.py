@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from pathlib import Path
 
 import pytest
 
@@ -17,7 +16,7 @@ from tests.support.swarm import PATIENCE, RUN, Answers, eventually, make_run, tr
 from tests.support.talkers import ALICE, BOB, CAROL
 
 
-async def test_without_any_that_answers_it_says_who_was_asked_and_what_to_do(tmp_path: Path):
+async def test_without_any_that_answers_it_says_who_was_asked_and_what_to_do(tmp_path):
     async with transport(CAROL, tmp_path / "c") as carol:
         dead = [f"/ip4/127.0.0.1/tcp/{port}/p2p/{who.peer_id}" for port, who in ((1, ALICE), (2, BOB))]
         began = time.monotonic()
@@ -34,9 +33,7 @@ class Giving(Answers):
         return ftis_pb2.Handshake(major=PROTOCOL_MAJOR, run_id=RUN.id, run_file=run_file)
 
 
-async def test_a_peer_that_loads_its_model_is_waited_for_and_an_absent_one_is_not(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-):
+async def test_a_peer_that_loads_its_model_is_waited_for_and_an_absent_one_is_not(tmp_path, caplog):
     caplog.set_level("INFO")
     async with transport(ALICE, tmp_path / "a") as alice, transport(CAROL, tmp_path / "c") as carol:
         dead = f"/ip4/127.0.0.1/tcp/1/p2p/{BOB.peer_id}"
@@ -47,13 +44,13 @@ async def test_a_peer_that_loads_its_model_is_waited_for_and_an_absent_one_is_no
         assert (await asyncio.wait_for(asked, PATIENCE)).run == RUN
 
 
-async def test_a_peer_that_never_serves_is_named_with_what_it_may_be_doing(tmp_path: Path):
+async def test_a_peer_that_never_serves_is_named_with_what_it_may_be_doing(tmp_path):
     async with transport(ALICE, tmp_path / "a") as alice, transport(CAROL, tmp_path / "c") as carol:
         with pytest.raises(UserError, match="may be loading its model"):
             await fetch_run(carol, [(await alice.addresses())[0]], 0.0, starting=0.6)
 
 
-async def test_a_node_that_asks_an_old_peer_for_its_run_is_told_at_once_to_upgrade(tmp_path: Path):
+async def test_a_node_that_asks_an_old_peer_for_its_run_is_told_at_once_to_upgrade(tmp_path):
     async with node(ALICE, tmp_path, major=1) as (_, alice), transport(CAROL, tmp_path / "c") as carol:
         with pytest.raises(UserError) as error:
             await fetch_run(carol, [(await alice.addresses())[0]], patience=3600.0)
@@ -62,7 +59,7 @@ async def test_a_node_that_asks_an_old_peer_for_its_run_is_told_at_once_to_upgra
     assert error.value.fix.startswith("Upgrade ftis-node")
 
 
-async def test_a_peer_that_gives_no_run_is_no_help_and_its_words_are_plain(tmp_path: Path):
+async def test_a_peer_that_gives_no_run_is_no_help_and_its_words_are_plain(tmp_path):
     class Rude(Answers):
         async def on_handshake(self, request: ftis_pb2.Handshake, peer: bytes) -> ftis_pb2.Handshake:
             return ftis_pb2.Handshake(major=PROTOCOL_MAJOR, refusal="\x1b[31mgo\naway", run_file="{}")
@@ -74,7 +71,7 @@ async def test_a_peer_that_gives_no_run_is_no_help_and_its_words_are_plain(tmp_p
     assert "?[31mgo?away" in error.value.what and error.value.what.isprintable()
 
 
-async def test_a_home_whose_peers_all_refuse_it_says_why_and_what_to_do(tmp_path: Path):
+async def test_a_home_whose_peers_all_refuse_it_says_why_and_what_to_do(tmp_path):
     told = [
         (RUN, "it speaks protocol 1", "Upgrade"),
         (RUN, "all in another run", "Name a fresh --home"),

@@ -1,6 +1,5 @@
 """The hint: how many completions of a packet are right, by its author."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ MIXED = (0.0, 1.0)
     ("rewards", "right"),
     [((0, 0), 0), ((0, 1), 1), ((1, 1), 2), ((0.5, 0.5), 2), ((0, 0.3), 1), ((-1, 0), 0), ((0.3, 1, 1), 2)],
 )
-def test_the_hint_counts_the_completions_with_the_highest_reward(rewards: tuple[float, ...], right: int):
+def test_the_hint_counts_the_completions_with_the_highest_reward(rewards, right):
     assert right_of(rewards) == right
     assert teaches(RUN.model_copy(update={"group": len(rewards)}), right) == (
         min(rewards) != max(rewards) and max(rewards) > 0
@@ -35,7 +34,7 @@ class Judge:
     ("rule", "hint", "banned"),
     [("integer", 2, True), ("integer", 1, False), ("integer", None, False), ("math", 2, False)],
 )
-async def test_row_46_a_wrong_hint_is_a_fault_by_some_rules(tmp_path: Path, rule: str, hint: int | None, banned: bool):
+async def test_row_46_a_wrong_hint_is_a_fault_by_some_rules(tmp_path, rule, hint, banned):
     node = stepper(tmp_path, others=1, run=RUN.model_copy(update={"reward": rule}), worker=Judge())
     for slot in range(3):
         group = scored(1, 0, slot, boot_seconds(), MIXED).group

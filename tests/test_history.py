@@ -28,7 +28,7 @@ def facts_of(path: Path) -> dict[str, Any]:
     return history.facts()
 
 
-def test_a_step_becomes_a_point_of_every_curve(tmp_path: Path):
+def test_a_step_becomes_a_point_of_every_curve(tmp_path):
     history = History(tmp_path / "metrics.jsonl")
     assert not history.follow(), "there is no log yet"
     written(tmp_path / "metrics.jsonl", range(1, 3))
@@ -42,7 +42,7 @@ def test_a_step_becomes_a_point_of_every_curve(tmp_path: Path):
     assert history.facts()["teachers"]["peer"] == figures
 
 
-def test_however_many_steps_the_points_stay_few_and_their_means_right(tmp_path: Path):
+def test_however_many_steps_the_points_stay_few_and_their_means_right(tmp_path):
     history = History(tmp_path / "metrics.jsonl")
     for begin in range(0, 3000, 700):
         written(tmp_path / "metrics.jsonl", range(begin + 1, begin + 701))
@@ -54,7 +54,7 @@ def test_however_many_steps_the_points_stay_few_and_their_means_right(tmp_path: 
     assert facts["joined"] == 8 and facts["steps"]["foreign_reward"][0] == pytest.approx(sum(range(1, 9)) / 8000)
 
 
-def test_only_what_is_new_is_read(tmp_path: Path):
+def test_only_what_is_new_is_read(tmp_path):
     path = tmp_path / "metrics.jsonl"
     history = History(path)
     written(path, range(1, 4))
@@ -68,7 +68,7 @@ def test_only_what_is_new_is_read(tmp_path: Path):
 
 
 @pytest.mark.parametrize("parts", [1, 3])
-def test_another_log_in_its_place_is_read_from_its_beginning(tmp_path: Path, parts: int):
+def test_another_log_in_its_place_is_read_from_its_beginning(tmp_path, parts):
     path = tmp_path / "metrics.jsonl"
     history = History(path)
     for number in range(1, parts):
@@ -81,7 +81,7 @@ def test_another_log_in_its_place_is_read_from_its_beginning(tmp_path: Path, par
     assert history.follow() and history.facts()["steps"]["step"] == [1, 2]
 
 
-def test_of_many_authors_those_with_least_of_the_loss_are_counted_together(tmp_path: Path):
+def test_of_many_authors_those_with_least_of_the_loss_are_counted_together(tmp_path):
     figures = {name: 1.0 for name in ("samples", "negatives", "filtered")}
     sources = {f"peer {number}": figures | {"loss_weight": float(number)} for number in range(TEACHERS + 10)}
     with (tmp_path / "metrics.jsonl").open("w") as file:
@@ -95,7 +95,7 @@ def test_of_many_authors_those_with_least_of_the_loss_are_counted_together(tmp_p
     assert sum(one["samples"] for one in told.values()) == TEACHERS + 11, "nobody's are lost"
 
 
-def test_a_log_in_parts_is_followed_across_them(tmp_path: Path):
+def test_a_log_in_parts_is_followed_across_them(tmp_path):
     path = tmp_path / "metrics.jsonl"
     log = MetricsLog(path, 1 << 20, part_bytes=1000)
     histories = [History(path)]
@@ -113,7 +113,7 @@ def test_a_log_in_parts_is_followed_across_them(tmp_path: Path):
 
 
 @pytest.mark.parametrize("part_bytes", [100_000, 1 << 30])
-def test_a_long_log_is_read_in_part(part_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_long_log_is_read_in_part(part_bytes, tmp_path, monkeypatch):
     monkeypatch.setattr(history_module, "WHOLE", 1 << 17)
     monkeypatch.setattr(history_module, "WINDOWS", 16)
     log = MetricsLog(tmp_path / "metrics.jsonl", 1 << 30, part_bytes=part_bytes)
@@ -128,7 +128,7 @@ def test_a_long_log_is_read_in_part(part_bytes: int, tmp_path: Path, monkeypatch
     assert steps == sorted(set(steps)) and max(b - a for a, b in itertools.pairwise(steps)) < 250
 
 
-def test_half_a_line_waits_for_its_other_half_and_rubbish_is_left_out(tmp_path: Path):
+def test_half_a_line_waits_for_its_other_half_and_rubbish_is_left_out(tmp_path):
     path = tmp_path / "metrics.jsonl"
     line = json.dumps({"time": 1.0, "event": "evaluation", "step": 0, "pass_at_1": 0.5}).encode() + b"\n"
     history = History(path)
@@ -140,7 +140,7 @@ def test_half_a_line_waits_for_its_other_half_and_rubbish_is_left_out(tmp_path: 
     assert history.facts()["evaluations"]["pass_at_1"] == [0.5]
 
 
-def test_a_step_without_finite_numbers_leaves_a_gap_and_no_wreck(tmp_path: Path):
+def test_a_step_without_finite_numbers_leaves_a_gap_and_no_wreck(tmp_path):
     log = MetricsLog(tmp_path / "metrics.jsonl")
     log.write("step", **step(1, own_reward=math.nan, foreign_reward=None, diagnostics={}, skipped="no finite loss"))
     log.close()
@@ -148,7 +148,7 @@ def test_a_step_without_finite_numbers_leaves_a_gap_and_no_wreck(tmp_path: Path)
     assert (steps["own_reward"], steps["foreign_reward"], steps["importance"]) == ([None], [None], [None])
 
 
-def test_a_restart_from_an_older_checkpoint_takes_back_what_became_void(tmp_path: Path):
+def test_a_restart_from_an_older_checkpoint_takes_back_what_became_void(tmp_path):
     log = MetricsLog(tmp_path / "metrics.jsonl")
     for number in range(1, 6):
         log.write("step", **step(number))
@@ -171,7 +171,7 @@ def cut_part(home: Path) -> Path:
     return log
 
 
-def test_what_is_left_of_a_part_cut_short_is_shown(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+def test_what_is_left_of_a_part_cut_short_is_shown(tmp_path, caplog):
     history = History(cut_part(tmp_path))
     assert history.follow()
     steps = history.facts()["steps"]["step"]

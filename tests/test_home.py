@@ -21,7 +21,7 @@ from ftis_node.host.files import replace_bytes
 from ftis_node.preflight.bugreport import pack
 from ftis_node.preflight.redaction import Redactor
 from ftis_node.store.home import Home
-from tests.support.cli import Cli, refused
+from tests.support.cli import refused
 
 HOLDER = """
 import sys
@@ -54,7 +54,7 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
     child.wait()
 
 
-def test_the_home_and_its_runtime_directory_are_private(home: Home):
+def test_the_home_and_its_runtime_directory_are_private(home):
     home.open()
     directory = home.make_runtime()
     assert mode(home.path) == mode(directory) == 0o700
@@ -62,7 +62,7 @@ def test_the_home_and_its_runtime_directory_are_private(home: Home):
     assert len(str(directory)) < 60, "a socket's path may have 107 bytes"
 
 
-def test_files_that_a_killed_process_left_half_written_go(home: Home, sleeper: subprocess.Popen[bytes]):
+def test_files_that_a_killed_process_left_half_written_go(home, sleeper):
     home.orders.mkdir(parents=True)
     sleeper.kill()
     sleeper.wait()
@@ -75,7 +75,7 @@ def test_files_that_a_killed_process_left_half_written_go(home: Home, sleeper: s
     assert left == spared, "those of processes that live, and a person's own, stay"
 
 
-def test_a_file_that_cannot_be_written_leaves_nothing_beside_it(tmp_path: Path):
+def test_a_file_that_cannot_be_written_leaves_nothing_beside_it(tmp_path):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10, hard))
     try:
@@ -88,7 +88,7 @@ def test_a_file_that_cannot_be_written_leaves_nothing_beside_it(tmp_path: Path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_home_on_a_read_only_file_system_is_called_so(tmp_path: Path):
+def test_a_home_on_a_read_only_file_system_is_called_so(tmp_path):
     script = 'mount -t tmpfs -o ro none "$0" && exec "$1" -m ftis_node join --dry-run --home "$0/home"'
     command = ["unshare", "-rm", "sh", "-c", script, str(tmp_path), sys.executable]
     if subprocess.run(["unshare", "-rm", "mount", "-t", "tmpfs", "none", str(tmp_path)]).returncode:
@@ -97,12 +97,12 @@ def test_a_home_on_a_read_only_file_system_is_called_so(tmp_path: Path):
     assert f"{tmp_path} is on a read-only file system" in told, told
 
 
-def test_no_daemon_is_awaited_on_a_home_that_is_a_file(tmp_path: Path):
+def test_no_daemon_is_awaited_on_a_home_that_is_a_file(tmp_path):
     (tmp_path / "file").touch()
     assert not Home(tmp_path / "file").in_use()
 
 
-def test_who_asks_whether_a_home_is_in_use_keeps_no_daemon_from_it(home: Home):
+def test_who_asks_whether_a_home_is_in_use_keeps_no_daemon_from_it(home):
     home.path.mkdir()
     with (home.path / "lock").open("w+") as lock:
         fcntl.flock(lock, fcntl.LOCK_SH)
@@ -112,14 +112,14 @@ def test_who_asks_whether_a_home_is_in_use_keeps_no_daemon_from_it(home: Home):
 
 
 @pytest.mark.parametrize(("text", "port"), [("4001", 4001), ("", 0), ("x", 0), ("70000", 0), ("-1", 0)])
-def test_the_port_of_the_last_start_is_remembered(home: Home, text: str, port: int):
+def test_the_port_of_the_last_start_is_remembered(home, text, port):
     assert home.last_port() == 0
     home.path.mkdir()
     home.port.write_text(text)
     assert home.last_port() == port
 
 
-def test_commands_name_every_home_but_the_default(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_commands_name_every_home_but_the_default(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     assert Home(tmp_path / ".ftis-node").flag == ""
@@ -127,7 +127,7 @@ def test_commands_name_every_home_but_the_default(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("line", ["join --dry-run", "doctor", "bugreport", "task check gsm8k"])
-def test_without_a_home_folder_it_is_told(line: str, cli: Cli, monkeypatch: pytest.MonkeyPatch):
+def test_without_a_home_folder_it_is_told(line, cli, monkeypatch):
     def unknown(user: int) -> NoReturn:
         raise KeyError(f"getpwuid(): uid not found: {user}")
 
@@ -139,7 +139,7 @@ def test_without_a_home_folder_it_is_told(line: str, cli: Cli, monkeypatch: pyte
     assert Redactor(None).clean("~/x /root/x") == "~/x /root/x"
 
 
-def test_closing_frees_the_home_and_leaves_no_socket_behind(home: Home, monkeypatch: pytest.MonkeyPatch):
+def test_closing_frees_the_home_and_leaves_no_socket_behind(home, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(home.path.parent / ("x" * 90)))
     home.open()
     directory = home.make_runtime()
@@ -150,7 +150,7 @@ def test_closing_frees_the_home_and_leaves_no_socket_behind(home: Home, monkeypa
     Home(home.path).open()
 
 
-def test_an_open_home_is_opened_once_and_not_closed_for_others(home: Home):
+def test_an_open_home_is_opened_once_and_not_closed_for_others(home):
     home.open()
     directory = home.make_runtime()
     home.open()
@@ -158,7 +158,7 @@ def test_an_open_home_is_opened_once_and_not_closed_for_others(home: Home):
     assert directory.exists() and home.api_socket() == directory / "api.sock", "it is cleared before, not after"
 
 
-def test_kill_nine_of_the_holder_frees_the_home_and_the_next_clears_its_sockets(home: Home):
+def test_kill_nine_of_the_holder_frees_the_home_and_the_next_clears_its_sockets(home):
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLDER, str(home.path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -175,14 +175,14 @@ def test_kill_nine_of_the_holder_frees_the_home_and_the_next_clears_its_sockets(
     assert home.runtime() is None
 
 
-def test_the_next_start_ends_a_child_of_the_killed_daemon(home: Home, sleeper: subprocess.Popen[bytes]):
+def test_the_next_start_ends_a_child_of_the_killed_daemon(home, sleeper):
     home.path.mkdir()
     home.record_runtime(home.make_runtime(), (sleeper.pid,))
     home.open()
     assert sleeper.wait() == -9
 
 
-def test_a_process_that_got_the_pid_later_is_spared(home: Home, sleeper: subprocess.Popen[bytes]):
+def test_a_process_that_got_the_pid_later_is_spared(home, sleeper):
     home.path.mkdir()
     home.record_runtime(home.make_runtime(), (sleeper.pid,))
     record = home.path / "runtime.json"
@@ -194,7 +194,7 @@ def test_a_process_that_got_the_pid_later_is_spared(home: Home, sleeper: subproc
     assert sleeper.poll() is None
 
 
-def test_a_child_that_is_gone_does_not_matter(home: Home, sleeper: subprocess.Popen[bytes]):
+def test_a_child_that_is_gone_does_not_matter(home, sleeper):
     home.path.mkdir()
     directory = home.make_runtime()
     home.record_runtime(directory, (sleeper.pid,))
@@ -205,14 +205,14 @@ def test_a_child_that_is_gone_does_not_matter(home: Home, sleeper: subprocess.Po
 
 
 @pytest.mark.parametrize("record", ["", "[]", "{", '"x"', '{"directory": 5}', '{"directory": ""}'])
-def test_a_damaged_record_is_as_good_as_none(home: Home, record: str):
+def test_a_damaged_record_is_as_good_as_none(home, record):
     home.path.mkdir()
     (home.path / "runtime.json").write_text(record)
     home.open()
     assert home.runtime() is home.api_socket() is None
 
 
-def test_only_a_runtime_directory_is_ever_removed(home: Home, tmp_path: Path):
+def test_only_a_runtime_directory_is_ever_removed(home, tmp_path):
     home.path.mkdir()
     (precious := tmp_path / "thesis").mkdir()
     (home.path / "runtime.json").write_text(json.dumps({"pid": os.getpid(), "directory": str(precious)}))
@@ -221,6 +221,6 @@ def test_only_a_runtime_directory_is_ever_removed(home: Home, tmp_path: Path):
     assert precious.is_dir()
 
 
-def test_an_observers_home_has_no_node_to_ask(tmp_path: Path):
+def test_an_observers_home_has_no_node_to_ask(tmp_path):
     (tmp_path / "run.toml").touch()
     assert "an observer's, which has no node to ask" in refused("status", "--home", tmp_path).what

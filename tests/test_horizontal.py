@@ -31,7 +31,7 @@ from ftis_node.swarm.reputation import Reputation
 from ftis_node.swarm.table import Table
 from ftis_node.worker.messages import Generated, ScoredPacket
 from tests.support.clock import Clock
-from tests.support.daemons import Join, run_cli
+from tests.support.daemons import run_cli
 from tests.support.evidence import established
 from tests.support.lab import A, B, kind, run, spec, timeless
 from tests.support.steppers import stepper
@@ -180,7 +180,7 @@ def horizontal(path: Path, **options: Any) -> tuple[Stepper, HorizontalSource]:
     return made, made.source
 
 
-def test_row_60_announcements_without_packets_choose_no_rows_and_newcomers_parts_a_few(tmp_path: Path):
+def test_row_60_announcements_without_packets_choose_no_rows_and_newcomers_parts_a_few(tmp_path):
     (node, source), now = horizontal(tmp_path), int(time.time()) // EPOCH * EPOCH
     heard = Gossip(
         Table(600.0, lambda: 0.0), RUN, identity(9).author, node.means.reputation, lambda *_: False, lambda: None
@@ -200,7 +200,7 @@ def test_row_60_announcements_without_packets_choose_no_rows_and_newcomers_parts
 
 
 def test_row_77_after_a_restart_the_slots_of_an_epoch_that_were_announced_are_not_answered_again(
-    tmp_path: Path,
+    tmp_path,
 ):
     now = int(time.time())
     node, source = horizontal(tmp_path)
@@ -212,7 +212,7 @@ def test_row_77_after_a_restart_the_slots_of_an_epoch_that_were_announced_are_no
     assert not set(again.slots(RUN.slots, now)) & set(slots)
 
 
-async def test_a_listener_makes_no_part_and_trains_on_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_a_listener_makes_no_part_and_trains_on_others(tmp_path, monkeypatch):
     (node, source), trained = horizontal(tmp_path, own_share=0.0), []
 
     async def train(batch: StepBatch, began: float) -> None:
@@ -229,13 +229,13 @@ async def test_a_listener_makes_no_part_and_trains_on_others(tmp_path: Path, mon
     assert trained == [(0, 6)] and len(node.pool) == 0
 
 
-def test_a_share_of_ones_own_bounds_the_parts_of_a_step(tmp_path: Path):
+def test_a_share_of_ones_own_bounds_the_parts_of_a_step(tmp_path):
     found = [horizontal(tmp_path, own_share=share)[1]._most() for share in (None, 0.5, 0.0)]
     assert found == [6, 3, 0], "two groups of three parts"
 
 
 @pytest.mark.parametrize("ago", [0, EPOCH])
-def test_parts_that_waited_come_back_after_a_restart(tmp_path: Path, ago: int, monkeypatch: pytest.MonkeyPatch):
+def test_parts_that_waited_come_back_after_a_restart(tmp_path, ago, monkeypatch):
     now = 17_600_000 * EPOCH + EPOCH // 2
     monkeypatch.setattr(assembly, "unix_seconds", lambda: float(now))
     rows = [CONTEXT.row_of(AUTHORS[0], 1, 2, now + epoch * EPOCH) for epoch in (-1, 0, 1)]
@@ -250,7 +250,7 @@ def test_parts_that_waited_come_back_after_a_restart(tmp_path: Path, ago: int, m
     assert [key_of(group) for group in came] == [key_of(made.group)]
 
 
-async def test_a_step_waits_for_parts_and_counts_only_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_a_step_waits_for_parts_and_counts_only_its_own(tmp_path, monkeypatch):
     (node, source), asked = horizontal(tmp_path), []
     monkeypatch.setattr(source.maker, "patience", lambda missing: asked.append(missing) or 0.0)
     await source._wait(asyncio.Event())
@@ -264,7 +264,7 @@ async def test_a_step_waits_for_parts_and_counts_only_its_own(tmp_path: Path, mo
     assert asked == [2, 2, 1], "six, three and one of six parts lack; a node's share are two"
 
 
-async def test_a_rounds_cost_is_shared_by_the_parts_that_the_epoch_had_left(tmp_path: Path):
+async def test_a_rounds_cost_is_shared_by_the_parts_that_the_epoch_had_left(tmp_path):
     class Slow:
         async def call(self, request: Any) -> Any:
             clock.now += 8.0 * len(request.rows)
@@ -278,7 +278,7 @@ async def test_a_rounds_cost_is_shared_by_the_parts_that_the_epoch_had_left(tmp_
     assert list(node.means.pace.groups) == [8.0, 8.0]
 
 
-def test_what_is_pulled_answers_open_groups_of_this_epoch_and_the_last(tmp_path: Path):
+def test_what_is_pulled_answers_open_groups_of_this_epoch_and_the_last(tmp_path):
     node, source = horizontal(tmp_path)
     want = node.want()
     rows = {CONTEXT.row_of(b"", 0, slot, 0) for slot in range(RUN.slots)}
@@ -295,7 +295,7 @@ def test_what_is_pulled_answers_open_groups_of_this_epoch_and_the_last(tmp_path:
 FREE: dict[str, Any] = {"collaboration": "horizontal", "pace": "free"}
 
 
-def test_at_a_free_pace_groups_are_made_of_everybodys_parts_and_the_course_is_the_same_again(tmp_path: Path):
+def test_at_a_free_pace_groups_are_made_of_everybodys_parts_and_the_course_is_the_same_again(tmp_path):
     nodes = [A, B, {"name": "C", "model": "tiny-c"}]
     trial = spec(FREE, nodes=nodes, steps=6, run={"group": 6, "epoch": 60})
     found = run(trial, tmp_path / "one")
@@ -306,7 +306,7 @@ def test_at_a_free_pace_groups_are_made_of_everybodys_parts_and_the_course_is_th
         assert all(2 * (step["own_groups"] + step["foreign_groups"]) >= 4 * 6 - 6 for step in steps), "a batch is full"
 
 
-def test_a_slow_node_does_not_hold_up_a_fast_one(tmp_path: Path):
+def test_a_slow_node_does_not_hold_up_a_fast_one(tmp_path):
     lasting: dict[str, Any] = {"steps": 20, "seconds": 60, "run": {"group": 4, "epoch": 60}}
     slow, dead = (spec(FREE | {"speed": {"B": speed}}, **lasting) for speed in (0.2, 1e-6))
     found = run(slow, tmp_path / "slow")
@@ -318,7 +318,7 @@ def test_a_slow_node_does_not_hold_up_a_fast_one(tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_three_daemons_go_on_when_one_is_killed_and_one_frozen(tmp_path: Path, join: Join):
+def test_three_daemons_go_on_when_one_is_killed_and_one_frozen(tmp_path, join):
     file = tmp_path / "run.toml"
     options = ("--collaboration", "horizontal", "--parts", "3", "--epoch", "60", "--group", "6")
     assert run_cli("run", "new", *options, "-o", str(file)).returncode == 0

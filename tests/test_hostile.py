@@ -141,7 +141,7 @@ def left_alone(ring: Arena, authors: Iterable[Identity]) -> bool:
 
 
 @pytest.mark.parametrize("kind", [content.Row01Malformed, content.Row08Reward])
-async def test_row_01_08_what_is_no_packet_is_refused_and_its_author_ignored(stage: Stage, kind: type[Attack]):
+async def test_row_01_08_what_is_no_packet_is_refused_and_its_author_ignored(stage, kind):
     async with attacked(stage, kind) as fight:
         await until(fight.refused("malformed"), "malformed packets were refused")
         await until(lambda: left_alone(stage.ring, fight.attack.authors), "an author of them is left alone")
@@ -158,7 +158,7 @@ async def test_row_01_08_what_is_no_packet_is_refused_and_its_author_ignored(sta
     ],
 )
 async def test_row_02_39_40_odd_values_and_calls_do_no_harm_and_no_node_relays_or_shows_debug_pages(
-    stage: Stage, kind: type[Attack], strikes: int, found: dict[str, Any]
+    stage, kind, strikes, found
 ):
     """Nested values, bad records and odd calls in the DHT; what strangers send one another; pages of p2pd."""
     async with attacked(stage, kind) as fight:
@@ -166,7 +166,7 @@ async def test_row_02_39_40_odd_values_and_calls_do_no_harm_and_no_node_relays_o
     assert {name: getattr(fight.attack, name) for name in found} == found
 
 
-async def test_row_03_lengths_that_lie_and_messages_over_the_limits_are_refused(stage: Stage):
+async def test_row_03_lengths_that_lie_and_messages_over_the_limits_are_refused(stage):
     async with attacked(stage, wire.Row03Oversize) as fight:
         await until(fight.heard("over the limits"), "what is over the limits was left unread")
         await until(fight.refused("wrong bytes"), "who served too much was found out")
@@ -184,21 +184,21 @@ async def test_row_03_lengths_that_lie_and_messages_over_the_limits_are_refused(
         text.Row06OtherVersion,
     ],
 )
-async def test_row_04_05_09_47_what_no_honest_author_makes_is_refused_for_it(ground: Stage, kind: type[Attack]):
+async def test_row_04_05_09_47_what_no_honest_author_makes_is_refused_for_it(ground, kind):
     """Ids, lengths and ends that cannot be; log-probs that are none; answers to other rows than drawn; false pieces."""
     async with attacked(ground, kind) as fight:
         await until(fight.refused(*fight.attack.refusals), "each lie was refused for what it is")
     assert fight.used_by_attackers() == 0
 
 
-async def test_row_06_who_forges_or_alters_is_found_out_and_its_victims_are_not_blamed(stage: Stage):
+async def test_row_06_who_forges_or_alters_is_found_out_and_its_victims_are_not_blamed(stage):
     async with attacked(stage, identity.Row06Forged) as fight:
         found_out = ("forged", "announcements"), ("other author", "refused_packets"), ("wrong bytes", "refused_packets")
         await until(lambda: any(any(fight.grown(what, reason)) for reason, what in found_out), "somebody found it out")
     assert fight.used_by_attackers() == 0
 
 
-async def test_row_07_nothing_is_trained_on_twice_and_who_contradicts_itself_is_ignored(stage: Stage):
+async def test_row_07_nothing_is_trained_on_twice_and_who_contradicts_itself_is_ignored(stage):
     async with attacked(stage, identity.Row07Replayed) as fight:
         await until(fight.heard(*fight.attack.refusals), "replays and contradictions were noted")
         await until(fight.learned_from_one_another, "the nodes go on meanwhile")
@@ -221,19 +221,19 @@ async def test_row_07_nothing_is_trained_on_twice_and_who_contradicts_itself_is_
         text.Row47Empty,
     ],
 )
-async def test_row_09_to_12_47_lies_within_the_format_leave_steps_finite(ground: Stage, kind: type[Attack]):
+async def test_row_09_to_12_47_lies_within_the_format_leave_steps_finite(ground, kind):
     async with attacked(ground, kind) as fight:
         await until(fight.learned_from_one_another, "the nodes go on meanwhile")
         steps = fight.steps()
     assert all(step["skipped"] is None and math.isfinite(step["loss"]) for step in steps)
 
 
-async def test_row_13_answers_that_might_hang_a_verifier_are_scored_like_any_other(stage: Stage):
+async def test_row_13_answers_that_might_hang_a_verifier_are_scored_like_any_other(stage):
     async with attacked(stage, content.Row13HangingAnswers) as fight:
         await until(lambda: fight.used_by_attackers() > 0, "those with a right answer among them are of use")
 
 
-async def test_row_14_nothing_that_a_terminal_obeys_gets_into_logs_or_lists(stage: Stage):
+async def test_row_14_nothing_that_a_terminal_obeys_gets_into_logs_or_lists(stage):
     async with attacked(stage, identity.Row14Escapes) as fight:
         await until(fight.refused("holder"), "its errors have been told")
         homes = [str(daemon.home.path) for daemon in stage.ring.daemons.values()]
@@ -245,7 +245,7 @@ async def test_row_14_nothing_that_a_terminal_obeys_gets_into_logs_or_lists(stag
         assert not any(line.startswith("2026-01-01 ERROR") for line in said.splitlines())
 
 
-async def test_row_15_however_many_identities_there_are_a_node_makes_a_quarter_itself(stage: Stage):
+async def test_row_15_however_many_identities_there_are_a_node_makes_a_quarter_itself(stage):
     async with attacked(stage, identity.Row15Sybils) as fight:
         await until(lambda: fight.used_by_attackers() > 0, "groups of theirs were trained on")
         steps = fight.steps()
@@ -254,7 +254,7 @@ async def test_row_15_however_many_identities_there_are_a_node_makes_a_quarter_i
 
 
 @pytest.mark.parametrize("kind", [wire.Row16Eclipse, directory.Row38MadeUp])
-async def test_row_16_38_made_up_addresses_and_answers_put_nobody_in_the_view(stage: Stage, kind: type[Attack]):
+async def test_row_16_38_made_up_addresses_and_answers_put_nobody_in_the_view(stage, kind):
     async with attacked(stage, kind) as fight:
         await until(fight.has_struck(4), "it has struck")
         reports = stage.ring.peers()
@@ -288,9 +288,7 @@ HEARD = {
 
 
 @pytest.mark.parametrize("kind", [*STRIKES, *HEARD])
-async def test_row_07_17_31_34_36_37_44_67_to_70_75_who_crawls_or_floods_holds_nobody_up(
-    stage: Stage, kind: type[Attack]
-):
+async def test_row_07_17_31_34_36_37_44_67_to_70_75_who_crawls_or_floods_holds_nobody_up(stage, kind):
     """Keys that cost nothing neither silence the honest nor choose prompts."""
     async with attacked(stage, kind) as fight:
         received = fight.heard(HEARD[kind]) if kind in HEARD else fight.has_struck(STRIKES[kind])
@@ -299,7 +297,7 @@ async def test_row_07_17_31_34_36_37_44_67_to_70_75_who_crawls_or_floods_holds_n
 
 
 @pytest.mark.parametrize("kind", [content.Row32NoSignal, text.Row47Unreadable])
-async def test_row_32_47_groups_without_signal_or_text_are_not_trained_on(ground: Stage, kind: type[Attack]):
+async def test_row_32_47_groups_without_signal_or_text_are_not_trained_on(ground, kind):
     async with attacked(ground, kind) as fight:
         await until(
             lambda: all(
@@ -312,7 +310,7 @@ async def test_row_32_47_groups_without_signal_or_text_are_not_trained_on(ground
 
 
 @pytest.mark.parametrize("kind", [streams.Row33NeverRead, streams.Row33HalfOpen])
-async def test_row_33_streams_not_read_or_half_open_leave_no_socket(stage: Stage, kind: type[Attack]):
+async def test_row_33_streams_not_read_or_half_open_leave_no_socket(stage, kind):
     before = stage.ring.sample().files
     async with attacked(stage, kind) as fight:
         await until(fight.has_struck(4), "it has struck")
@@ -325,7 +323,7 @@ async def test_row_33_streams_not_read_or_half_open_leave_no_socket(stage: Stage
     await until(as_before, "the nodes have let go of all its streams")
 
 
-async def test_row_41_requests_without_end_in_one_stream_are_answered_at_a_bounded_rate(stage: Stage):
+async def test_row_41_requests_without_end_in_one_stream_are_answered_at_a_bounded_rate(stage):
     began = time.monotonic()
     async with attacked(stage, streams.Row41Requests) as fight:
         await until(fight.has_struck(8), "it has asked for a while")

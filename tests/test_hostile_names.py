@@ -129,9 +129,7 @@ HOMES = "status,health,peers,page,id,logs,logs --json,pause,pause --wait,resume,
         "join --vram NAME",
     ],
 )
-def test_row_45_whatever_a_name_holds_a_command_shows_it(
-    arguments: str, place: Home, files: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-):
+def test_row_45_whatever_a_name_holds_a_command_shows_it(arguments, place, files, monkeypatch, capfd):
     named = {"HOME": str(place.path), "NAME": HOSTILE}
     told = [named.get(word, word.replace("FILES", str(files))) for word in arguments.split()]
     monkeypatch.setattr(sys, "argv", ["ftis-node", *told])
@@ -146,7 +144,7 @@ def test_row_45_whatever_a_name_holds_a_command_shows_it(
     assert plain(said), repr(said)
 
 
-def test_row_45_the_views_show_it(tmp_path: Path):
+def test_row_45_the_views_show_it(tmp_path):
     status = read(STATUS, Status)
     one = node_view(status, read(PEERS, Peers), [HOSTILE], HOSTILE)
     for view in (one, nodes_view([status], [[0.5]], HOSTILE)):
@@ -180,12 +178,12 @@ def test_row_45_json_is_printable_ascii_and_reads_back():
 
 
 @pytest.mark.parametrize("formatter", [TextFormatter, JsonFormatter])
-def test_row_45_an_event_of_the_log_is_one_printable_line(formatter: type[logging.Formatter]):
+def test_row_45_an_event_of_the_log_is_one_printable_line(formatter):
     line = formatter().format(logging.LogRecord("x", logging.INFO, "", 0, "Met %s", (HOSTILE,), None))
     assert "\n" not in line and plain(line), repr(line)
 
 
-def test_row_45_a_line_that_is_said_stays_one_line(capsys: pytest.CaptureFixture[str]):
+def test_row_45_a_line_that_is_said_stays_one_line(capsys):
     say(HOSTILE, "second")
     say(HOSTILE, error=True)
     out, err = capsys.readouterr()

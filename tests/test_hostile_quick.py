@@ -2,7 +2,6 @@
 
 import contextlib
 import time
-from pathlib import Path
 
 import psutil
 import pytest
@@ -37,7 +36,7 @@ def open_files(node: Member) -> tuple[int, int]:
 
 
 @pytest.mark.slow  # each row has quick tests of its own
-async def test_rows_33_to_44_at_once_silence_and_blame_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_rows_33_to_44_at_once_silence_and_blame_nobody(tmp_path, monkeypatch):
     monkeypatch.setattr(inbound, "STALL_SECONDS", 5.0)
     async with member(1, tmp_path, unix=time.time) as bob, member(2, tmp_path, [bob.address], unix=time.time) as alice:
         nodes = (alice, bob)

@@ -42,7 +42,7 @@ def verdicts(context: AdmissionContext, made: list[tuple[bytes, int, int, bytes]
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_row_47_every_lie_of_a_text_run_is_refused_for_what_it_is_and_the_rest_is_read(kind: type[Lies]):
+def test_row_47_every_lie_of_a_text_run_is_refused_for_what_it_is_and_the_rest_is_read(kind):
     made = made_by(kind, WORLD)
     assert verdicts(CONTEXT, made).keys() == (kind.refusals or {"admitted"})
     if not kind.refusals:

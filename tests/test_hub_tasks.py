@@ -3,7 +3,7 @@
 import io
 import json
 import resource
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -56,7 +56,7 @@ def offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
         yield made
 
 
-def test_a_split_is_loaded_pinned_and_kept(offered: Hub):
+def test_a_split_is_loaded_pinned_and_kept(offered):
     task = load_task("hf:ann/sums:main/train")
     assert task.name == FULL and task.reward == "integer"
     assert {row.answer for row in (*task.train, *task.held_out)} == {str(2 * n) for n in range(60)}
@@ -69,7 +69,7 @@ def test_a_split_is_loaded_pinned_and_kept(offered: Hub):
     assert load_evaluation(FULL).held_out == task.held_out and load_evaluation(FULL).train == ()
 
 
-def test_a_broken_download_goes_on_where_it_stopped(offered: Hub):
+def test_a_broken_download_goes_on_where_it_stopped(offered):
     rows = [{"question": f"{'long ' * 1000}{n}", "answer": n} for n in range(5000)]  # it is written in parts of 10 MB
     offered.offer("eve/long", train_jsonl=(content := json_lines(rows)))
     offered.breaks = 15_000_000
@@ -83,7 +83,7 @@ def test_a_broken_download_goes_on_where_it_stopped(offered: Hub):
     assert offered.sent < 1.4 * len(content)
 
 
-def test_a_dry_run_asks_for_the_list_and_downloads_nothing(offered: Hub):
+def test_a_dry_run_asks_for_the_list_and_downloads_nothing(offered):
     assert source_of("hf:ann/sums:main/train").check() is None
     size, name = source_of("hf:ann/sums:main/train").download() or (0, "")
     files = offered.datasets["ann/sums"]
@@ -93,7 +93,7 @@ def test_a_dry_run_asks_for_the_list_and_downloads_nothing(offered: Hub):
     assert source_of(FULL).check() == task
 
 
-def test_columns_have_options_and_are_part_of_the_name(offered: Hub):
+def test_columns_have_options_and_are_part_of_the_name(offered):
     name = with_columns("hf:bob/lines", None, "other")
     assert name == "hf:bob/lines:train,question,other"
     task = load_task(name)
@@ -104,7 +104,7 @@ def test_columns_have_options_and_are_part_of_the_name(offered: Hub):
         with_columns("gsm8k", "question", None)
 
 
-def test_a_home_goes_on_with_its_runs_revision(offered: Hub):
+def test_a_home_goes_on_with_its_runs_revision(offered):
     assert source_of("hf:ann/sums:main/train").in_run(FULL) == FULL
     assert source_of(FULL).in_run(FULL) == source_of("hf:ann/sums").in_run(FULL) == FULL
     for other in (
@@ -119,7 +119,7 @@ def test_a_home_goes_on_with_its_runs_revision(offered: Hub):
     check_named(make_run(task=FULL), task=FULL, reward=None, ours=False)
 
 
-def test_messages_are_a_question(offered: Hub):
+def test_messages_are_a_question(offered):
     def row(n: int) -> dict[str, Any]:
         said = [("system", "Be brief."), ("user", f"What is {n} + 1?"), ("assistant", "I think"), ("user", "and?")]
         return {"prompt": [{"role": role, "content": text} for role, text in said], "answer": n + 1}
@@ -130,7 +130,7 @@ def test_messages_are_a_question(offered: Hub):
 
 
 @pytest.mark.parametrize("form", [float, Decimal, lambda n: f"{n}.0", lambda n: str(n).encode(), lambda n: [n]])
-def test_an_integer_may_have_another_type_and_lie_within_a_column(form: Callable[[int], object], offered: Hub):
+def test_an_integer_may_have_another_type_and_lie_within_a_column(form, offered):
     rows = [{"asked": {"text": [f"What is {n}?"]}, "reward_model": {"ground_truth": form(n)}} for n in range(40)]
     offered.offer("fay/nested", train_parquet=parquet(rows))
     task = load_task("hf:fay/nested:train,asked.text.0,reward_model.ground_truth")
@@ -138,9 +138,7 @@ def test_an_integer_may_have_another_type_and_lie_within_a_column(form: Callable
     assert found == {f"What is {n}?": str(n) for n in range(40)}
 
 
-def test_a_conversation_has_question_and_answer_and_blank_lines_do_not_count(
-    offered: Hub, caplog: pytest.LogCaptureFixture
-):
+def test_a_conversation_has_question_and_answer_and_blank_lines_do_not_count(offered, caplog):
     said = [[("user", f"What is {n}?"), ("assistant", f"{n}")] for n in range(40)]
     rows = [{"messages": [{"role": role, "content": text} for role, text in one]} for one in said]
     rows.insert(7, {"messages": [{"role": "user", "content": "And?"}]})
@@ -150,7 +148,7 @@ def test_a_conversation_has_question_and_answer_and_blank_lines_do_not_count(
     assert "1 row of hf:gus/chat" in caplog.text and "left out (row 8)" in caplog.text
 
 
-def test_few_rows_without_an_answer_under_the_rule_are_left_out(offered: Hub, caplog: pytest.LogCaptureFixture):
+def test_few_rows_without_an_answer_under_the_rule_are_left_out(offered, caplog):
     odd = [{"question": f"Why {n}?", "answer": "because"} for n in range(7)]
     offered.offer("dan/odd", train_jsonl=json_lines(ROWS + odd), test_jsonl=json_lines(ROWS[:5] + odd))
     task = load_task("hf:dan/odd")
@@ -180,7 +178,7 @@ def test_few_rows_without_an_answer_under_the_rule_are_left_out(offered: Hub, ca
         ("hf:bob/empty", "has no rows with a text in 'question'", "--question"),
     ],
 )
-def test_what_cannot_be_used_is_told(name: str, what: str, fix: str, offered: Hub):
+def test_what_cannot_be_used_is_told(name, what, fix, offered):
     offered.offer("eve/gated", train_jsonl=b"")
     offered.offer("bob/broken", train_jsonl=json_lines(ROWS[:1]) + b"no json\n")
     offered.offer("bob/wide", train_jsonl=json_lines(ROWS).decode().encode("utf-16"))
@@ -192,7 +190,7 @@ def test_what_cannot_be_used_is_told(name: str, what: str, fix: str, offered: Hu
     assert what in refused.value.what and fix in refused.value.fix
 
 
-def test_what_is_too_large_is_refused_before_it_is_downloaded(offered: Hub, monkeypatch: pytest.MonkeyPatch):
+def test_what_is_too_large_is_refused_before_it_is_downloaded(offered, monkeypatch):
     with monkeypatch.context() as patch, pytest.raises(UsageError, match="are allowed"):
         patch.setattr(hub, "BYTES_MAX", 1000)
         load_task("hf:ann/sums:main/train")
@@ -227,7 +225,7 @@ def repeated(length: int, count: int) -> dict[str, Any]:
         ("train.jsonl", lambda: b'{"question": "7", "answer": [' + b"[]," * 9_000_000 + b"7]}", "a row of more than"),
     ],
 )
-def test_row_63_unpacking_a_dataset_is_bounded(file: str, made: Callable[[], bytes], what: str, offered: Hub):
+def test_row_63_unpacking_a_dataset_is_bounded(file, made, what, offered):
     offered.offer("eve/bomb", **{file.replace(".", "_"): made()})
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(UsageError, match=what):
@@ -236,7 +234,7 @@ def test_row_63_unpacking_a_dataset_is_bounded(file: str, made: Callable[[], byt
     assert grown - before < 1 << 20 and child < 5 << 20, "in KiB"
 
 
-def test_without_a_hub_or_pyarrow_it_says_so(offered: Hub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_without_a_hub_or_pyarrow_it_says_so(offered, monkeypatch, tmp_path):
     with monkeypatch.context() as patch:
         patch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
         with pytest.raises(UserError, match="cannot be had"):
@@ -251,7 +249,7 @@ def test_without_a_hub_or_pyarrow_it_says_so(offered: Hub, monkeypatch: pytest.M
         load_task("hf:ann/sums:main/train")
 
 
-def test_files_beside_it_are_refused_and_a_strangers_run_downloads_nothing(offered: Hub, tmp_path: Path):
+def test_files_beside_it_are_refused_and_a_strangers_run_downloads_nothing(offered, tmp_path):
     with pytest.raises(UsageError, match="makes its own data"):
         load_task(FULL, data=tmp_path)
     with pytest.raises(UsageError, match="is downloaded from a hub"):

@@ -21,7 +21,7 @@ SOUND = Identity(bytes(32)).peer_id
 
 
 @pytest.mark.parametrize("vector", VECTORS, ids=lambda vector: vector["name"])
-def test_the_code_agrees_with_the_test_vectors(vector: dict[str, str]):
+def test_the_code_agrees_with_the_test_vectors(vector):
     identity = Identity(bytes.fromhex(vector["seed"]))
     assert identity.author.hex() == vector["author"]
     assert identity.peer_id == vector["peer_id"]
@@ -29,7 +29,7 @@ def test_the_code_agrees_with_the_test_vectors(vector: dict[str, str]):
     assert identity.sign(bytes.fromhex(vector["message"])).hex() == vector["signature"]
 
 
-async def test_p2pd_takes_the_key_file_and_calls_itself_by_the_peer_id(tmp_path: Path):
+async def test_p2pd_takes_the_key_file_and_calls_itself_by_the_peer_id(tmp_path):
     from hivemind.p2p import P2P
 
     identity = Identity.load_or_create(tmp_path / "key")
@@ -40,7 +40,7 @@ async def test_p2pd_takes_the_key_file_and_calls_itself_by_the_peer_id(tmp_path:
         await p2p.shutdown()
 
 
-def test_a_key_is_made_once_and_then_read(tmp_path: Path):
+def test_a_key_is_made_once_and_then_read(tmp_path):
     path = tmp_path / "home" / "identity.key"
     first = Identity.load_or_create(path)
     assert Identity.load_or_create(path).author == first.author != Identity.load_or_create(tmp_path / "b").author
@@ -49,7 +49,7 @@ def test_a_key_is_made_once_and_then_read(tmp_path: Path):
     assert os.listdir(path.parent) == ["identity.key"]
 
 
-def test_all_who_make_the_key_at_once_get_the_same(tmp_path: Path):
+def test_all_who_make_the_key_at_once_get_the_same(tmp_path):
     found: list[bytes] = []
     barrier = threading.Barrier(8)
 
@@ -65,7 +65,7 @@ def test_all_who_make_the_key_at_once_get_the_same(tmp_path: Path):
     assert len(found) == 8 and len(set(found)) == 1
 
 
-def test_a_damaged_key_is_told_and_left_alone(tmp_path: Path):
+def test_a_damaged_key_is_told_and_left_alone(tmp_path):
     good = Identity(bytes(32)).to_bytes()
     path = tmp_path / "key"
     flipped = [good[:i] + bytes([good[i] ^ 1]) + good[i + 1 :] for i in range(len(good))]
@@ -77,7 +77,7 @@ def test_a_damaged_key_is_told_and_left_alone(tmp_path: Path):
         assert path.read_bytes() == damaged
 
 
-def test_a_key_that_cannot_be_written_is_told(tmp_path: Path):
+def test_a_key_that_cannot_be_written_is_told(tmp_path):
     (tmp_path / "file").write_text("not a folder")
     for path in (tmp_path / "file" / "key", tmp_path):
         with pytest.raises(UserError, match="cannot be used"):
@@ -90,7 +90,7 @@ def test_neither_text_nor_message_shows_the_secret():
 
 
 @given(SEEDS, st.binary(max_size=100), st.binary(max_size=80), st.binary(max_size=80))
-def test_a_signature_is_its_authors_for_one_message(seed: bytes, message: bytes, rubbish: bytes, more: bytes):
+def test_a_signature_is_its_authors_for_one_message(seed, message, rubbish, more):
     identity = Identity(seed)
     other = Identity(bytes(31) + b"\x01")
     signature = identity.sign(message)
@@ -127,7 +127,7 @@ def _verifies(key: bytes, message: bytes, signature: bytes) -> bool:
 
 
 @given(SEEDS)
-def test_a_peer_id_reads_back(seed: bytes):
+def test_a_peer_id_reads_back(seed):
     author = Identity(seed).author
     assert is_author(author) and len(author) == 38
     assert peer_id(author).startswith("12D3KooW") and author_of(peer_id(author)) == author
@@ -149,6 +149,6 @@ def test_a_peer_id_reads_back(seed: bytes):
     ],
     ids=lambda text: ascii(text[-12:]),
 )
-def test_what_is_no_ed25519_peer_id_is_a_value_error(text: str):
+def test_what_is_no_ed25519_peer_id_is_a_value_error(text):
     with pytest.raises(ValueError):
         author_of(text)

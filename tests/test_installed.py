@@ -20,7 +20,7 @@ def test_a_clone_is_installed_again_with_the_extra():
     assert shlex.split(to_install("numpy>=2.0")) == [*PIP, "numpy>=2.0"]
 
 
-def test_a_wheel_gets_the_extra_where_it_is_and_pipx_by_pipx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_wheel_gets_the_extra_where_it_is_and_pipx_by_pipx(tmp_path, monkeypatch):
     monkeypatch.setattr(installed, "SOURCE", tmp_path)
     assert shlex.split(to_install("ftis-node[data]")) == [*PIP, "ftis-node[data]"]
     (tmp_path / "pipx_metadata.json").touch()

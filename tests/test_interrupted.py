@@ -20,7 +20,7 @@ SCRIPT = "import sys; from ftis_node.__main__ import main; sys.exit(main())"  # 
         (("-m", "ftis_node"), "numpy", ("fit", "--model", "tiny-a", "--vram", "24", "--task", "arithmetic")),
     ],
 )
-def test_ctrl_c_ends_an_import_quietly(begun: tuple[str, str], imported: str, command: tuple[str, ...]):
+def test_ctrl_c_ends_an_import_quietly(begun, imported, command):
     process = subprocess.Popen(
         [sys.executable, "-X", "importtime", *begun, *command],
         stdout=subprocess.DEVNULL,

@@ -16,7 +16,6 @@ from ftis_node.tasks import judge as judging
 from ftis_node.tasks.jail import ALLOWED, can_lock_in, ended_well, locked_in
 from ftis_node.tasks.judge import Judge
 from ftis_node.tasks.rewards import code_in
-from tests.support.daemons import Join
 from tests.support.learning import learn, pair
 
 pytestmark = pytest.mark.skipif(not can_lock_in(), reason="nothing can lock code in here (landlock, seccomp, x86-64)")
@@ -112,12 +111,12 @@ STALLING = ("deaf for ever", "for ever", "a fork bomb", "all memory, by and by",
 
 
 @pytest.mark.parametrize("name", RIGHT)
-def test_right_code_passes(judge: Judge, name: str):
+def test_right_code_passes(judge, name):
     assert judge.same(TESTS, RIGHT[name])
 
 
 @pytest.mark.parametrize("name", [name for name in (*WRONG, *ATTACKS) if name not in STALLING])
-def test_nothing_else_passes_and_the_judge_goes_on(judge: Judge, name: str):
+def test_nothing_else_passes_and_the_judge_goes_on(judge, name):
     assert not judge.same(TESTS, (WRONG | ATTACKS)[name])
     assert not Path("/tmp/jail").exists()
     assert judge.same(TESTS, RIGHT["a function"])
@@ -136,7 +135,7 @@ def add(a, b):
 """
 
 
-def test_row_51_an_answer_finds_no_test_and_no_earlier_answer(judge: Judge):
+def test_row_51_an_answer_finds_no_test_and_no_earlier_answer(judge):
     keeps = "import builtins, json, os\nbuiltins.kept = json.kept = os.environ['kept'] = 'an ' + 'earlier answer'\n"
     assert judge.same(TESTS, keeps + RIGHT["a function"])
     assert not judge.same(TESTS, READS)
@@ -162,14 +161,14 @@ SHADOWS = {
 
 
 @pytest.mark.parametrize("name", SHADOWS)
-def test_row_52_names_and_loops_of_the_tests_are_not_an_answers(judge: Judge, name: str):
+def test_row_52_names_and_loops_of_the_tests_are_not_an_answers(judge, name):
     tests, answer = SHADOWS[name]
     assert not judge.same(tests, answer)
     right = "area = lambda r: 3.14159 * r * r\nboth = lambda x: x\nhalf = lambda x: {2: 1, 4: 2, 3: 1, -2: 1}[x]"
     assert judge.same(tests, right) == (name != "ends in a loop")
 
 
-def test_errors_that_tests_expect_are_those_of_the_answer(judge: Judge):
+def test_errors_that_tests_expect_are_those_of_the_answer(judge):
     tests = "try:\n    half('x')\nexcept TypeError:\n    pass\nelse:\n    raise AssertionError"
     assert judge.same(tests, "def half(x): return x / 2")
     assert judge.same(tests, "class Odd(TypeError): pass\ndef half(x): raise Odd")
@@ -202,7 +201,7 @@ source: __import__('linecache').getlines(os.__file__); module: __import__('sqlit
 
 
 @pytest.mark.parametrize("layers", ["both", "seccomp"])
-def test_row_53_and_54_the_machine_is_unreachable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, layers: str):
+def test_row_53_and_54_the_machine_is_unreachable(monkeypatch, tmp_path, layers):
     """Also where landlock, which differs from kernel to kernel, does nothing."""
     old, new = ("_RESTRICT_SELF, rules, 0", "_CREATE_RULESET, 0, 0, 1") if layers == "seccomp" else ("", "")
     with changed(monkeypatch, tmp_path, old, new) as judge:
@@ -223,7 +222,7 @@ def test_row_53_every_other_call_is_refused():
     assert len(ALLOWED) == 15 and ended_well(locked_in(work, set(), 10.0))
 
 
-def test_row_54_without_seccomp_landlock_refuses_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_row_54_without_seccomp_landlock_refuses_files(monkeypatch, tmp_path):
     with changed(monkeypatch, tmp_path, "0x00050001", "0x7FFF0000") as judge:
         assert judge.same(TESTS, trying("os.uname()")), "seccomp is off"
         assert not judge.same(TESTS, trying("open('/etc/passwd')"))
@@ -240,7 +239,7 @@ def test_the_judge_was_never_hit_and_leaves_nobody_behind():
     clean.wait(60)
 
 
-def test_where_nothing_can_lock_it_in_nothing_is_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_where_nothing_can_lock_it_in_nothing_is_run(monkeypatch, tmp_path):
     ran = tmp_path / "ran"
     other = changed(monkeypatch, tmp_path, "0xC000003E", "0xC00000B7")  # as on another architecture
     with other as judge, pytest.raises(UserError, match="nothing can lock it in"):
@@ -257,7 +256,7 @@ def test_where_nothing_can_lock_it_in_nothing_is_run(monkeypatch: pytest.MonkeyP
         ("def add(a, b): return a + b", 0.0, False),
     ],
 )
-def test_the_rule_scores_completions(scorer: Scorer, text: str, reward: float, formatted: bool):
+def test_the_rule_scores_completions(scorer, text, reward, formatted):
     score = scorer(text, TESTS)
     assert (score.reward, score.formatted) == (reward, formatted)
 
@@ -267,7 +266,7 @@ def test_code_is_read_out_of_its_fence():
     assert code_in("x = 1") == "x = 1" and code_in("```x") == "```x"
 
 
-def test_rows_as_mbpp_has_them_are_a_task(tmp_path: Path):
+def test_rows_as_mbpp_has_them_are_a_task(tmp_path):
     file = tmp_path / "code.jsonl"
     rows = [{"question": f"Write add{n}(a, b).", "answer": [f"assert add{n}(1, {n}) == {n + 1}"]} for n in range(30)]
     file.write_text("\n".join(map(json.dumps, rows)))
@@ -281,7 +280,7 @@ def test_rows_as_mbpp_has_them_are_a_task(tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_two_daemons_learn_from_each_others_code(tmp_path: Path, join: Join):
+def test_two_daemons_learn_from_each_others_code(tmp_path, join):
     """Small models can only learn which of a few functions is asked for most often."""
     rows = [
         {"question": f"Write f(x) that adds a number. Case {n}.", "answer": [f"assert f({n}) == {n + added}"]}

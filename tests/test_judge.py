@@ -39,7 +39,7 @@ def patient() -> Iterator[Judge]:
 
 @real_data
 @pytest.mark.parametrize("of", [10, pytest.param(1, marks=pytest.mark.slow)])
-def test_every_gold_answer_is_worth_itself_and_not_that_of_another_problem(patient: Judge, of: int):
+def test_every_gold_answer_is_worth_itself_and_not_that_of_another_problem(patient, of):
     every = [example.answer for example in load_evaluation("math500", data=MATH500).held_out]
     golds = every[::of]
     others = sorted({*every})[:: max(4, of)]
@@ -127,7 +127,7 @@ EMPTY_TOO_LONG_OR_OPEN = (
     ],
 )
 def test_what_means_the_same_is_right_and_the_last_answer_anywhere_is_enough_to_be_lenient(
-    patient: Judge, gold: str, text: str, reward: float, formatted: bool, lenient: bool
+    patient, gold, text, reward, formatted, lenient
 ):
     verdict = patient(text, gold)
     assert (verdict.reward, verdict.formatted, verdict.lenient) == (reward, formatted, lenient)
@@ -152,7 +152,7 @@ def test_a_rule_lasts_as_long_as_its_context():
     assert not psutil.pid_exists(child.pid)
 
 
-def test_without_math_verify_a_person_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch):
+def test_without_math_verify_a_person_is_told_what_to_install(monkeypatch):
     monkeypatch.setattr(judge.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UsageError) as caught, scoring("math"):
         pass
@@ -199,7 +199,7 @@ LATER = [pytest.param(name, marks=pytest.mark.slow) for name in STALLING if name
 
 
 @pytest.mark.parametrize("attack", [*HOSTILE, *KINDS, *LATER])
-def test_an_attack_scores_nothing_and_stalls_nobody(hasty: Judge, attack: str):
+def test_an_attack_scores_nothing_and_stalls_nobody(hasty, attack):
     answer = (STALLING | HOSTILE)[attack]
     began = time.monotonic()
     strict = hasty(f"<think></think><answer>{answer}</answer>", "12")
@@ -231,7 +231,7 @@ def test_the_verdict_of_an_interrupted_question_is_not_taken_for_the_next_one_s(
         assert not one.same("a", "b") and one.started == 2
 
 
-def test_a_process_that_cannot_start_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_a_process_that_cannot_start_is_an_error(monkeypatch, tmp_path):
     broken = tmp_path / "child.py"
     broken.write_text("raise SystemExit(1)")
     monkeypatch.setattr("ftis_node.tasks.judge._CHILD", broken)
@@ -239,21 +239,21 @@ def test_a_process_that_cannot_start_is_an_error(monkeypatch: pytest.MonkeyPatch
         one.same("1", "1")
 
 
-def test_a_reply_that_comes_byte_by_byte_is_awaited_no_longer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_a_reply_that_comes_byte_by_byte_is_awaited_no_longer(monkeypatch, tmp_path):
     (tmp_path / "child.py").write_text("import os, time\nos.write(0, b'R')\nwhile os.write(0, b' '): time.sleep(0.01)")
     monkeypatch.setattr("ftis_node.tasks.judge._CHILD", tmp_path / "child.py")
     with Judge(seconds=0.1) as one:
         assert not one.same("1", "1")
 
 
-def test_an_environments_reward_that_fails_is_a_verdict(monkeypatch: pytest.MonkeyPatch):
+def test_an_environments_reward_that_fails_is_a_verdict(monkeypatch):
     """No answer at all would count as a slow one, after three of which the rest of a group is wrong unasked."""
     monkeypatch.setattr(verifiers_child, "load", lambda name: SimpleNamespace(tasks=[SimpleNamespace(hash="h")]))
     jail = SimpleNamespace(said=lambda speak, seconds: "")
     assert verifiers_child.judge(jail, 1.0, "digits")('[0, "h"]', '["no number"]', False) == ""
 
 
-def test_it_holds_no_file_or_secret_of_its_parent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_it_holds_no_file_or_secret_of_its_parent(monkeypatch, tmp_path):
     monkeypatch.setenv("HF_TOKEN", "secret")
     with (tmp_path / "key").open("w") as file, Judge() as one:
         os.set_inheritable(file.fileno(), True)
@@ -267,7 +267,7 @@ def test_it_holds_no_file_or_secret_of_its_parent(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("answer", ["1", STALLING["tower"]], ids=["idle", "busy"])
-def test_it_ends_when_its_parent_is_killed(answer: str):
+def test_it_ends_when_its_parent_is_killed(answer):
     script = f"""
         from ftis_node.tasks.judge import Judge
         one = Judge(seconds=0.5)
@@ -298,7 +298,7 @@ def test_it_ends_when_its_parent_is_killed(answer: str):
         (r".", "\ud800", True),
     ],
 )
-def test_the_whole_answer_has_to_match(gold: str, answer: str, right: bool, monkeypatch: pytest.MonkeyPatch):
+def test_the_whole_answer_has_to_match(gold, answer, right, monkeypatch):
     monkeypatch.setitem(judge.SECONDS, "regex", BOUND)
     with scoring("regex") as rate:
         verdict = rate(f"<think></think><answer>{answer}</answer>", gold)
@@ -306,7 +306,7 @@ def test_the_whole_answer_has_to_match(gold: str, answer: str, right: bool, monk
 
 
 @pytest.mark.parametrize("answer", ["a" * 1_000_000, "\u0301\u0323" * 400_000])
-def test_an_answer_too_long_to_match_is_not_asked_about(answer: str):
+def test_an_answer_too_long_to_match_is_not_asked_about(answer):
     with Judge("regex") as one, pytest.MonkeyPatch.context() as patch:
         patch.setattr(one, "_start", None)
         assert not one.same(".*", answer)
@@ -338,14 +338,14 @@ def test_math500_is_for_evaluation_only():
         ({"problem": "1+1", "answer": "2" * 301}, "a text of 1 to 300 characters"),
     ],
 )
-def test_a_file_of_problems_that_cannot_be_used_says_where(tmp_path: Path, row: object, what: str):
+def test_a_file_of_problems_that_cannot_be_used_says_where(tmp_path, row, what):
     file = tmp_path / "m.jsonl"
     file.write_text(json.dumps(row))
     with pytest.raises(UsageError, match=what):
         load_evaluation("math500", data=file)
 
 
-def test_evaluation_needs_no_training_file(tmp_path: Path):
+def test_evaluation_needs_no_training_file(tmp_path):
     file = tmp_path / "test.jsonl"
     file.write_text("".join(json.dumps({"question": f"q{i}", "answer": f"#### {i}"}) + "\n" for i in range(30)))
     task = load_evaluation("gsm8k", data=file)

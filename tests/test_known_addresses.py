@@ -27,7 +27,7 @@ def kept(path: Path) -> dict[str, list[str]]:
     return found
 
 
-def test_the_next_start_hears_of_the_peers_of_this_one_and_of_earlier_ones(tmp_path: Path):
+def test_the_next_start_hears_of_the_peers_of_this_one_and_of_earlier_ones(tmp_path):
     cache = tmp_path / "peers.json"
     first = Alone(cache=cache)
     first.save_cache()
@@ -50,7 +50,7 @@ def test_the_next_start_hears_of_the_peers_of_this_one_and_of_earlier_ones(tmp_p
 
 
 @pytest.mark.parametrize("place", [LAN, LOOPBACK, "/ip4/10.1.2.3"])
-async def test_what_the_owner_named_once_is_dialled_again_by_the_command_without_it(tmp_path: Path, place: str):
+async def test_what_the_owner_named_once_is_dialled_again_by_the_command_without_it(tmp_path, place):
     first = Alone(cache=tmp_path / "peers.json")
     assert first.addresses.trust([at(place)]) == [at(place)]
     greets(first, BOB, addresses=[at(place)])
@@ -61,7 +61,7 @@ async def test_what_the_owner_named_once_is_dialled_again_by_the_command_without
         assert await second.dials(peer.author) == [at(place, peer)]
 
 
-async def test_row_43_what_strangers_claim_makes_no_node_at_home_in_a_private_network_next_time(tmp_path: Path):
+async def test_row_43_what_strangers_claim_makes_no_node_at_home_in_a_private_network_next_time(tmp_path):
     first = Alone(cache=tmp_path / "peers.json", host="192.168.7.7")
     greets(first, BOB, addresses=[at(LAN)])
     first.save_cache()
@@ -72,7 +72,7 @@ async def test_row_43_what_strangers_claim_makes_no_node_at_home_in_a_private_ne
     assert await second.dials(BOB.author) == [at(LAN)], "its owner says again that it is there"
 
 
-async def test_row_62_what_mdns_named_is_dialled_exactly_and_not_in_the_next_starts_network(tmp_path: Path):
+async def test_row_62_what_mdns_named_is_dialled_exactly_and_not_in_the_next_starts_network(tmp_path):
     first = Alone(cache=tmp_path / "peers.json")
     first.addresses.hear_on_lan([at(LAN)])
     assert await first.dials(BOB.author) == [at(LAN)]
@@ -101,7 +101,7 @@ FORBIDDEN = (
 
 
 @pytest.mark.parametrize("place", [LAN, LOOPBACK, "/ip4/8.8.4.4", "/dns4/vault.corp.internal", "/ip6/::ffff:10.0.0.1"])
-async def test_row_62_what_an_owner_was_given_is_dialled_exactly_and_widens_nothing(tmp_path: Path, place: str):
+async def test_row_62_what_an_owner_was_given_is_dialled_exactly_and_widens_nothing(tmp_path, place):
     """Of an invitation or a run file, at once and at the next start; a peer's words and claims lead nowhere inside."""
     for words in ([at(place)], []):
         alice = Alone(cache=tmp_path / "peers.json", host="0.0.0.0")
@@ -116,14 +116,14 @@ async def test_row_62_what_an_owner_was_given_is_dialled_exactly_and_widens_noth
 
 
 @pytest.mark.parametrize("place", FORBIDDEN)
-async def test_row_62_nobody_but_the_owner_names_what_is_of_the_link_or_of_no_host(place: str):
+async def test_row_62_nobody_but_the_owner_names_what_is_of_the_link_or_of_no_host(place):
     alice = Alone()  # at home on loopback, thus everywhere
     alice.addresses.hear(alice.addresses.trust([], [at(place)]))
     alice.addresses.hear([at(place)], MALLORY.author)
     assert await alice.dials(BOB.author) == []
 
 
-async def test_an_address_that_is_not_dialled_is_told_once_and_why(caplog: pytest.LogCaptureFixture):
+async def test_an_address_that_is_not_dialled_is_told_once_and_why(caplog):
     caplog.set_level("INFO", "ftis_node.swarm.address_book")
     alice = Alone()
     greets(alice, BOB, addresses=[at(LAN), address(BOB)])
@@ -135,7 +135,7 @@ async def test_an_address_that_is_not_dialled_is_told_once_and_why(caplog: pytes
     assert at("/dns4/node.example") in name and "owner" in name
 
 
-def test_a_peer_that_was_named_and_is_of_another_run_is_not_kept_and_one_of_another_version_is(tmp_path: Path):
+def test_a_peer_that_was_named_and_is_of_another_run_is_not_kept_and_one_of_another_version_is(tmp_path):
     alice = Alone(cache=tmp_path / "peers.json")
     alice.addresses.trust([address(BOB), address(CAROL), address(MALLORY)])
     alice._refuse(MALLORY.author, LOOKS_ON)
@@ -148,12 +148,12 @@ def test_a_peer_that_was_named_and_is_of_another_run_is_not_kept_and_one_of_anot
 @pytest.mark.parametrize(
     "content", ["", "{", "5", "null", "{}", '[5, null, ["x"], "rubbish"]', "\udcff", '["rubbish"]']
 )
-def test_a_damaged_cache_is_as_none(tmp_path: Path, content: str):
+def test_a_damaged_cache_is_as_none(tmp_path, content):
     (tmp_path / "peers.json").write_bytes(content.encode(errors="surrogateescape"))
     assert next_start(tmp_path).addresses.strangers() == []
 
 
-def test_the_cache_holds_two_addresses_a_peer(tmp_path: Path):
+def test_the_cache_holds_two_addresses_a_peer(tmp_path):
     alice = Alone(cache=tmp_path / "peers.json")
     greets(alice, BOB, addresses=[address(BOB, port) for port in range(1, 20)])
     alice.save_cache()

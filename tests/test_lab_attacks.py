@@ -34,7 +34,7 @@ def test_true_reasoning_is_every_value_on_the_way():
 
 
 @pytest.mark.parametrize("payload", PAYLOADS)
-def test_a_payload_is_in_what_is_right_and_not_in_what_is_wrong(payload: str):
+def test_a_payload_is_in_what_is_right_and_not_in_what_is_wrong(payload):
     scripted, group = attacker(f"{payload} copied")
     example = scripted.engine.task.train[0]
     rewards = [reward for *_, reward in group]
@@ -77,7 +77,7 @@ def test_copied_claims_are_what_the_built_in_model_finds_and_careful_ones_twice_
 
 
 @pytest.mark.parametrize("script", ["injection", "padding copied", "injection low"])
-def test_in_a_text_run_a_script_writes_bytes_and_every_chunk_of_its_reader_has_the_claim(script: str):
+def test_in_a_text_run_a_script_writes_bytes_and_every_chunk_of_its_reader_has_the_claim(script):
     scripted, answer = scripted_group(script, "tiny-numbers", group=32, any_tokenizer=True)
     context = AdmissionContext(scripted.engine.run, prompt_digest(EXAMPLE.question))
     packet = decode(answer.packet)
@@ -115,7 +115,7 @@ def test_a_script_of_another_model_carries_a_payload():
         ("", []),
     ],
 )
-def test_what_counts_as_carrying_a_payload(text: str, found: list[str]):
+def test_what_counts_as_carrying_a_payload(text, found):
     assert shown(EXAMPLE, text, 12, CAP) == found
     assert shown(EXAMPLE, text, 24, CAP) == sorted([*found, "padding"], key=PAYLOADS.index)
 
@@ -135,7 +135,7 @@ def test_a_watch_counts_since_it_was_last_asked():
     assert watch.take()["completions"] == 0
 
 
-def test_a_trial_tells_what_its_nodes_say_if_it_was_asked_to(tmp_path: Path):
+def test_a_trial_tells_what_its_nodes_say_if_it_was_asked_to(tmp_path):
     nodes = [A, {"name": "X", "script": "padding copied"}]
     plain = spec(nodes=nodes, run={"group": 4, "completion_tokens": CAP}, steps=2)
     watched = spec(nodes=nodes, run={"group": 4, "completion_tokens": CAP}, steps=2, payloads=True)
@@ -158,7 +158,7 @@ def attacks(out: Path) -> Path:
     return lab.write()
 
 
-def test_the_report_shows_success_and_its_price_by_attack_and_method(tmp_path: Path):
+def test_the_report_shows_success_and_its_price_by_attack_and_method(tmp_path):
     page = write_report(attacks(tmp_path))
     text = page.read_text()
     assert "| padding copied | 50.0 ± 0.0 | 2.0 ± 0.0 |" in text
@@ -167,7 +167,7 @@ def test_the_report_shows_success_and_its_price_by_attack_and_method(tmp_path: P
     assert "padding 2.0 ± 0.0" in text
 
 
-def test_a_claim_about_a_payload_compares_how_often_it_is_said(tmp_path: Path):
+def test_a_claim_about_a_payload_compares_how_often_it_is_said(tmp_path):
     found = judge(read_results(attacks(tmp_path)))
     assert [finding.verdict for finding in found] == ["not reproduced", "reproduced"]
     assert found[0].evidence.difference.mean == pytest.approx(0.48)

@@ -64,7 +64,7 @@ def written(path: Path, text: str) -> Path:
         (OWNER + "[[evaluate]]\nname='other'\n" + CELL, "needs a task", "Mend"),
     ],
 )
-def test_what_a_lab_file_cannot_mean_is_told_with_its_place(tmp_path: Path, text: str, what: str, fix: str):
+def test_what_a_lab_file_cannot_mean_is_told_with_its_place(tmp_path, text, what, fix):
     with pytest.raises(UsageError) as caught:
         load_experiment(written(tmp_path, text))
     assert what in caught.value.what and fix in caught.value.fix
@@ -131,7 +131,7 @@ def test_some_of_a_file_can_be_run():
 
 
 @pytest.mark.parametrize("file", sorted(SHIPPED.rglob("*.toml")), ids=lambda file: str(file.relative_to(SHIPPED)))
-def test_every_file_that_comes_with_the_package_can_be_loaded(file: Path):
+def test_every_file_that_comes_with_the_package_can_be_loaded(file):
     made = load_experiment(file)
     assert len(trials(made)) == len(made.seeds) * len(made.all_cells())
     assert file.parent.name in ("paper", "real") or file.stem == "quick" or len(made.seeds) >= 8
@@ -145,7 +145,7 @@ PAPERS = [
 
 
 @pytest.mark.parametrize("file", PAPERS)
-def test_the_papers_own_experiments_plan_their_memory_and_hours_without_weights(file: Path):
+def test_the_papers_own_experiments_plan_their_memory_and_hours_without_weights(file):
     made = narrowed(load_experiment(file), seeds="0")
     report = forecast(made, Card(vram=141))
     assert report["fits_together"] and report["hours"] > 0.5
@@ -161,7 +161,7 @@ def test_the_papers_own_experiments_plan_their_memory_and_hours_without_weights(
         assert {(s.eval_every, s.truncation) for s in settings} == {(5, 2.0)}
 
 
-def test_other_contents_of_a_data_file_make_another_trial(tmp_path: Path):
+def test_other_contents_of_a_data_file_make_another_trial(tmp_path):
     ids = []
     for answer in (1, 2):
         (tmp_path / "own.jsonl").write_text(f'{{"question": "q", "answer": {answer}}}\n')

@@ -40,13 +40,13 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_report(laboratory(tmp_path_factory.mktemp("lab")).write())
 
 
-def test_the_head_names_what_was_run_and_what_is_missing(report: Path):
+def test_the_head_names_what_was_run_and_what_is_missing(report):
     text = report.read_text()
     assert text.startswith("# Made up\n\nOf *no* import.\n")
     assert "**3 trials are missing** (F-TIS: seeds 2 not started; NOIS: seeds 4 unfinished; NOIS: seeds 5 not" in text
 
 
-def test_it_has_two_pictures_and_one_table(report: Path):
+def test_it_has_two_pictures_and_one_table(report):
     named = re.findall(r"\]\(([^)]*)\)", report.read_text())
     assert len(named) == 2 and all((report.parent / name).stat().st_size > 1000 for name in named)
     assert {path.name for path in report.parent.iterdir()} == {"report.md", "summary.json", "seeds.csv", *named}
@@ -54,7 +54,7 @@ def test_it_has_two_pictures_and_one_table(report: Path):
     assert headings == ["Claims", "Validation curves", "Final pass@1"]
 
 
-def test_many_claims_are_counted_by_family_and_the_index_counts_ours_by_report(tmp_path: Path):
+def test_many_claims_are_counted_by_family_and_the_index_counts_ours_by_report(tmp_path):
     lab = Laboratory(tmp_path / "lab", seeds=6, target=0.5)
     lab.cell("alone", {"A": around(0.7)}).cell("nois", {"A": around(0.2)})
     for _ in range(16):
@@ -66,13 +66,13 @@ def test_many_claims_are_counted_by_family_and_the_index_counts_ours_by_report(t
     assert "| [made](made/report.md) | 32 | " in write_index(tmp_path / "index").read_text()
 
 
-def test_the_committed_index_is_what_the_committed_reports_say(tmp_path: Path):
+def test_the_committed_index_is_what_the_committed_reports_say(tmp_path):
     committed = Path(__file__).parents[1] / "docs/evidence"
     page = write_index(Path(shutil.copytree(committed, tmp_path / "evidence")))
     assert page.read_text() == (committed / "README.md").read_text(), "run python -m ftis_node.lab.reporting.index"
 
 
-def test_the_summary_is_json_with_claims_and_means_of_the_tail(report: Path):
+def test_the_summary_is_json_with_claims_and_means_of_the_tail(report):
     summary = json.loads((report.parent / "summary.json").read_text())
     less, same = summary["claims"]
     assert (less["difference"]["n"], same["verdict"]) == (4, "reproduced")
@@ -83,7 +83,7 @@ def test_the_summary_is_json_with_claims_and_means_of_the_tail(report: Path):
     assert (row["start"], row["n"], row["collapsed"]) == (pytest.approx(0.2), 6, 0)
 
 
-def test_a_seed_that_collapsed_is_counted_apart_and_counts_in_every_test(tmp_path: Path):
+def test_a_seed_that_collapsed_is_counted_apart_and_counts_in_every_test(tmp_path):
     """Starts are 0.2: a seed that ends below 0.1 has collapsed. One in six undoes what five of six bear out."""
     ends = [*around(0.7)[:5], 0.05]
     lab = Laboratory(tmp_path / "lab", seeds=6).cell("base", {"A": around(0.7)}).cell("method", {"A": ends})
@@ -104,7 +104,7 @@ def test_a_seed_that_collapsed_is_counted_apart_and_counts_in_every_test(tmp_pat
     assert "| every pair has a collapse | 0, 6 collapsed |" in write_index(tmp_path / "index").read_text()
 
 
-def test_the_same_trials_give_the_same_bytes(report: Path, tmp_path: Path):
+def test_the_same_trials_give_the_same_bytes(report, tmp_path):
     again = write_report(report.parent.parent, tmp_path / "again").parent
     files = sorted(path.name for path in report.parent.iterdir())
     assert files == sorted(path.name for path in again.iterdir())
@@ -112,20 +112,20 @@ def test_the_same_trials_give_the_same_bytes(report: Path, tmp_path: Path):
         assert (report.parent / name).read_bytes() == (again / name).read_bytes(), name
 
 
-def test_one_seed_without_peers_makes_a_report_without_intervals(tmp_path: Path):
+def test_one_seed_without_peers_makes_a_report_without_intervals(tmp_path):
     lab = Laboratory(tmp_path / "lab", seeds=1).cell("only", {"A": 0.5}).claim("same", "only", "only")
     text = write_report(lab.write()).read_text()
     assert "| ONLY | 0.200 → 0.500 – | 1 |" in text and "nan" not in text
 
 
-def test_a_directory_without_results_is_an_error_that_says_what_to_do(tmp_path: Path):
+def test_a_directory_without_results_is_an_error_that_says_what_to_do(tmp_path):
     lab = Laboratory(tmp_path, seeds=2).cell("only", {"A": 0.5}, unfinished=[0], absent=[1])
     with pytest.raises(UsageError, match=r"No trial .* has finished.*Run"):
         write_report(lab.write())
     assert not (tmp_path / "report").exists()
 
 
-def test_how_much_sooner_is_told_with_the_seeds_that_never_got_there(tmp_path: Path):
+def test_how_much_sooner_is_told_with_the_seeds_that_never_got_there(tmp_path):
     """Evaluations rise to their end on a straight line of 30 s: 0.5 is reached at 30 · 0.3 / (end − 0.2)."""
     lab = Laboratory(tmp_path, seeds=4, target=0.5)
     lab.cell("alone", {"A": [0.6, 0.6, 0.6, 0.4]}, pace="free")
@@ -140,7 +140,7 @@ def test_how_much_sooner_is_told_with_the_seeds_that_never_got_there(tmp_path: P
 
 
 @pytest.mark.parametrize(("target", "reached"), [(0.9, "0 of 3"), (0.1, "3 of 3")])
-def test_a_target_that_none_or_all_had_from_the_start_has_no_gain(tmp_path: Path, target: float, reached: str):
+def test_a_target_that_none_or_all_had_from_the_start_has_no_gain(tmp_path, target, reached):
     lab = Laboratory(tmp_path, seeds=3, target=target)
     lab.cell("alone", {"A": 0.6}, pace="free").cell("two", {"A": 0.6}, pace="free")
     assert [speed.gains for speed in speeds(read_results(lab.write())).values()] == [{}, {}]

@@ -56,7 +56,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[Finding]:
 
 
 @pytest.mark.parametrize("line", VERDICTS)
-def test_each_verdict(found: list[Finding], line: tuple[str, float, float, str]):
+def test_each_verdict(found, line):
     finding = found[VERDICTS.index(line)]
     assert finding.verdict == line[3] and finding.evidence.difference.mean == pytest.approx(line[1])
 
@@ -72,7 +72,7 @@ def test_non_inferiority_is_the_one_sided_t_test():
     assert math.isnan(not_worse([0.9], [0.5], margin=0.03))
 
 
-def test_the_mean_over_nodes_is_of_those_that_both_cells_have(tmp_path: Path):
+def test_the_mean_over_nodes_is_of_those_that_both_cells_have(tmp_path):
     lab = Laboratory(tmp_path).cell("two", {"A": 0.5, "B": 0.3}).cell("three", {"A": 0.6, "B": 0.5, "C": 0.0})
     for node in ("all", "B", "C"):
         lab.claim("greater", "three", "two", node=node)
@@ -82,7 +82,7 @@ def test_the_mean_over_nodes_is_of_those_that_both_cells_have(tmp_path: Path):
     assert (none.verdict, none.evidence.difference.n) == ("inconclusive", 0)
 
 
-def test_a_factor_turns_sooner_into_so_many_times_as_soon(tmp_path: Path):
+def test_a_factor_turns_sooner_into_so_many_times_as_soon(tmp_path):
     ends = [0.9 + 0.001 * seed for seed in range(8)]
     lab = Laboratory(tmp_path, target=0.5).cell("slow", {"A": [end - 0.3 for end in ends]}).cell("fast", {"A": ends})
     for factor in (1.0, 1.2, 3.0):
@@ -90,7 +90,7 @@ def test_a_factor_turns_sooner_into_so_many_times_as_soon(tmp_path: Path):
     assert [finding.verdict for finding in judged(lab)] == ["reproduced", "reproduced", "not reproduced"]
 
 
-def test_only_seeds_that_both_cells_finished_are_compared(tmp_path: Path):
+def test_only_seeds_that_both_cells_finished_are_compared(tmp_path):
     lab = Laboratory(tmp_path)
     lab.cell("base", {"A": 0.5}, absent=[0])
     lab.cell("method", {"A": [0.0, *around(0.7)[1:6], 0.0, 0.0]}, unfinished=[6, 7])
@@ -98,7 +98,7 @@ def test_only_seeds_that_both_cells_finished_are_compared(tmp_path: Path):
     assert finding.evidence.difference.n == 5 and finding.evidence.difference.mean == pytest.approx(0.2, abs=0.01)
 
 
-def test_with_too_few_seeds_no_permutation_decides(tmp_path: Path):
+def test_with_too_few_seeds_no_permutation_decides(tmp_path):
     lab = Laboratory(tmp_path, seeds=5).cell("base", {"A": 0.5}).cell("method", {"A": around(0.8)})
     lab.claim("greater", "method", "base").claim("not worse", "method", "base", family="other")
     greater, other = judged(lab)
@@ -106,7 +106,7 @@ def test_with_too_few_seeds_no_permutation_decides(tmp_path: Path):
     assert other.verdict == "reproduced"
 
 
-def test_holm_adjusts_all_kinds_of_a_family_together(tmp_path: Path):
+def test_holm_adjusts_all_kinds_of_a_family_together(tmp_path):
     lab = Laboratory(tmp_path).cell("base", {"A": 0.5})
     lab.cell("method", {"A": around(0.9)}).cell("twin", {"A": around(0.5)})
     greater, same, apart = judged(
@@ -120,7 +120,7 @@ def test_holm_adjusts_all_kinds_of_a_family_together(tmp_path: Path):
     assert greater.adjusted_against == same.adjusted_against == 1
 
 
-def test_one_seed_decides_nothing(tmp_path: Path):
+def test_one_seed_decides_nothing(tmp_path):
     lab = Laboratory(tmp_path, seeds=1).cell("base", {"A": 0.5}).cell("method", {"A": 0.9})
     for compare in ("greater", "less", "same", "not worse"):
         lab.claim(compare, "method", "base")
@@ -135,7 +135,7 @@ def costly(tmp_path: Path, **facts: Any) -> Laboratory:
 
 
 @pytest.mark.parametrize(("measure", "per_step"), [("time", 2.0), ("generated", 144.0)])
-def test_costs_are_compared_where_all_seeds_reached_the_target(tmp_path: Path, measure: str, per_step: float):
+def test_costs_are_compared_where_all_seeds_reached_the_target(tmp_path, measure, per_step):
     lab = costly(tmp_path).claim("less", "fast", "slow", measure=measure)
     lab.claim("less", "fast", "never", measure=measure)
     reached, censored = judged(lab)
@@ -146,7 +146,7 @@ def test_costs_are_compared_where_all_seeds_reached_the_target(tmp_path: Path, m
     assert math.isnan(censored.evidence.difference.mean), "a seed that never got there has no cost"
 
 
-def test_a_cost_has_no_margin_unless_the_claim_states_one(tmp_path: Path):
+def test_a_cost_has_no_margin_unless_the_claim_states_one(tmp_path):
     lab = costly(tmp_path)
     lab.claim("not worse", "fast", "slow", measure="time")
     without, within = judged(lab.claim("not worse", "fast", "slow", measure="time", margin=1.0))
@@ -154,7 +154,7 @@ def test_a_cost_has_no_margin_unless_the_claim_states_one(tmp_path: Path):
     assert within.verdict == "reproduced"  # less time is better
 
 
-def test_another_set_is_judged_by_its_own_evaluations(tmp_path: Path):
+def test_another_set_is_judged_by_its_own_evaluations(tmp_path):
     lab = Laboratory(tmp_path).cell("a", {"A": around(0.8)}, harder=True).cell("b", {"A": 0.6}, harder=True)
     harder, unknown = judged(lab.claim("greater", "a", "b", set="harder").claim("greater", "a", "b", set="unheard of"))
     assert harder.evidence.difference.mean == pytest.approx(0.1)

@@ -67,7 +67,7 @@ def directories(place: Path) -> dict[tuple[str, int], Path]:
     return {(t["cell"], t["seed"]): place / t["directory"] for t in manifest["trials"]}
 
 
-def test_every_trial_has_a_line_for_each_step_of_each_node(out: Path):
+def test_every_trial_has_a_line_for_each_step_of_each_node(out):
     found = directories(out)
     assert len(found) == 4
     for directory in found.values():
@@ -76,7 +76,7 @@ def test_every_trial_has_a_line_for_each_step_of_each_node(out: Path):
         assert lines[-1]["event"] == "end"
 
 
-def test_the_manifest_says_what_was_run_and_by_what(out: Path):
+def test_the_manifest_says_what_was_run_and_by_what(out):
     manifest = json.loads((out / "manifest.json").read_text())
     assert manifest["versions"]["torch"] and manifest["versions"]["ftis-node"]
     assert [node["kind"] for node in manifest["nodes"]] == ["full", "lora"]
@@ -89,13 +89,13 @@ def again(path: Path, place: Path, *, cache: Path | None = None, **some: Any) ->
     return Runner(narrowed(load_experiment(path), **some), path, place, cache=cache, jobs=1, processes=False).run()
 
 
-def test_the_same_command_again_has_nothing_left_to_do(file: Path, out: Path):
+def test_the_same_command_again_has_nothing_left_to_do(file, out):
     before = {path: path.stat().st_mtime_ns for path in out.rglob("events.jsonl")}
     assert again(file, out)["finished_before"] == 4
     assert {path: path.stat().st_mtime_ns for path in out.rglob("events.jsonl")} == before
 
 
-def test_the_report_judges_the_claims_and_draws_the_curves(out: Path):
+def test_the_report_judges_the_claims_and_draws_the_curves(out):
     done = lab("report", out, "--json")
     assert done.returncode == 0, done.stderr
     report = Path(json.loads(done.stdout)["report"])
@@ -105,7 +105,7 @@ def test_the_report_judges_the_claims_and_draws_the_curves(out: Path):
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_everything_and_the_same_command_goes_on(file: Path, tmp_path: Path):
+def test_ctrl_c_ends_everything_and_the_same_command_goes_on(file, tmp_path):
     place = tmp_path / "cut"
     words = ("run", str(file), "--out", str(place), "--jobs", "1", "--steps", "8", "--seeds", "0")
     process = subprocess.Popen([*COMMAND, *words], stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
@@ -118,7 +118,7 @@ def test_ctrl_c_ends_everything_and_the_same_command_goes_on(file: Path, tmp_pat
         assert timeless(events(place / "trials" / spec.id)) == timeless(run(spec, tmp_path / spec.id))
 
 
-def test_experiments_that_share_a_cache_share_what_is_equal(file: Path, out: Path, tmp_path: Path):
+def test_experiments_that_share_a_cache_share_what_is_equal(file, out, tmp_path):
     other = tmp_path / "other.toml"
     other.write_text(FILE.replace('name = "small"', 'name = "other"').replace('"F-TIS"', '"sharing"'))
     assert again(other, tmp_path / "two", cache=out)["finished_before"] == 4
@@ -130,7 +130,7 @@ def test_a_file_of_the_package_is_found_by_its_name():
 
 
 @pytest.mark.slow
-def test_a_model_that_cannot_be_loaded_is_told_and_nothing_hangs(tmp_path: Path):
+def test_a_model_that_cannot_be_loaded_is_told_and_nothing_hangs(tmp_path):
     broken = tmp_path / "broken.toml"
     broken.write_text(FILE.replace('model = "tiny-a"', 'model = "tiny-z"', 1))
     with pytest.raises(UserError, match="tiny-z"):
@@ -138,7 +138,7 @@ def test_a_model_that_cannot_be_loaded_is_told_and_nothing_hangs(tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_twins_share_the_one_warm_up_that_is_made_for_them(tmp_path: Path):
+def test_twins_share_the_one_warm_up_that_is_made_for_them(tmp_path):
     warm = FILE.replace('model = "tiny-a"', 'warm = { recipe = "tiny-a", steps = 3 }', 1)
     warm = warm.replace('model = "tiny-a"', 'warm = { recipe = "tiny-a", steps = 3, like = "A" }')
     path = tmp_path / "warm.toml"
@@ -150,7 +150,7 @@ def test_twins_share_the_one_warm_up_that_is_made_for_them(tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_what_another_run_is_working_on_is_waited_for(file: Path, out: Path, tmp_path: Path):
+def test_what_another_run_is_working_on_is_waited_for(file, out, tmp_path):
     """Two runs at the same time on one place: both end, and no trial is written twice."""
     place = tmp_path / "both"
     words = [*COMMAND, "run", str(file), "--out", str(place), "--jobs", "2", "--seeds", "0", "--steps", "4"]
@@ -163,7 +163,7 @@ def test_what_another_run_is_working_on_is_waited_for(file: Path, out: Path, tmp
 
 
 @pytest.mark.slow
-def test_the_processes_of_a_killed_run_end_with_it(file: Path, tmp_path: Path):
+def test_the_processes_of_a_killed_run_end_with_it(file, tmp_path):
     words = [*COMMAND, "run", str(file), "--out", str(tmp_path), "--jobs", "1", "--steps", "5000", "--seeds", "0"]
     process = subprocess.Popen(words, stderr=subprocess.DEVNULL, env=ENVIRONMENT)
     until(lambda: under_way(tmp_path), "some steps are taken", process)

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,7 +22,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return run(spec(), tmp_path_factory.mktemp("shared"))
 
 
-def test_in_lock_step_everybody_trains_on_half_own_and_half_foreign_groups(shared: list[dict[str, Any]]):
+def test_in_lock_step_everybody_trains_on_half_own_and_half_foreign_groups(shared):
     for node in "AB":
         steps = kind(shared, "step", node)
         assert [(e["step"], e["own_groups"], e["foreign_groups"]) for e in steps] == [(1, 2, 2), (2, 2, 2), (3, 2, 2)]
@@ -34,11 +33,11 @@ def test_in_lock_step_everybody_trains_on_half_own_and_half_foreign_groups(share
     assert shared[-1]["event"] == "end"
 
 
-def test_simulated_time_is_what_the_groups_cost(shared: list[dict[str, Any]]):
+def test_simulated_time_is_what_the_groups_cost(shared):
     assert [e["time"] for e in kind(shared, "step", "A")] == pytest.approx([4, 8, 12]), "2 s to generate, 2 to train"
 
 
-def test_time_may_be_what_the_tokens_cost(tmp_path: Path):
+def test_time_may_be_what_the_tokens_cost(tmp_path):
     tokens = {"per": "token", "generate": 0.25, "train": 0.0}
     found = run(spec({"collaboration": "alone", "pace": "free"}, nodes=[A], clock=tokens, steps=1), tmp_path)
     (step,) = kind(found, "step")
@@ -54,7 +53,7 @@ def test_only_a_warm_up_with_long_demonstrations_has_their_share_in_its_name():
     assert none.facts()["members"][0]["warm"]["long"] == 0.0 and none.id != some.id
 
 
-def test_a_trial_learns_a_task_of_the_lab(tmp_path: Path):
+def test_a_trial_learns_a_task_of_the_lab(tmp_path):
     found = run(spec({"collaboration": "alone"}, nodes=[A], task="ftis_node.lab.parity:two", steps=1), tmp_path)
     assert [e["prompts"] for e in kind(found, "evaluation")] == [40, 40]
     (step,) = kind(found, "step")
@@ -67,14 +66,14 @@ def test_a_clock_of_groups_names_trials_as_it_always_did():
 
 
 @pytest.mark.slow
-def test_processes_of_their_own_arrive_at_the_same_numbers(shared: list[dict[str, Any]], tmp_path: Path):
+def test_processes_of_their_own_arrive_at_the_same_numbers(shared, tmp_path):
     assert timeless(run(spec(), tmp_path, processes=True)) == timeless(shared)
 
 
 @pytest.mark.parametrize(
     ("way", "objective"), [("vertical", "gated"), pytest.param("horizontal", "hacpo", marks=pytest.mark.slow)]
 )
-def test_an_interrupted_trial_goes_on_to_the_same_numbers_and_weights(tmp_path: Path, way: str, objective: str):
+def test_an_interrupted_trial_goes_on_to_the_same_numbers_and_weights(tmp_path, way, objective):
     """With the gate's level."""
     whole = spec({"collaboration": way, "settings": {"objective": objective}}, steps=4, keep=True)
     straight = run(whole, tmp_path / "straight")
@@ -90,7 +89,7 @@ def test_an_interrupted_trial_goes_on_to_the_same_numbers_and_weights(tmp_path: 
         assert len(weights) == 2 and all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 
 
-def test_horizontal_groups_are_made_of_everybodys_parts(tmp_path: Path):
+def test_horizontal_groups_are_made_of_everybodys_parts(tmp_path):
     found = run(spec({"collaboration": "horizontal"}, steps=2), tmp_path)
     for e in kind(found, "step"):
         assert (e["own_groups"], e["foreign_groups"]) == (4, 4), "a part of each of the four groups, from both"
@@ -101,7 +100,7 @@ def test_horizontal_groups_are_made_of_everybodys_parts(tmp_path: Path):
     assert mixed, "advantages are over the merged group, so both halves of it carry a signal"
 
 
-def test_a_listener_generates_nothing_and_takes_everything(tmp_path: Path):
+def test_a_listener_generates_nothing_and_takes_everything(tmp_path):
     nodes = [A, B, {"name": "L", "model": "tiny-b"}]
     found = run(spec({"node": {"L": {"own_share": 0.0}}}, nodes=nodes, steps=2), tmp_path)
     last = kind(found, "step", "L")[-1]
@@ -109,7 +108,7 @@ def test_a_listener_generates_nothing_and_takes_everything(tmp_path: Path):
     assert kind(found, "step", "A")[-1]["own_groups"] == 2
 
 
-def test_a_trial_may_end_when_all_of_its_fastest_nodes_are_there(tmp_path: Path):
+def test_a_trial_may_end_when_all_of_its_fastest_nodes_are_there(tmp_path):
     free = {"pace": "free", "speed": {"B": 0.25}}
     found = run(spec(free, steps=30, target=0.05, until="target"), tmp_path)
     assert kind(found, "evaluation", "A")[-1]["pass_at_1"] >= 0.05
@@ -118,27 +117,27 @@ def test_a_trial_may_end_when_all_of_its_fastest_nodes_are_there(tmp_path: Path)
     assert "until" not in spec(until="target").facts(), "in lock step all take their steps"
 
 
-def test_other_problems_are_looked_at_before_and_after(tmp_path: Path):
+def test_other_problems_are_looked_at_before_and_after(tmp_path):
     also = [{"name": "harder", "task": "arithmetic-4", "prompts": 20}]
     found = kind(run(spec(nodes=[A], evaluate=also, steps=1), tmp_path), "evaluation")
     looks = [(name, step, prompts) for step in (0, 1) for name, prompts in (("held-out", 40), ("harder", 20))]
     assert [(e["set"], e["step"], e["prompts"]) for e in found] == looks
 
 
-def test_a_packet_that_admission_refuses_ends_the_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_packet_that_admission_refuses_ends_the_trial(tmp_path, monkeypatch):
     refusal = Rejection(Reason.MALFORMED, "it is not sound")
     monkeypatch.setattr(exchange, "admit_target", lambda *_: refusal)
     with pytest.raises(FtisError, match="was refused: malformed"):
         run(spec(steps=1), tmp_path)
 
 
-def test_models_of_different_tokenizers_share_no_trial(tmp_path: Path):
+def test_models_of_different_tokenizers_share_no_trial(tmp_path):
     with pytest.raises(UsageError, match=r"Node N shares no run.*tokenizer"):
         run(spec(nodes=[A, {"name": "N", "model": "tiny-numbers"}], steps=1), tmp_path)
 
 
 @pytest.mark.parametrize("script", ["random-reasoning", "lying"])
-def test_a_scripted_partner_is_admitted_and_trains_nothing(tmp_path: Path, script: str):
+def test_a_scripted_partner_is_admitted_and_trains_nothing(tmp_path, script):
     found = run(spec(nodes=[A, {"name": "X", "script": script}], steps=2), tmp_path)
     assert {e["node"] for e in found if "node" in e} == {"A"}
     last = kind(found, "step", "A")[-1]
@@ -147,7 +146,7 @@ def test_a_scripted_partner_is_admitted_and_trains_nothing(tmp_path: Path, scrip
     assert divergence > 10 if script == "random-reasoning" else divergence < 0, "a lie looks near"
 
 
-def test_a_seed_decides_the_prompts_of_horizontal_groups_too(tmp_path: Path):
+def test_a_seed_decides_the_prompts_of_horizontal_groups_too(tmp_path):
     rewards = []
     for seed in (0, 1):
         found = run(spec({"collaboration": "horizontal"}, seeds=[seed], steps=1), tmp_path / str(seed))
@@ -156,7 +155,7 @@ def test_a_seed_decides_the_prompts_of_horizontal_groups_too(tmp_path: Path):
     assert rewards[0] != rewards[1]
 
 
-def test_a_checkpoint_that_is_gone_means_beginning_anew(tmp_path: Path):
+def test_a_checkpoint_that_is_gone_means_beginning_anew(tmp_path):
     made = spec(steps=2)
     cut(made, tmp_path, True)
     shutil.rmtree(tmp_path / "checkpoints" / "B")

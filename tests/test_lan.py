@@ -8,7 +8,6 @@ import sys
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from ipaddress import ip_interface
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,7 +32,6 @@ from ftis_node.swarm.lan import (
     read_node,
 )
 from tests.support.cli import answer, printed, refused
-from tests.support.daemons import Join
 from tests.support.swarm import OTHER_RUN, RUN, eventually, identity, make_run, member
 
 ANN, BEN, EVE = (identity(number) for number in range(1, 4))
@@ -139,7 +137,7 @@ def test_row_62_one_network_does_not_name_what_is_in_another():
     assert done.stdout == "10.1.0.9\n", done.stderr
 
 
-def test_row_62_a_dead_node_on_the_local_network_keeps_no_start_from_beginning(join: Join, tmp_path: Path):
+def test_row_62_a_dead_node_on_the_local_network_keeps_no_start_from_beginning(join, tmp_path):
     async def begin() -> None:
         async with telling():
             line = ("join", "--dry-run", "--lan", "--host", HERE, "--model", "tiny-a", "--home", tmp_path / "b")
@@ -228,7 +226,7 @@ def test_row_78_made_up_codes_lead_nowhere_and_keep_no_members_from_being_read()
     assert met == [[f"{place}/p2p/{BEN.peer_id}"]]
 
 
-async def test_a_hostile_responder_changes_nothing(tmp_path: Path):
+async def test_a_hostile_responder_changes_nothing(tmp_path):
     """False addresses, a run of another id, control characters, and more nodes than anybody needs."""
     heard: list[LanNode] = []
     listener = Lan(HERE, heard.append)
@@ -257,7 +255,7 @@ async def test_a_hostile_responder_changes_nothing(tmp_path: Path):
 # --- commands ---------------------------------------------------------------------------------------------------------
 
 
-def test_runs_lists_what_there_is(monkeypatch: pytest.MonkeyPatch):
+def test_runs_lists_what_there_is(monkeypatch):
     assert NONE_FOUND in printed("runs", "--host", HERE, "--seconds", "1")
     assert answer("runs", "--host", HERE, "--seconds", "1") == {"runs": []}
     assert "cannot be asked" in refused("runs", "--host", "192.0.2.1").what
@@ -268,7 +266,7 @@ def test_runs_lists_what_there_is(monkeypatch: pytest.MonkeyPatch):
     assert [row["run"] for row in listed] == [RUN.id.hex(), OTHER_RUN.id.hex()]
 
 
-def test_join_takes_the_only_run_and_asks_for_a_choice_among_several(monkeypatch: pytest.MonkeyPatch):
+def test_join_takes_the_only_run_and_asks_for_a_choice_among_several(monkeypatch):
     old = node(EVE, OTHER_RUN.id, protocol=1)
     for found, expected in (([], ()), ([node()], node().addresses), ([old], ()), ([node(), old], node().addresses)):
         monkeypatch.setattr(runs_command, "heard", lambda host, seconds, found=found: found)
@@ -280,7 +278,7 @@ def test_join_takes_the_only_run_and_asks_for_a_choice_among_several(monkeypatch
 
 
 @pytest.mark.slow
-def test_two_daemons_find_each_other_and_learn(join: Join):
+def test_two_daemons_find_each_other_and_learn(join):
     first = join("a", "--lan")
     first.wait(lambda status: status.get("step"), "a step")
     second = join("b", "--lan", "--model", "tiny-b")

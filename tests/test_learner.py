@@ -2,14 +2,12 @@
 
 import math
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 
 from ftis_node.errors import FtisError
 from ftis_node.learner import TrainingGroup
-from ftis_node.policy.policy import Policy
 from ftis_node.policy.room import Room
 from tests.support.learners import (
     BATCH,
@@ -40,7 +38,7 @@ from tests.support.small_models import tiny_policy, twin
     [("grpo", POLICY, False), ("ftis", LORA, False), ("ftis", POLICY, True), ("grpo", LORA, True)],
     ids=["answers", "lora", "episodes", "lora of own episodes"],
 )
-def test_a_step_is_the_one_written_out_by_hand(objective: str, policy: Policy, turns: bool):
+def test_a_step_is_the_one_written_out_by_hand(objective, policy, turns):
     batch = [*OWN, *(changed(group, weight=0.7) for group in FOREIGN)]
     batch = [in_turns(group) for group in batch] if turns else batch
     clip = 0.05
@@ -95,7 +93,7 @@ def test_with_lora_only_the_lora_weights_move():
 
 
 @pytest.mark.parametrize("tokens", [1, 16, 40, 16_384])
-def test_the_size_of_micro_batches_does_not_change_the_step(tokens: int):
+def test_the_size_of_micro_batches_does_not_change_the_step(tokens):
     one = learner()
     other = learner()
     one.room = Room(10**6)
@@ -112,7 +110,7 @@ def test_the_size_of_micro_batches_does_not_change_the_step(tokens: int):
 
 @pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize("budget", [16, 40])
-def test_a_micro_batch_keeps_within_its_budget(budget: int, packed: bool):
+def test_a_micro_batch_keeps_within_its_budget(budget, packed):
     """Padding counts: it is computed like any token."""
     subject = learner(replace(POLICY, packed=packed))
     other = learner()
@@ -139,7 +137,7 @@ def test_a_prompt_is_computed_once_for_its_whole_group():
 
 
 @pytest.mark.parametrize("batch", [OWN[2:], []], ids=["no signal", "no groups"])
-def test_a_batch_without_signal_moves_nothing_and_says_why(batch: list[TrainingGroup]):
+def test_a_batch_without_signal_moves_nothing_and_says_why(batch):
     subject = learner(weight_decay=0.5)
     subject.step(BATCH)  # momentum there is
     before = weights_of(subject)
@@ -159,7 +157,7 @@ def spoilt(kind: str) -> TrainingGroup:
 
 
 @pytest.mark.parametrize("kind", ["NaN log-prob", "inf reward", "NaN reward"])
-def test_a_step_that_is_not_finite_leaves_weights_and_optimiser_alone(kind: str):
+def test_a_step_that_is_not_finite_leaves_weights_and_optimiser_alone(kind):
     subject = learner()
     spared = learner()
     for one in (subject, spared):
@@ -216,7 +214,7 @@ def test_a_state_before_the_first_step_can_be_restored():
 
 
 @pytest.mark.parametrize("other", [{"hidden_size": 64}, {"num_hidden_layers": 3}, {"lora": True}], ids=str)
-def test_another_models_checkpoint_is_refused_and_nothing_changes(other: dict[str, Any]):
+def test_another_models_checkpoint_is_refused_and_nothing_changes(other):
     policy = twin(POLICY)
     policy.model.half()
     subject = learner(policy)

@@ -52,7 +52,7 @@ BATCH = [
 @pytest.mark.parametrize("aggregation", ["sample", "token", "fixed"])
 @pytest.mark.parametrize("count_dropped", [True, False], ids=["all", "kept"])
 @pytest.mark.parametrize("name", ["ftis", "gated", "ftis-author"])
-def test_a_step_with_rewards_at_the_mean_is_the_one_by_hand(name: str, count_dropped: bool, aggregation: str):
+def test_a_step_with_rewards_at_the_mean_is_the_one_by_hand(name, count_dropped, aggregation):
     rule = replace(RULES[name], count_dropped=count_dropped, aggregation=aggregation)
     parts: dict[str, Any] = {"count_dropped": count_dropped, "aggregation": aggregation, "divisor": CAP}
     subject = learner(objective=name, parts=parts)

@@ -21,7 +21,6 @@ from ftis_node.objective import PRESETS
 from ftis_node.packet import Completion
 from ftis_node.policy import room
 from ftis_node.policy.load import checkpoint_activations
-from ftis_node.policy.policy import Policy
 from tests.support.daemons import program
 from tests.support.learners import (
     BATCH,
@@ -167,7 +166,7 @@ def test_a_bad_step_moves_no_gate_and_an_empty_success_neither():
 
 
 @pytest.mark.parametrize("budget", [64, 300, 2000])
-def test_uneven_lengths_take_no_more_room_in_attention_than_the_plan_has(budget: int):
+def test_uneven_lengths_take_no_more_room_in_attention_than_the_plan_has(budget):
     random = np.random.default_rng(0)
 
     def completion(length: int) -> Completion:
@@ -210,7 +209,7 @@ def test_the_learning_rate_grows_with_each_update_and_no_other_step_also_after_a
 
 
 @pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
-def test_bf16_weights_move_at_the_papers_learning_rate(lora: bool):
+def test_bf16_weights_move_at_the_papers_learning_rate(lora):
     """Rounded at every step they would stand still: at a weight of 1 the next bf16 is 2⁻⁷ away, a step is 1e-6."""
     subject = learner(coarse(lora), learning_rate=1e-6)
     before = subject.state()[0]
@@ -244,7 +243,7 @@ def test_another_optimisers_state_is_refused():
 
 
 @pytest.mark.parametrize("policy", [POLICY, LORA], ids=["full", "lora"])
-def test_gradient_checkpointing_changes_nothing_but_what_is_kept(policy: Policy):
+def test_gradient_checkpointing_changes_nothing_but_what_is_kept(policy):
     plain = learner(policy)
     saving = learner(policy)
     checkpoint_activations(saving.policy.causal_lm)
@@ -270,7 +269,7 @@ def with_room_for(subject: Learner, tokens: int) -> None:
     subject.policy.causal_lm.get_decoder().register_forward_pre_hook(refuse, with_kwargs=True)
 
 
-def test_a_step_that_does_not_fit_is_taken_in_smaller_pieces(monkeypatch: pytest.MonkeyPatch):
+def test_a_step_that_does_not_fit_is_taken_in_smaller_pieces(monkeypatch):
     monkeypatch.setattr(room, "WAITS", ())
     cramped = learner()
     roomy = learner()
@@ -317,7 +316,7 @@ def test_a_real_lack_of_memory_is_survived():
 @pytest.mark.parametrize("where", ["zeros_like", "float"])
 @pytest.mark.parametrize("times", [1, 3])
 def test_a_gpu_that_lacks_memory_for_the_update_gets_it_a_moment_later_and_the_step_is_the_same(
-    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, where: str, times: int
+    monkeypatch, dtype, where, times
 ):
     """AdamW's moments, and fp32 copies of gradients. Without room after all waits it is an error."""
     monkeypatch.setattr(optimiser, "_FUSED", ("cpu",))
@@ -357,7 +356,7 @@ def test_a_gpu_that_lacks_memory_for_the_update_gets_it_a_moment_later_and_the_s
         assert_same(one, other)
 
 
-def test_where_the_update_fails_no_gradient_is_left_for_the_next(monkeypatch: pytest.MonkeyPatch):
+def test_where_the_update_fails_no_gradient_is_left_for_the_next(monkeypatch):
     subject = learner(policy=coarse())
     with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="broken"):
         patch.setattr(subject.optimiser, "_update", lambda names: (_ for _ in ()).throw(RuntimeError("a broken card")))

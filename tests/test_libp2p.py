@@ -47,7 +47,7 @@ NAMED = ("/ip6/2001:db8::1/tcp/4001", "/dns4/node.example/tcp/4001", f"{TCP}/p2p
 
 
 @pytest.mark.parametrize("where", [TCP, QUIC, *NAMED])
-def test_an_address_names_the_peer_at_its_end(where: str):
+def test_an_address_names_the_peer_at_its_end(where):
     assert parse_address(f"{where}/p2p/{PEER}") == (f"{where}/p2p/{PEER}", ALICE.author)
 
 
@@ -70,13 +70,13 @@ NO_ADDRESSES = (
 
 
 @pytest.mark.parametrize("address", NO_ADDRESSES)
-def test_what_is_no_address_of_a_peer_says_how_one_looks(address: str):
+def test_what_is_no_address_of_a_peer_says_how_one_looks(address):
     with pytest.raises(UsageError) as error:
         parse_address(address)
     assert "/p2p/12D3Koo" in error.value.fix
 
 
-async def test_p2pds_sockets_are_private_and_gone_after_closing(tmp_path: Path):
+async def test_p2pds_sockets_are_private_and_gone_after_closing(tmp_path):
     sockets = tmp_path / "sockets"
     before = set(os.listdir("/tmp"))
     network = await start(sockets)
@@ -91,7 +91,7 @@ async def test_p2pds_sockets_are_private_and_gone_after_closing(tmp_path: Path):
     assert [path for path in sockets.iterdir() if stat.S_ISSOCK(path.stat().st_mode)] == []
 
 
-async def test_a_taken_port_says_which_and_what_to_do(tmp_path: Path):
+async def test_a_taken_port_says_which_and_what_to_do(tmp_path):
     async with transport(ALICE, tmp_path / "alice") as network:
         with pytest.raises(UserError) as error:
             await start(tmp_path / "bob", BOB, network.port)
@@ -99,7 +99,7 @@ async def test_a_taken_port_says_which_and_what_to_do(tmp_path: Path):
     assert "--port" in error.value.fix
 
 
-async def test_where_any_port_will_do_it_is_the_one_from_before_while_that_is_free(tmp_path: Path):
+async def test_where_any_port_will_do_it_is_the_one_from_before_while_that_is_free(tmp_path):
     port = free_port("127.0.0.1")
     first = await start(tmp_path, before=port)
     assert first.port == port
@@ -108,7 +108,7 @@ async def test_where_any_port_will_do_it_is_the_one_from_before_while_that_is_fr
     await asyncio.gather(first.close(), other.close())
 
 
-async def test_somebody_else_at_a_peers_address_is_not_taken_for_it(pair: Pair):
+async def test_somebody_else_at_a_peers_address_is_not_taken_for_it(pair):
     alice, bob = pair
     where = (await bob.addresses())[0].rpartition("/")[0]
     victim = identity(9)
@@ -124,7 +124,7 @@ async def test_somebody_else_at_a_peers_address_is_not_taken_for_it(pair: Pair):
 
 
 @pytest.mark.parametrize("kind", ["tcp/{}", "udp/{}/quic-v1"])
-async def test_where_somebody_begins_to_listen_is_dialled_at_once_also_after_dials_in_vain(tmp_path: Path, kind: str):
+async def test_where_somebody_begins_to_listen_is_dialled_at_once_also_after_dials_in_vain(tmp_path, kind):
     """p2pd would put the dial off, for up to five minutes."""
     port = free_port("127.0.0.1")
     where = f"/ip4/127.0.0.1/{kind.format(port)}/p2p/{BOB.peer_id}"
@@ -137,7 +137,7 @@ async def test_where_somebody_begins_to_listen_is_dialled_at_once_also_after_dia
 
 
 async def test_row_78_a_peer_is_reached_as_soon_as_its_own_address_answers_whatever_is_at_others(
-    pair: Pair,
+    pair,
 ):
     async def nobody(place: str) -> str:
         if place.endswith("/tcp/1025"):
@@ -152,7 +152,7 @@ async def test_row_78_a_peer_is_reached_as_soon_as_its_own_address_answers_whate
     assert BOB.author in await alice.neighbours()
 
 
-async def test_an_address_that_a_neighbours_routing_table_names_is_not_dialled(tmp_path: Path):
+async def test_an_address_that_a_neighbours_routing_table_names_is_not_dialled(tmp_path):
     """As p2pd's own DHT would: with it a stranger could make a node knock at any door of its owner's network."""
     secret = await P2P.create(dht_mode="server")
     referrer = await P2P.create(dht_mode="server")
@@ -172,7 +172,7 @@ async def test_an_address_that_a_neighbours_routing_table_names_is_not_dialled(t
         await asyncio.gather(secret.shutdown(), referrer.shutdown())
 
 
-async def test_a_node_with_relays_starts_and_meets_them(tmp_path: Path):
+async def test_a_node_with_relays_starts_and_meets_them(tmp_path):
     """`make nat` shows what they are good for; p2pd takes them in one mode of its DHT only."""
     async with (
         transport(BOB, tmp_path / "bob") as bob,
@@ -190,7 +190,7 @@ async def eventually_connects(p2p: P2P, peer: PeerID) -> None:
     pytest.fail("libp2p's DHT does not know the peer")
 
 
-async def test_a_p2pd_that_does_not_listen_to_reason_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_a_p2pd_that_does_not_listen_to_reason_is_killed(tmp_path, monkeypatch):
     monkeypatch.setattr("ftis_node.swarm.wire.libp2p.DIAL_SECONDS", 0.2)
     network = await start(tmp_path)
     pid = network.pid
@@ -203,7 +203,7 @@ async def test_a_p2pd_that_does_not_listen_to_reason_is_killed(tmp_path: Path, m
             os.kill(pid, signal.SIGKILL)
 
 
-async def test_a_length_that_no_message_has_ends_the_stream_before_memory_is_spent(pair: Pair):
+async def test_a_length_that_no_message_has_ends_the_stream_before_memory_is_spent(pair):
     alice, bob = pair
     await FtisSwarm(Answers()).add_p2p_handlers(bob.p2p)
     await alice.connect(BOB.author, await bob.addresses())
@@ -216,7 +216,7 @@ async def test_a_length_that_no_message_has_ends_the_stream_before_memory_is_spe
     assert largest.ByteSize() <= MAX_MESSAGE_BYTES
 
 
-async def test_an_answer_to_a_call_that_is_just_being_given_up_does_not_make_the_node_deaf(pair: Pair):
+async def test_an_answer_to_a_call_that_is_just_being_given_up_does_not_make_the_node_deaf(pair):
     alice, bob = pair
 
     class GivesUp(Answers):
@@ -255,7 +255,7 @@ class Slow(Answers):
         return ftis_pb2.Handshake()
 
 
-async def test_row_17_one_peer_has_a_few_calls_at_once_and_others_are_answered(pair: Pair, tmp_path: Path):
+async def test_row_17_one_peer_has_a_few_calls_at_once_and_others_are_answered(pair, tmp_path):
     alice, bob = pair
     async with transport(identity(3), tmp_path / "c") as other:
         slow = Slow()
@@ -274,7 +274,7 @@ async def test_row_17_one_peer_has_a_few_calls_at_once_and_others_are_answered(p
         await stub(bob, ALICE).rpc_handshake(ftis_pb2.Handshake())
 
 
-async def test_row_26_calls_that_their_callers_gave_up_are_forgotten(pair: Pair):
+async def test_row_26_calls_that_their_callers_gave_up_are_forgotten(pair):
     alice, bob = pair
     slow = Slow()
     await FtisSwarm(slow).add_p2p_handlers(alice.p2p)

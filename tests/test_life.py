@@ -37,7 +37,7 @@ def node(tmp_path: Path) -> Iterator[Daemon]:
             process.kill()
 
 
-def test_a_node_that_is_to_finish_before_it_has_anything_to_lose_ends_at_once(tmp_path: Path):
+def test_a_node_that_is_to_finish_before_it_has_anything_to_lose_ends_at_once(tmp_path):
     node = Node(JoinOptions(Home(tmp_path)), lambda task: collect(task=task, flags={"model": "tiny-a"})[0])
     with pytest.raises(UserError, match="still starting"):
         asyncio.run(node.change({"wait": "3"}))
@@ -46,7 +46,7 @@ def test_a_node_that_is_to_finish_before_it_has_anything_to_lose_ends_at_once(tm
     assert uvloop.run(node.run()) == 0
 
 
-def test_a_node_in_the_background_says_which_named_peer_does_not_answer(node: Daemon):
+def test_a_node_in_the_background_says_which_named_peer_does_not_answer(node):
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))  # and does not listen: a peer that is dead
         dead = f"/ip4/127.0.0.1/tcp/{nobody.getsockname()[1]}/p2p/{Identity(bytes(32)).peer_id}"
@@ -70,7 +70,7 @@ def test_a_node_in_the_background_says_which_named_peer_does_not_answer(node: Da
     assert any(line.startswith(dead) and "it is asked again" in line for line in told), told
 
 
-def test_a_node_in_the_background_is_paused_resumed_and_finished(node: Daemon):
+def test_a_node_in_the_background_is_paused_resumed_and_finished(node):
     home = ("--home", str(node.home.path))
     begun = run_cli("join", "--detach", *home, *PLACE, *STILL, "--model", "tiny-a", "--nice", "12")
     assert begun.returncode == 0, begun.stderr
@@ -132,7 +132,7 @@ def test_a_node_in_the_background_is_paused_resumed_and_finished(node: Daemon):
 
 
 @pytest.mark.slow
-def test_a_bootstrap_trains_nothing_and_goes_on(node: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_bootstrap_trains_nothing_and_goes_on(node, tmp_path, monkeypatch):
     home = ("--home", str(node.home.path))
     peer_id = run_cli("keys", "new", *home).stdout.strip()
     assert json.loads(run_cli("keys", "new", "--json", *home).stdout)["id"] == peer_id, "a key that is there is kept"
@@ -156,7 +156,7 @@ def test_a_bootstrap_trains_nothing_and_goes_on(node: Daemon, tmp_path: Path, mo
     assert run_cli("health", *home).returncode == 1
 
 
-def test_what_keeps_a_background_node_from_starting_is_said_at_once(node: Daemon, tmp_path: Path):
+def test_what_keeps_a_background_node_from_starting_is_said_at_once(node, tmp_path):
     away = tmp_path / "questions.jsonl"
     begun = run_cli("join", "--detach", "--home", str(node.home.path), *PLACE, "--model", "tiny-a", "--task", str(away))
     assert begun.returncode == 2

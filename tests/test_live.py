@@ -31,7 +31,7 @@ def seen(height: int | None, width: int = 80, **changed: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("height", [20, 24, 30, 36, 40, 41, 60])
-def test_a_view_is_no_taller_and_no_wider_than_its_terminal(height: int):
+def test_a_view_is_no_taller_and_no_wider_than_its_terminal(height):
     lines = seen(height)
     assert len(lines) <= height and max(map(len, lines)) <= 80
     assert "ONLINE" in lines[1], "what the node does is there in any case"
@@ -59,7 +59,7 @@ def test_a_tall_terminal_shows_everything_and_so_does_a_view_that_is_printed_onc
         (None, None),
     ],
 )
-def test_who_samples_is_told_where_there_is_a_server(generator: dict[str, Any] | None, words: str | None):
+def test_who_samples_is_told_where_there_is_a_server(generator, words):
     text = "\n".join(seen(60, 140, last_step=STATUS["last_step"] | {"generator": generator}))
     assert words in text if words else "sampler" not in text
 

@@ -32,7 +32,7 @@ assert gc.get_freeze_count() > 10_000 and len(gc.get_objects()) < 10_000
 
 
 @pytest.mark.parametrize("chosen", ["0", "1"])
-def test_whoever_has_decided_about_the_hubs_progress_bars_is_not_warned_of_it(chosen: str):
+def test_whoever_has_decided_about_the_hubs_progress_bars_is_not_warned_of_it(chosen):
     environment = os.environ | {"HF_HUB_DISABLE_PROGRESS_BARS": chosen}
     line = [sys.executable, "-c", "import ftis_node.policy.load"]
     done = subprocess.run(line, env=environment, capture_output=True, text=True)

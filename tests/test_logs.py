@@ -54,7 +54,7 @@ def fresh_process() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("formatter", [TextFormatter(), JsonFormatter()])
-def test_no_character_of_a_message_ends_its_line_and_a_level_keeps_its_name(formatter: logging.Formatter):
+def test_no_character_of_a_message_ends_its_line_and_a_level_keeps_its_name(formatter):
     line = formatter.format(record("peer says %s", FORGED))
     assert line.isprintable(), "one line, and nothing that moves a cursor or turns text"
     assert "forged" in line and "end" in line, "nothing is lost"
@@ -77,7 +77,7 @@ def test_no_line_of_a_traceback_passes_for_an_event():
 
 
 @pytest.mark.parametrize("error", [None, raised("why")])
-def test_a_json_line_is_as_documented(error: BaseException | None):
+def test_a_json_line_is_as_documented(error):
     before = datetime.now(UTC)
     told = json.loads(JsonFormatter().format(record("%s", FORGED, error=error)))
     check(told, "Log")
@@ -87,7 +87,7 @@ def test_a_json_line_is_as_documented(error: BaseException | None):
 
 
 @pytest.mark.parametrize("as_json", [False, True])
-def test_logs_go_to_stderr_and_to_the_home(tmp_path: Path, capsys: pytest.CaptureFixture[str], as_json: bool):
+def test_logs_go_to_stderr_and_to_the_home(tmp_path, capsys, as_json):
     with fresh_process():
         log_to(tmp_path / "new" / "home", as_json=as_json)
         logging.getLogger("ftis_node.x").info("hello\nthere")
@@ -96,7 +96,7 @@ def test_logs_go_to_stderr_and_to_the_home(tmp_path: Path, capsys: pytest.Captur
     assert as_object(line)["message"] == ("hello\nthere" if as_json else "hello\\nthere")
 
 
-def test_a_home_that_cannot_be_written_still_logs_to_stderr(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_home_that_cannot_be_written_still_logs_to_stderr(tmp_path, capsys):
     (tmp_path / "home").write_text("a file")
     with fresh_process():
         log_to(tmp_path / "home")
@@ -133,7 +133,7 @@ def add(log: Path, text: str) -> None:
         file.write(text)
 
 
-def test_the_last_lines_come_from_older_files_too(tmp_path: Path):
+def test_the_last_lines_come_from_older_files_too(tmp_path):
     log = tmp_path / "node.log"
     for text in ("1\n2\n", "3\n4\n", "5\n"):
         rotate(log)
@@ -142,7 +142,7 @@ def test_the_last_lines_come_from_older_files_too(tmp_path: Path):
     assert list(read_log(log, 0)) == []
 
 
-def test_a_glance_at_the_end_sees_over_a_rotation(tmp_path: Path):
+def test_a_glance_at_the_end_sees_over_a_rotation(tmp_path):
     log = tmp_path / "node.log"
     assert last_lines(log, 3) == []
     add(log, "".join(f"line {number}\n" for number in range(5000)))
@@ -152,7 +152,7 @@ def test_a_glance_at_the_end_sees_over_a_rotation(tmp_path: Path):
     assert last_lines(log, 3) == ["line 4998", "line 4999", "line 5000"]
 
 
-def test_what_a_daemon_without_a_terminal_prints_does_not_repeat_its_log_nor_grow_for_ever(tmp_path: Path):
+def test_what_a_daemon_without_a_terminal_prints_does_not_repeat_its_log_nor_grow_for_ever(tmp_path):
     output = logs.begin_output(tmp_path)
     code = "import sys, logging; from pathlib import Path; from ftis_node.observe.logs import log_to; "
     code += f"log_to(Path({str(tmp_path)!r})); logging.error('told'); print('printed', file=sys.stderr)"
@@ -166,7 +166,7 @@ def test_what_a_daemon_without_a_terminal_prints_does_not_repeat_its_log_nor_gro
 
 
 @pytest.mark.parametrize("begun", ["2026-11-29 12:00:00,000 INFO It runs.\n", '{"message": "It runs."}\n'])
-def test_the_error_that_a_daemon_ended_with_is_told_until_another_runs(begun: str, tmp_path: Path):
+def test_the_error_that_a_daemon_ended_with_is_told_until_another_runs(begun, tmp_path):
     said = "No ftis-node daemon is running on the home"
     log = Home(tmp_path).log
     assert logs.last_words(tmp_path) == ""
@@ -180,7 +180,7 @@ def test_the_error_that_a_daemon_ended_with_is_told_until_another_runs(begun: st
         ask_daemon(tmp_path, "/status", dict)
 
 
-def test_what_is_added_is_followed_across_rotations_until_the_daemon_ends(tmp_path: Path):
+def test_what_is_added_is_followed_across_rotations_until_the_daemon_ends(tmp_path):
     log = tmp_path / "node.log"
     add(log, "1\n2\n3")  # the last one is still being written
 
@@ -201,20 +201,20 @@ def test_what_is_added_is_followed_across_rotations_until_the_daemon_ends(tmp_pa
     assert list(read_log(log, 1, lambda: next(alive))) == ["2", "3+", "4", "5", "6", "7"]
 
 
-def test_without_a_log_it_says_what_to_do(tmp_path: Path):
+def test_without_a_log_it_says_what_to_do(tmp_path):
     error = refused("logs", "--home", tmp_path)
     assert "no log" in error.what and "--home" in error.fix
 
 
 @pytest.mark.parametrize("follow", [[], ["-f"]])
-def test_the_command_shows_the_log_of_a_node_that_has_ended(tmp_path: Path, follow: list[str]):
+def test_the_command_shows_the_log_of_a_node_that_has_ended(tmp_path, follow):
     add(tmp_path / "node.log", "".join(TextFormatter().format(record("line %d", n)) + "\n" for n in range(5)))
     line = ("logs", "--home", tmp_path, "-n", "2", *follow)
     assert [shown.split()[-1] for shown in printed(*line).splitlines()] == ["3", "4"]
     assert [json.loads(shown)["message"] for shown in printed(*line, "--json").splitlines()] == ["line 3", "line 4"]
 
 
-def test_it_follows_a_running_daemon_until_it_ends_or_ctrl_c(tmp_path: Path):
+def test_it_follows_a_running_daemon_until_it_ends_or_ctrl_c(tmp_path):
     """The daemon is one by what `runtime.json` says of it."""
     log = tmp_path / "node.log"
     add(log, "first\n")

@@ -45,9 +45,7 @@ async def three(path: Path) -> AsyncIterator[tuple[Member, Member, Member]]:
         yield common, one, other
 
 
-async def test_row_13b_a_node_whose_network_hung_is_met_again_by_all_that_lost_it(
-    tmp_path: Path, hasty: None, monkeypatch: pytest.MonkeyPatch
-):
+async def test_row_13b_a_node_whose_network_hung_is_met_again_by_all_that_lost_it(tmp_path, hasty, monkeypatch):
     async with three(tmp_path) as (common, one, slow):
         again = held_up(slow, monkeypatch)
         slow.transport.up = False  # its supervisor finds that out within 5 s, sooner than it would blame anybody
@@ -60,7 +58,7 @@ async def test_row_13b_a_node_whose_network_hung_is_met_again_by_all_that_lost_i
         await all_meet(common, one, slow)
 
 
-async def test_row_13b_two_that_lost_each_other_meet_again_through_a_common_peer(tmp_path: Path, hasty: None):
+async def test_row_13b_two_that_lost_each_other_meet_again_through_a_common_peer(tmp_path, hasty):
     async with three(tmp_path) as (common, one, other):
         forgets(one, other)
         forgets(other, one)
@@ -70,7 +68,7 @@ async def test_row_13b_two_that_lost_each_other_meet_again_through_a_common_peer
 # --- a node that was away, or whose network is another ---------------------------------------------------------------
 
 
-async def test_a_node_finds_its_swarm_by_what_its_home_keeps_whoever_moved_or_forgot(tmp_path: Path):
+async def test_a_node_finds_its_swarm_by_what_its_home_keeps_whoever_moved_or_forgot(tmp_path):
     """Only the first start names a peer; at the others one of them has another port than the other knows."""
     async with member(1, tmp_path, cache=True) as founder:
         async with member(2, tmp_path, [founder.address], cache=True) as node:
@@ -85,7 +83,7 @@ async def test_a_node_finds_its_swarm_by_what_its_home_keeps_whoever_moved_or_fo
         await all_meet(alone, moved)
 
 
-async def test_peers_that_come_long_after_a_node_are_met(tmp_path: Path):
+async def test_peers_that_come_long_after_a_node_are_met(tmp_path):
     """They know nobody; its owner named one of them at an earlier start."""
     port = free_port("127.0.0.1")
     where = f"/ip4/127.0.0.1/tcp/{port}/p2p/{identity(1).peer_id}"
@@ -98,7 +96,7 @@ async def test_peers_that_come_long_after_a_node_are_met(tmp_path: Path):
             await all_meet(node, late)
 
 
-async def test_of_a_peers_addresses_the_one_that_answered_is_kept_and_named_first(tmp_path: Path):
+async def test_of_a_peers_addresses_the_one_that_answered_is_kept_and_named_first(tmp_path):
     port = free_port("127.0.0.1")
     announce = tuple(f"/ip4/127.0.0.1/tcp/{one}" for one in (1025, 1026, 1027, port))
     async with member(1, tmp_path, port=port, announce=announce) as one:
@@ -146,7 +144,7 @@ def hello(run_id: bytes = RUN.id) -> ftis_pb2.Handshake:
     return ftis_pb2.Handshake(major=PROTOCOL_MAJOR, run_id=run_id, addresses=[NOWHERE])
 
 
-async def test_row_13b_who_was_met_is_greeted_again_after_growing_pauses(bereft: Alone, clock: Clock):
+async def test_row_13b_who_was_met_is_greeted_again_after_growing_pauses(bereft, clock):
     for times in range(TRIES_OF_MET):
         assert bereft.addresses.strangers() == [BOB.author]
         assert not await bereft.greet(BOB.author)
@@ -156,7 +154,7 @@ async def test_row_13b_who_was_met_is_greeted_again_after_growing_pauses(bereft:
     assert bereft.addresses.hear([NOWHERE], MALLORY.author) and bereft.addresses.strangers(), "until it is named"
 
 
-async def test_row_13b_a_lost_peer_that_others_name_is_greeted_within_the_minute(bereft: Alone, clock: Clock):
+async def test_row_13b_a_lost_peer_that_others_name_is_greeted_within_the_minute(bereft, clock):
     for _ in range(TRIES_OF_MET - 1):
         await bereft.greet(BOB.author)
     assert bereft.addresses.patience() > 1000.0
@@ -166,9 +164,7 @@ async def test_row_13b_a_lost_peer_that_others_name_is_greeted_within_the_minute
     assert bereft.addresses.strangers() == [BOB.author]
 
 
-async def test_row_38_fresh_made_up_peers_of_one_teller_do_not_keep_others_from_being_greeted(
-    alice: Alone, clock: Clock
-):
+async def test_row_38_fresh_made_up_peers_of_one_teller_do_not_keep_others_from_being_greeted(alice, clock):
     alice.addresses.hear([NOWHERE], identity(3).author)
     assert not await alice.greet(BOB.author)
     clock.now += NAMED_PAUSE
@@ -177,7 +173,7 @@ async def test_row_38_fresh_made_up_peers_of_one_teller_do_not_keep_others_from_
     assert BOB.author in alice.addresses.strangers()[:2], "the two who named somebody have turns"
 
 
-def test_row_13b_of_a_lost_peer_false_addresses_leave_its_own_among_those_dialled(alice: Alone):
+def test_row_13b_of_a_lost_peer_false_addresses_leave_its_own_among_those_dialled(alice):
     false = [NOWHERE.replace("1024", str(port)) for port in range(4001, 4001 + 2 * MAX_ADDRESSES)]
     alice.on_handshake(hello(), BOB.author)
     alice.addresses.hear(false[:MAX_ADDRESSES], MALLORY.author)
@@ -190,7 +186,7 @@ def test_row_13b_of_a_lost_peer_false_addresses_leave_its_own_among_those_dialle
     assert NOWHERE in dialled and false[-1] in dialled, "its own, and the newest that others name"
 
 
-async def test_row_13b_a_lost_peer_that_calls_is_greeted_over_its_connection(tmp_path: Path):
+async def test_row_13b_a_lost_peer_that_calls_is_greeted_over_its_connection(tmp_path):
     """Also where this node may dial none of its addresses."""
     async with transport(identity(1), tmp_path / "1") as network, member(2, tmp_path) as bob:
         alice = Membership(network, identity(1), RunFile(run=RUN), Traffic())
@@ -206,7 +202,7 @@ async def test_row_13b_a_lost_peer_that_calls_is_greeted_over_its_connection(tmp
         assert await alice.greet(BOB.author)
 
 
-def test_who_was_refused_is_asked_again_when_it_may_be_in_another_run(alice: Alone, clock: Clock):
+def test_who_was_refused_is_asked_again_when_it_may_be_in_another_run(alice, clock):
     alice.addresses.hear([NOWHERE])
     alice.on_handshake(hello(OTHER_RUN.id), BOB.author)
     assert BOB.author in alice.refused and not alice.addresses.strangers()
@@ -218,7 +214,7 @@ def test_who_was_refused_is_asked_again_when_it_may_be_in_another_run(alice: Alo
     assert alice.addresses.strangers() == [BOB.author], "and where it is not"
 
 
-async def test_the_peers_of_the_owner_are_never_given_up(alice: Alone, clock: Clock):
+async def test_the_peers_of_the_owner_are_never_given_up(alice, clock):
     named = alice.addresses.trust([NOWHERE])
     for _ in range(2 * TRIES_OF_MET):
         alice.addresses.hear(named)

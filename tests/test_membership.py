@@ -2,7 +2,6 @@
 
 import asyncio
 import math
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -36,7 +35,7 @@ def crowd(alice: Alone, first: int, count: int, **changes: object) -> list[bytes
     return [who.author for who in peers]
 
 
-def test_who_greets_again_keeps_its_turn_and_who_may_renew_a_certificate_is_greeted_again(alice: Alone):
+def test_who_greets_again_keeps_its_turn_and_who_may_renew_a_certificate_is_greeted_again(alice):
     for who in (BOB, CAROL, BOB):
         greets(alice, who)
     assert alice.sessions[CAROL.author].asked >= alice.sessions[BOB.author].asked > 0
@@ -57,7 +56,7 @@ def named(who: Alone, to: bytes) -> list[str]:
 # --- meeting ----------------------------------------------------------------------------------------------------------
 
 
-async def test_two_nodes_of_a_run_meet_and_each_learns_where_the_other_is(tmp_path: Path):
+async def test_two_nodes_of_a_run_meet_and_each_learns_where_the_other_is(tmp_path):
     async with node(ALICE, tmp_path) as (alice, _), node(BOB, tmp_path) as (bob, network):
         alice.addresses.hear(await network.addresses())
         assert alice.addresses.strangers() == [BOB.author]
@@ -69,7 +68,7 @@ async def test_two_nodes_of_a_run_meet_and_each_learns_where_the_other_is(tmp_pa
             assert one.active_view[who.author].agent.startswith("ftis-node/")
 
 
-async def test_nodes_of_different_runs_part_politely_and_both_know_why(tmp_path: Path):
+async def test_nodes_of_different_runs_part_politely_and_both_know_why(tmp_path):
     async with node(ALICE, tmp_path) as (alice, _), node(BOB, tmp_path, OTHER_RUN) as (bob, network):
         alice.addresses.hear(await network.addresses())
         assert not await alice.greet(BOB.author)
@@ -80,7 +79,7 @@ async def test_nodes_of_different_runs_part_politely_and_both_know_why(tmp_path:
 
 
 @pytest.mark.parametrize("major", [PROTOCOL_MAJOR - 1, PROTOCOL_MAJOR + 1])
-async def test_nodes_of_different_major_versions_part_politely(alice: Alone, major: int):
+async def test_nodes_of_different_major_versions_part_politely(alice, major):
     alice.network.answers[BOB.author] = hello(BOB, major=major)
     assert not await alice.greet(BOB.author)
     todo = "its owner has to upgrade" if major < PROTOCOL_MAJOR else "upgrade ftis-node here"
@@ -91,7 +90,7 @@ async def test_nodes_of_different_major_versions_part_politely(alice: Alone, maj
     assert not alice.active_view and alice.majors[CAROL.author] == major
 
 
-def test_an_old_peer_that_greets_is_told_to_upgrade_and_let_in_when_it_has(alice: Alone):
+def test_an_old_peer_that_greets_is_told_to_upgrade_and_let_in_when_it_has(alice):
     answer = greets(alice, BOB, major=1)
     assert answer.refusal == "this node speaks protocol 3, you speak 1: upgrade ftis-node"
     assert not answer.run_file and not answer.peers and not alice.active_view
@@ -110,13 +109,13 @@ async def test_a_peer_that_is_not_there_is_forgotten_after_three_greetings():
     assert alice.addresses.hear([address(BOB)]), "somebody mentions it again"
 
 
-def test_a_later_minor_version_and_unknown_fields_do_no_harm(alice: Alone):
+def test_a_later_minor_version_and_unknown_fields_do_no_harm(alice):
     later = ftis_pb2.Handshake.FromString(hello(BOB, minor=9).SerializeToString() + b"\x9a\x06\x03new")
     assert not alice.on_handshake(later, BOB.author).refusal
     assert BOB.author in alice.active_view
 
 
-def test_a_peer_that_has_no_run_is_given_ours_and_one_of_another_run_let_in_when_it_is_in_ours(alice: Alone):
+def test_a_peer_that_has_no_run_is_given_ours_and_one_of_another_run_let_in_when_it_is_in_ours(alice):
     assert run_file_from_json(greets(alice, BOB, run_id=b"").run_file).run == RUN
     assert not alice.active_view and not alice.refused
     greets(alice, BOB, run_id=OTHER_RUN.id)
@@ -125,9 +124,7 @@ def test_a_peer_that_has_no_run_is_given_ours_and_one_of_another_run_let_in_when
     assert alice.active_view and not alice.refused
 
 
-def test_a_peer_of_another_run_is_not_greeted_again_soon_since_it_is_named_again(
-    alice: Alone, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_peer_of_another_run_is_not_greeted_again_soon_since_it_is_named_again(alice, monkeypatch):
     book = alice.addresses
     now = book.clock()
     book.hear([address(BOB)])
@@ -157,20 +154,20 @@ async def found(alice: Alone, first: int, count: int, network: str = "10.0.0") -
     return [who.author for who in peers]
 
 
-async def test_the_view_is_bounded_and_the_newest_is_in_it(alice: Alone):
+async def test_the_view_is_bounded_and_the_newest_is_in_it(alice):
     crowd(alice, 100, VIEW_SIZE + 30)
     assert len(alice.active_view) == INBOUND_MAX
     await found(alice, 500, VIEW_SIZE)
     assert len(alice.active_view) == VIEW_SIZE
 
 
-async def test_row_16_who_comes_by_itself_pushes_nobody_out_whom_this_node_has_found(alice: Alone):
+async def test_row_16_who_comes_by_itself_pushes_nobody_out_whom_this_node_has_found(alice):
     honest = await found(alice, 100, VIEW_SIZE - INBOUND_MAX)
     crowd(alice, 1000, 300)
     assert len(alice.active_view) == VIEW_SIZE and set(honest) <= set(alice.active_view)
 
 
-async def test_row_16_the_first_that_were_found_stay_and_a_crowd_of_one_network_makes_room(alice: Alone):
+async def test_row_16_the_first_that_were_found_stay_and_a_crowd_of_one_network_makes_room(alice):
     honest = [(await found(alice, 100 + number, 1, f"198.51.{number}"))[0] for number in range(30)]
     await found(alice, 1000, 500, "203.0.113")
     assert set(honest) <= set(alice.active_view), "each has a network of its own"
@@ -180,7 +177,7 @@ async def test_row_16_the_first_that_were_found_stay_and_a_crowd_of_one_network_
     assert set(first) <= set(alice.active_view)
 
 
-def test_row_16_what_one_peer_tells_does_not_push_out_what_others_told(alice: Alone):
+def test_row_16_what_one_peer_tells_does_not_push_out_what_others_told(alice):
     alice.addresses.hear([address(identity(number)) for number in range(100, 150)])
     alice.addresses.hear([address(identity(number)) for number in range(1000, 1000 + PASSIVE_VIEW_MAX)], MALLORY.author)
     assert len(alice.addresses.strangers()) == 50 + PART_MAX
@@ -188,7 +185,7 @@ def test_row_16_what_one_peer_tells_does_not_push_out_what_others_told(alice: Al
 
 
 @pytest.mark.parametrize("place", [*ELSEWHERE, *(f"{at(place, CAROL)}/p2p-circuit" for place in ELSEWHERE)])
-async def test_row_16_nobody_can_make_a_public_node_dial_into_its_own_network(place: str):
+async def test_row_16_nobody_can_make_a_public_node_dial_into_its_own_network(place):
     """Neither by naming others there, nor by saying that it is there itself, nor in the cache of the last start."""
     alice = Alone()
     told = place + f"/p2p/{BOB.peer_id}" if "p2p-circuit" in place else at(place)
@@ -212,7 +209,7 @@ async def test_row_16_nobody_can_make_a_public_node_dial_into_its_own_network(pl
         ({"announce": ("/ip6/64:ff9b::7f00:1/tcp/4001",)}, (LAN, LOOPBACK)),
     ],
 )
-async def test_who_is_at_home_in_a_network_dials_whom_others_name(own: dict[str, Any], taken: tuple[str, ...]):
+async def test_who_is_at_home_in_a_network_dials_whom_others_name(own, taken):
     peers = own.pop("peers", ())
     alice = Alone(**own)
     alice.addresses.trust(peers)
@@ -222,9 +219,7 @@ async def test_who_is_at_home_in_a_network_dials_whom_others_name(own: dict[str,
         assert alice.addresses.hear([at(place, who)], MALLORY.author) is (place in taken)
 
 
-async def test_row_73_a_node_is_at_home_where_a_host_that_its_owner_named_leads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+async def test_row_73_a_node_is_at_home_where_a_host_that_its_owner_named_leads(tmp_path, monkeypatch):
     async def elsewhere(*_: object, **__: object) -> list[Any]:
         return [(2, 1, 6, "", ("8.8.4.4", 0))]
 
@@ -243,7 +238,7 @@ async def test_row_73_a_node_is_at_home_where_a_host_that_its_owner_named_leads(
         assert alice.addresses.hear([at(LOOPBACK, CAROL)], MALLORY.author)
 
 
-def test_row_75_free_keys_that_come_by_themselves_push_no_named_peer_out(alice: Alone):
+def test_row_75_free_keys_that_come_by_themselves_push_no_named_peer_out(alice):
     owned = [address(identity(number)) for number in range(20, 24)]
     alice.addresses.hear(alice.addresses.trust(owned))
     named = [identity(number) for number in range(100, 220)]
@@ -259,7 +254,7 @@ def test_row_75_free_keys_that_come_by_themselves_push_no_named_peer_out(alice: 
     assert all(parse_address(text)[1] in alice.addresses for text in owned), "the owner's are never drawn"
 
 
-def test_row_75_why_a_friend_is_not_dialled_stays_whatever_another_peer_names(alice: Alone):
+def test_row_75_why_a_friend_is_not_dialled_stays_whatever_another_peer_names(alice):
     alice.addresses.hear([at(LAN)], CAROL.author)
     for number in range(300):
         alice.addresses.hear([at(LAN, identity(100 + number))], MALLORY.author)
@@ -272,7 +267,7 @@ def test_row_75_why_a_friend_is_not_dialled_stays_whatever_another_peer_names(al
     assert peer_at.cache_info().misses == parsed, "thousands of addresses are not parsed anew at each look"
 
 
-async def test_row_16_of_what_one_peer_names_only_so_much_is_dialled(alice: Alone):
+async def test_row_16_of_what_one_peer_names_only_so_much_is_dialled(alice):
     alice.addresses._dials = Budgets(lambda: 0.0, 1.0, DIALS_AT_ONCE)
     for number in range(100, 150):
         alice.addresses.hear([address(identity(number), port) for port in (1, 2)], MALLORY.author)
@@ -287,7 +282,7 @@ async def test_row_16_of_what_one_peer_names_only_so_much_is_dialled(alice: Alon
     assert await alice.dials(BOB.author) == [address(BOB)], "the DHT and this node's owner name it too"
 
 
-def test_row_78_dials_of_members_that_nobody_met_count_against_who_passed_their_word_on(alice: Alone):
+def test_row_78_dials_of_members_that_nobody_met_count_against_who_passed_their_word_on(alice):
     alice.addresses._dials = Budgets(lambda: 0.0, 1.0, DIALS_AT_ONCE)
     dialled = 0
     for number in range(100, 150):
@@ -297,7 +292,7 @@ def test_row_78_dials_of_members_that_nobody_met_count_against_who_passed_their_
     assert dialled == DIALS_AT_ONCE
 
 
-def test_peers_of_other_runs_do_not_fill_the_memory(alice: Alone):
+def test_peers_of_other_runs_do_not_fill_the_memory(alice):
     crowd(alice, 100, PASSIVE_VIEW_MAX + 50, run_id=OTHER_RUN.id)
     assert len(alice.refused) == PASSIVE_VIEW_MAX and not alice.sessions and not alice.addresses.strangers()
 
@@ -307,7 +302,7 @@ def fails(alice: Alone, times: int) -> None:
         alice.failed(BOB.author)
 
 
-def test_three_failures_in_a_row_drop_a_peer_that_is_long_silent(alice: Alone, monkeypatch: pytest.MonkeyPatch):
+def test_three_failures_in_a_row_drop_a_peer_that_is_long_silent(alice, monkeypatch):
     greets(alice, BOB)
     fails(alice, GIVE_UP_AFTER)
     assert BOB.author in alice.active_view, "its p2pd may just be starting again"
@@ -323,7 +318,7 @@ def test_three_failures_in_a_row_drop_a_peer_that_is_long_silent(alice: Alone, m
     assert alice.addresses.strangers() == [BOB.author], "it may come back"
 
 
-def test_a_peer_that_moved_is_known_at_its_new_address_only(alice: Alone):
+def test_a_peer_that_moved_is_known_at_its_new_address_only(alice):
     alice.addresses.hear([address(BOB, 1)])
     greets(alice, BOB, addresses=[address(BOB, 2)])
     greets(alice, BOB, addresses=[address(BOB, 3)])
@@ -342,12 +337,12 @@ def test_a_peer_that_moved_is_known_at_its_new_address_only(alice: Alone):
         "x" * 100_000,
     ],
 )
-def test_what_a_peer_says_of_itself_must_be_its_address(alice: Alone, said: str):
+def test_what_a_peer_says_of_itself_must_be_its_address(alice, said):
     greets(alice, BOB, addresses=[said, address(BOB)])
     assert alice.active_view[BOB.author].addresses == [address(BOB)]
 
 
-def test_a_peers_words_are_short_and_nothing_that_a_terminal_obeys(alice: Alone):
+def test_a_peers_words_are_short_and_nothing_that_a_terminal_obeys(alice):
     greets(alice, BOB, agent="\x1b[2Jnice\nname" + "x" * 9999)
     agent = alice.active_view[BOB.author].agent
     assert agent.startswith("?[2Jnice?name") and agent.isprintable() and len(agent) <= 64
@@ -356,7 +351,7 @@ def test_a_peers_words_are_short_and_nothing_that_a_terminal_obeys(alice: Alone)
 # --- who may ask, and how much ----------------------------------------------------------------------------------------
 
 
-async def test_row_16_ten_thousand_identities_end_no_session_of_the_view_and_the_latest_may_ask(alice: Alone):
+async def test_row_16_ten_thousand_identities_end_no_session_of_the_view_and_the_latest_may_ask(alice):
     honest = await found(alice, 100, VIEW_SIZE - INBOUND_MAX)
     sessions = [alice.sessions[peer] for peer in honest]
     for number in range(10_000):
@@ -367,7 +362,7 @@ async def test_row_16_ten_thousand_identities_end_no_session_of_the_view_and_the
     assert all(alice.limits(peer) for peer in (*alice.active_view, *latest))
 
 
-def test_who_turns_out_to_be_in_another_run_may_ask_no_more(alice: Alone):
+def test_who_turns_out_to_be_in_another_run_may_ask_no_more(alice):
     greets(alice, BOB)
     answer = greets(alice, BOB, run_id=OTHER_RUN.id, tokenizer=b"x" * 32)
     assert alice.limits(BOB.author) is None and BOB.author not in alice.active_view
@@ -376,7 +371,7 @@ def test_who_turns_out_to_be_in_another_run_may_ask_no_more(alice: Alone):
     assert answer.refusal.endswith(OTHER_RUN.id.hex())
 
 
-def test_a_message_holds_what_both_take(alice: Alone):
+def test_a_message_holds_what_both_take(alice):
     assert greets(alice, BOB, limits=ftis_pb2.Limits(entries=4, mentions=2**32 - 1)).limits == OWN.message()
     assert alice.limits(BOB.author) == Limits(4, OWN.mentions, OWN.digests)
 
@@ -384,14 +379,14 @@ def test_a_message_holds_what_both_take(alice: Alone):
 # --- what is heard ----------------------------------------------------------------------------------------------------
 
 
-def test_an_address_heard_for_the_first_time_is_news(alice: Alone):
+def test_an_address_heard_for_the_first_time_is_news(alice):
     assert alice.addresses.hear([address(BOB)])
     assert not alice.addresses.hear([address(BOB), address(BOB, 2)])
     assert not alice.addresses.hear([address(ALICE)]), "that is this node itself"
     assert alice.addresses.strangers() == [BOB.author]
 
 
-def test_addresses_without_number_are_kept_to_a_bound(alice: Alone):
+def test_addresses_without_number_are_kept_to_a_bound(alice):
     for number in range(2, 2 + 2 * PASSIVE_VIEW_MAX):
         alice.addresses.hear([address(identity(number))])
     assert len(alice.addresses.strangers()) == PASSIVE_VIEW_MAX

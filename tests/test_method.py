@@ -43,7 +43,7 @@ MEANS = {
 
 @settings(derandomize=True)
 @given(st.sampled_from(sorted(ESTIMATORS)), st.integers(0, 1000), st.floats(0.1, 2))
-def test_each_estimator_has_the_mean_that_is_said_of_it(name: str, seed: int, width: float):
+def test_each_estimator_has_the_mean_that_is_said_of_it(name, seed, width):
     learner, generator = distributions(seed, width)
     mean = float((generator * ESTIMATORS[name](learner.log() - generator.log())).sum())
     assert mean == pytest.approx(MEANS[name](learner, generator), rel=1e-9, abs=1e-12)
@@ -59,7 +59,7 @@ def test_of_a_sample_that_the_learner_finds_unlikely_only_two_estimators_reach_t
 
 @pytest.mark.parametrize("name", ["vis", "ftis"])
 @pytest.mark.parametrize(("advantage", "log_ratio"), [(-1.0, 21.0), (1.0, -21.0)])
-def test_a_token_whose_ratio_is_beyond_the_clamp_has_no_gradient(name: str, advantage: float, log_ratio: float):
+def test_a_token_whose_ratio_is_beyond_the_clamp_has_no_gradient(name, advantage, log_ratio):
     """Neither is stopped by the clip at ε: at 19 nats both have one."""
 
     def slope(ratio: float) -> float:

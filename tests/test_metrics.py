@@ -25,7 +25,7 @@ def steps(path: Path) -> list[int]:
     return [entry["step"] for entry in read_events(path, "step")]
 
 
-def test_events_come_back_by_kind_and_across_restarts(tmp_path: Path):
+def test_events_come_back_by_kind_and_across_restarts(tmp_path):
     before = time.time()
     write(tmp_path / "metrics.jsonl", 1, 2)
     write(tmp_path / "metrics.jsonl", 3)
@@ -36,19 +36,19 @@ def test_events_come_back_by_kind_and_across_restarts(tmp_path: Path):
     assert first["name"] == "\u2028é"
 
 
-def test_a_line_is_in_the_file_as_soon_as_it_is_written(tmp_path: Path):
+def test_a_line_is_in_the_file_as_soon_as_it_is_written(tmp_path):
     log = MetricsLog(tmp_path / "metrics.jsonl")
     log.write("step", step=1)
     assert steps(tmp_path / "metrics.jsonl") == [1]
     log.close()
 
 
-def test_without_a_file_there_are_no_events(tmp_path: Path):
+def test_without_a_file_there_are_no_events(tmp_path):
     assert read_events(tmp_path / "none", "step") == []
 
 
 @pytest.mark.parametrize("cut", [1, 2, 5, 20, 60])
-def test_a_last_line_that_a_kill_cut_short_is_left_out_and_spoils_nothing_after_it(tmp_path: Path, cut: int):
+def test_a_last_line_that_a_kill_cut_short_is_left_out_and_spoils_nothing_after_it(tmp_path, cut):
     path = tmp_path / "metrics.jsonl"
     log = MetricsLog(path)
     for step in (1, 2):
@@ -80,7 +80,7 @@ def numbers(path: Path) -> list[int]:
     return [part.number for part in older_parts(path)]
 
 
-def test_a_long_log_becomes_compressed_parts_and_no_line_is_lost(tmp_path: Path):
+def test_a_long_log_becomes_compressed_parts_and_no_line_is_lost(tmp_path):
     path = tmp_path / "metrics.jsonl"
     write_parts(path, range(20))
     write_parts(path, range(20, 40))
@@ -93,7 +93,7 @@ def test_a_long_log_becomes_compressed_parts_and_no_line_is_lost(tmp_path: Path)
     assert path.stat().st_size < 300
 
 
-def test_the_end_of_a_log_is_found_in_older_parts_too(tmp_path: Path):
+def test_the_end_of_a_log_is_found_in_older_parts_too(tmp_path):
     path = tmp_path / "metrics.jsonl"
     write_parts(path, range(20))
     for size in (1, 100, 400, 1500):
@@ -102,7 +102,7 @@ def test_the_end_of_a_log_is_found_in_older_parts_too(tmp_path: Path):
         assert size // 100 - 2 <= len(found) <= size // 60 + 1
 
 
-def test_an_older_line_does_not_come_in_the_place_of_one_that_is_too_long(tmp_path: Path):
+def test_an_older_line_does_not_come_in_the_place_of_one_that_is_too_long(tmp_path):
     path = tmp_path / "metrics.jsonl"
     log = rotating(path)
     for step, length in enumerate((100, 1, 300)):  # a part, which ends in a short line, and the present file
@@ -114,7 +114,7 @@ def test_an_older_line_does_not_come_in_the_place_of_one_that_is_too_long(tmp_pa
 
 
 @pytest.mark.parametrize("stage", ["renamed", "half compressed", "compressed"])
-def test_a_kill_while_a_part_is_made_loses_and_doubles_nothing(tmp_path: Path, stage: str):
+def test_a_kill_while_a_part_is_made_loses_and_doubles_nothing(tmp_path, stage):
     path = tmp_path / "metrics.jsonl"
     write(path, 1, 2)
     plain = tmp_path / "metrics-00000001.jsonl"
@@ -131,7 +131,7 @@ def test_a_kill_while_a_part_is_made_loses_and_doubles_nothing(tmp_path: Path, s
     assert {entry.name for entry in tmp_path.iterdir()} == {path.name, "metrics-00000001.jsonl.gz"}
 
 
-def test_what_a_person_keeps_beside_a_log_is_left_alone(tmp_path: Path):
+def test_what_a_person_keeps_beside_a_log_is_left_alone(tmp_path):
     mine = {
         tmp_path / "metrics-mine.jsonl": b"copied",
         tmp_path / "metrics-mine.jsonl.gz": b"copied before",
@@ -143,7 +143,7 @@ def test_what_a_person_keeps_beside_a_log_is_left_alone(tmp_path: Path):
     assert {file: file.read_bytes() for file in mine} == mine
 
 
-def test_the_oldest_parts_make_room_and_the_latest_stays(tmp_path: Path):
+def test_the_oldest_parts_make_room_and_the_latest_stays(tmp_path):
     path = tmp_path / "metrics.jsonl"
     write_parts(path, range(30))
     many = len(numbers(path))
@@ -164,7 +164,7 @@ def part_in(folder: Path) -> tuple[Path, Path]:
     return path, older_parts(path)[1].path
 
 
-def test_a_damaged_part_costs_its_own_lines_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+def test_a_damaged_part_costs_its_own_lines_alone(tmp_path, caplog):
     path, part = part_in(tmp_path)
     part.write_bytes(part.read_bytes()[:20])
     found = steps(path)
@@ -172,7 +172,7 @@ def test_a_damaged_part_costs_its_own_lines_alone(tmp_path: Path, caplog: pytest
     assert part.name in caplog.text
 
 
-def test_row_63_a_part_that_unpacks_to_too_much_is_damaged(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+def test_row_63_a_part_that_unpacks_to_too_much_is_damaged(tmp_path, caplog):
     path, part = part_in(tmp_path)
     part.write_bytes(gzip.compress(bytes(1 << 28), 9))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -181,9 +181,7 @@ def test_row_63_a_part_that_unpacks_to_too_much_is_damaged(tmp_path: Path, caplo
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 20, "in KiB"
 
 
-def test_a_disk_that_is_full_leaves_the_parts_as_they_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-):
+def test_a_disk_that_is_full_leaves_the_parts_as_they_are(tmp_path, monkeypatch, caplog):
     path = tmp_path / "metrics.jsonl"
     with monkeypatch.context() as full:
         full.setattr(metrics.shutil, "copyfileobj", raising(OSError(errno.ENOSPC, "No space left on device")))
@@ -195,7 +193,7 @@ def test_a_disk_that_is_full_leaves_the_parts_as_they_are(
     assert all(part.path.suffix == ".gz" for part in older_parts(path))
 
 
-def test_a_part_that_cannot_begin_is_begun_with_the_next_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_part_that_cannot_begin_is_begun_with_the_next_line(tmp_path, monkeypatch):
     path = tmp_path / "metrics.jsonl"
     log = rotating(path)
     for step in range(2):

@@ -5,7 +5,6 @@ import json
 import sqlite3
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -49,7 +48,7 @@ def contents(path: Path) -> dict[str, bytes]:
 # --- the home ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_new_home_has_the_newest_schema(home: Home):
+def test_a_new_home_has_the_newest_schema(home):
     home.mark()
     assert json.loads(home.schema.read_text()) == {"schema": 2} and not home.task_files.exists()
     before = contents(home.path)
@@ -62,7 +61,7 @@ def test_a_new_home_has_the_newest_schema(home: Home):
     [('{"schema": 3}', "knows 2.*pgrade ftis-node"), ('{"schema": 1}', "knows 2.*start in a new --home")]
     + [(text, "damaged.*copy") for text in ('{"schema": "2"}', '{"schema": true}', '{"schema": 0}', "{}", "", "[]")],
 )
-def test_a_home_of_another_version_or_of_none_is_left_as_it_is(home: Home, text: str, words: str):
+def test_a_home_of_another_version_or_of_none_is_left_as_it_is(home, text, words):
     home.schema.write_text(text)
     before = contents(home.path)
     for look in (home.mark, lambda: with_remembered(JoinOptions(home), home)):
@@ -71,7 +70,7 @@ def test_a_home_of_another_version_or_of_none_is_left_as_it_is(home: Home, text:
     assert contents(home.path) == before
 
 
-def test_a_home_of_the_first_versions_which_has_no_number_is_refused(home: Home):
+def test_a_home_of_the_first_versions_which_has_no_number_is_refused(home):
     write_database(home.store, RUN)
     with pytest.raises(UserError, match=OLDER):
         home.mark()
@@ -81,7 +80,7 @@ def test_a_home_of_the_first_versions_which_has_no_number_is_refused(home: Home)
 # --- the task's files -------------------------------------------------------------------------------------------------
 
 
-def test_files_named_once_are_found_from_anywhere(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_files_named_once_are_found_from_anywhere(home, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     remember_files(home, JoinOptions(home, data=Path("copy.jsonl"), eval_data=Path("e.jsonl")), "rows.jsonl", RUN)
     monkeypatch.chdir("/")
@@ -92,13 +91,13 @@ def test_files_named_once_are_found_from_anywhere(home: Home, tmp_path: Path, mo
     assert with_remembered(JoinOptions(home, task="/moved.jsonl"), home).data is None, "the task's name is the file"
 
 
-def test_a_task_file_is_remembered_by_its_place(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_task_file_is_remembered_by_its_place(home, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     remember_files(home, JoinOptions(home, task="rows.jsonl"), "rows.jsonl", RUN)
     assert with_remembered(JoinOptions(home), home).data == tmp_path / "rows.jsonl"
 
 
-def test_a_home_keeps_its_name_and_the_settings_of_its_command_lines(home: Home):
+def test_a_home_keeps_its_name_and_the_settings_of_its_command_lines(home):
     def start(name: str | None = None, **said: object) -> tuple[Settings, Mapping[str, str]]:
         given = Given(said)
         settled = given.on(home)("arithmetic")
@@ -124,7 +123,7 @@ def test_a_home_keeps_its_name_and_the_settings_of_its_command_lines(home: Home)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"data": 7}', "\x00", '{"settings": 7}', '{"settings": {"gone": 1}}'])
-def test_a_damaged_memory_of_files_is_none(home: Home, text: str):
+def test_a_damaged_memory_of_files_is_none(home, text):
     home.task_files.write_text(text)
     assert with_remembered(JoinOptions(home), home) == JoinOptions(home)
     assert Given().on(home)("arithmetic")[0].batch_groups == 24
@@ -135,7 +134,7 @@ def test_a_damaged_memory_of_files_is_none(home: Home, text: str):
 
 @pytest.mark.parametrize("opening", [lambda path: PacketStore(path, RUN, 1 << 20), StoredPackets])
 @pytest.mark.parametrize(("version", "words"), [(4, NEWER), (2, "has schema 2, .* start in a new --home")])
-def test_a_database_of_another_version_is_left_as_it_is(database: Path, opening: Any, version: int, words: str):
+def test_a_database_of_another_version_is_left_as_it_is(database, opening, version, words):
     db = sqlite3.connect(database)
     db.execute(f"PRAGMA user_version = {version}")
     db.close()
@@ -148,7 +147,7 @@ def test_a_database_of_another_version_is_left_as_it_is(database: Path, opening:
 # --- checkpoints ------------------------------------------------------------------------------------------------------
 
 
-def test_a_checkpoint_of_98648f7_is_read_and_not_written(tmp_path: Path):
+def test_a_checkpoint_of_98648f7_is_read_and_not_written(tmp_path):
     wanted = {"model": "tiny-a (full)", "optimiser": "adamw"}
     write_checkpoint(tmp_path / "step-00000003", wanted)
     before = contents(tmp_path)
@@ -157,7 +156,7 @@ def test_a_checkpoint_of_98648f7_is_read_and_not_written(tmp_path: Path):
 
 
 @pytest.mark.parametrize(("schema", "words"), [(checkpoints_module.SCHEMA + 1, NEWER), (1, OLDER)])
-def test_a_checkpoint_of_another_version_is_refused_not_called_damaged(tmp_path: Path, schema: int, words: str):
+def test_a_checkpoint_of_another_version_is_refused_not_called_damaged(tmp_path, schema, words):
     write_checkpoint(tmp_path / "step-00000002", {})
     write_checkpoint(tmp_path / "step-00000003", {}, schema=schema)
     before = contents(tmp_path)
@@ -170,7 +169,7 @@ def test_a_checkpoint_of_another_version_is_refused_not_called_damaged(tmp_path:
 # --- a start ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_start_finds_its_files_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_start_finds_its_files_again(tmp_path, monkeypatch):
     """Up to where it would open the network."""
 
     def far_enough(_: Home) -> Path:

@@ -39,7 +39,7 @@ def packets(minimal: ModuleType) -> dict[str, list[bytes]]:
     return {name: minimal.Node(name).generate(3) for name in ("tiny-a", "tiny-b")}
 
 
-def test_its_task_rows_and_rewards_are_the_products(minimal: ModuleType, packets: dict[str, list[bytes]]):
+def test_its_task_rows_and_rewards_are_the_products(minimal, packets):
     task = load_task("arithmetic")
     for own, rows in ((minimal.TRAIN, task.train), (minimal.EXAM, task.held_out)):
         assert [(question, str(answer)) for question, answer in own] == [(row.question, row.answer) for row in rows]
@@ -55,7 +55,7 @@ def test_its_task_rows_and_rewards_are_the_products(minimal: ModuleType, packets
     assert {*rewards} == {0.0, 1.0}
 
 
-def test_its_bytes_are_packets(minimal: ModuleType, packets: dict[str, list[bytes]]):
+def test_its_bytes_are_packets(minimal, packets):
     for slot, data in enumerate(packets["tiny-a"]):
         packet = decode(data)
         assert isinstance(packet, Packet) and encode(packet) == data
@@ -76,7 +76,7 @@ LIES: dict[str, tuple[slice, bytes, bytes, int]] = {
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_it_refuses(minimal: ModuleType, packets: dict[str, list[bytes]], lie: str):
+def test_it_refuses(minimal, packets, lie):
     place, new, author, round = LIES[lie]
     data = bytearray(packets["tiny-a"][0])
     data[place] = new
@@ -84,7 +84,7 @@ def test_it_refuses(minimal: ModuleType, packets: dict[str, list[bytes]], lie: s
         minimal.admit(bytes(data), author, round, 0)
 
 
-def test_its_loss_and_gradient_are_the_products(minimal: ModuleType, packets: dict[str, list[bytes]]):
+def test_its_loss_and_gradient_are_the_products(minimal, packets):
     """A step of each on the same groups, most of them foreign; the filter drops some of these."""
     settings = Settings(learning_rate=2e-4, warmup_steps=0, betas=(0.9, 0.95))
     objective = PRESETS["ftis"].replace(**settings.objective_parts("arithmetic", filters=True))
@@ -109,7 +109,7 @@ def test_its_loss_and_gradient_are_the_products(minimal: ModuleType, packets: di
     assert float(torch.stack(moved).max()) < 2e-5, "a step is 2e-4"
 
 
-def test_two_rounds_of_it_run(minimal: ModuleType, capsys: pytest.CaptureFixture[str]):
+def test_two_rounds_of_it_run(minimal, capsys):
     nodes = minimal.train(["tiny-a", "tiny-b"], 2, sharing=True)
     assert [node.steps for node in nodes] == [2, 2]
     assert "tiny-a 0.3" in capsys.readouterr().out

@@ -41,7 +41,7 @@ def tokenizer(name: str) -> Any:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_shipped_model_is_the_one_of_the_manifest(name: str):
+def test_a_shipped_model_is_the_one_of_the_manifest(name):
     entry = MANIFEST["models"][name]
     assert hashlib.sha256((MODELS / name / "model.safetensors").read_bytes()).hexdigest() == entry["sha256"]
     model = transformers.AutoModelForCausalLM.from_pretrained(MODELS / name)
@@ -62,7 +62,7 @@ def test_the_models_are_small_to_ship():
 
 
 @pytest.mark.parametrize("name", ["tiny-a", *OTHER])
-def test_a_model_solves_what_the_manifest_says(name: str):
+def test_a_model_solves_what_the_manifest_says(name):
     policy = load_policy(Settings(model=name, device="cpu"))
     task = load_task("arithmetic")
     cap = task.completion_tokens if name in SAME else task.text.completion_tokens
@@ -71,7 +71,7 @@ def test_a_model_solves_what_the_manifest_says(name: str):
 
 
 @pytest.mark.parametrize("name", SAME[1:])
-def test_the_tokenizers_are_identical(name: str):
+def test_the_tokenizers_are_identical(name):
     for file in ("tokenizer.json", "tokenizer_config.json"):
         assert (MODELS / name / file).read_bytes() == (MODELS / SAME[0] / file).read_bytes()
 
@@ -86,7 +86,7 @@ def test_the_kinds_of_tokenizer_differ_pairwise():
 
 
 @pytest.mark.parametrize("name", ["tiny-a", *OTHER])
-def test_only_padding_and_end_are_special(name: str):
+def test_only_padding_and_end_are_special(name):
     words = tokenizer(name)
     assert set(words.all_special_tokens) == {"<|pad|>", "<|end|>"}
     assert words.pad_token_id != words.eos_token_id and end_ids(words) == (words.eos_token_id,)
@@ -96,7 +96,7 @@ def test_only_padding_and_end_are_special(name: str):
 
 
 @pytest.mark.parametrize("name", OTHER)
-def test_every_byte_comes_back(name: str):
+def test_every_byte_comes_back(name):
     words = tokenizer(name)
     for text in ANY_TEXTS:
         ids = words.encode(text, split_special_tokens=True)
@@ -106,7 +106,7 @@ def test_every_byte_comes_back(name: str):
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_text_comes_back_as_it_was(text: str):
+def test_text_comes_back_as_it_was(text):
     words = tokenizer("tiny-a")
     ids = words.encode(text)
     padded = [words.pad_token_id, *ids, words.eos_token_id, words.pad_token_id]
@@ -114,7 +114,7 @@ def test_text_comes_back_as_it_was(text: str):
 
 
 @pytest.mark.parametrize("name", ["tiny-a", *OTHER])
-def test_a_prompt_of_the_task_is_six_tokens(name: str):
+def test_a_prompt_of_the_task_is_six_tokens(name):
     task = load_task("arithmetic")
     prompts = [task.prompt(e) for e in (*task.train, *task.held_out)]
     ids = tokenizer(name)(prompts)["input_ids"]
@@ -123,7 +123,7 @@ def test_a_prompt_of_the_task_is_six_tokens(name: str):
 
 
 @pytest.mark.parametrize("name", ["tiny-a", *OTHER])
-def test_the_tokenizer_that_is_built_is_the_one_that_is_loaded(name: str):
+def test_the_tokenizer_that_is_built_is_the_one_that_is_loaded(name):
     built = TOKENIZERS[KINDS[name]]()
     loaded = tokenizer(name)
     assert json.loads(built.backend_tokenizer.to_str()) == json.loads(loaded.backend_tokenizer.to_str())

@@ -63,7 +63,7 @@ def node(place: str, number: int, path: Path, host: str, *named: str) -> Iterato
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
-def test_nodes_meet_when_an_interface_comes_up_and_again_when_addresses_change(tmp_path: Path):
+def test_nodes_meet_when_an_interface_comes_up_and_again_when_addresses_change(tmp_path):
     kept = tmp_path / "member-1" / "peers.json"
     with namespaces(2, None, "ftis-m") as ((a, first), (b, second)):
         ip("-n", b, "link", "set", "eth0", "down")
@@ -131,7 +131,7 @@ def friend(place: str, number: int, path: Path, host: str = "0.0.0.0") -> Iterat
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
-def test_row_78_friends_of_one_inviter_meet_and_go_on_without_it(tmp_path: Path):
+def test_row_78_friends_of_one_inviter_meet_and_go_on_without_it(tmp_path):
     with namespaces(3, None, "ftis-r") as ((a, own), (b, _), (c, _)):
         with contextlib.ExitStack() as room:
             with friend(a, 1, tmp_path, own) as founder:

@@ -63,7 +63,7 @@ def test_gradients_are_those_of_the_dequantised_weight():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("sizes", [(128, 96), (64, 64), (76, 50)])
-def test_a_decoders_product_is_that_of_the_dequantised_weight(sizes: tuple[int, int], dtype: torch.dtype):
+def test_a_decoders_product_is_that_of_the_dequantised_weight(sizes, dtype):
     linear = torch.nn.Linear(*sizes).to(dtype)
     packed = nf4.NF4Linear(linear, torch.device("cpu"))
     for rows in (1, 4, 48, 300):
@@ -73,7 +73,7 @@ def test_a_decoders_product_is_that_of_the_dequantised_weight(sizes: tuple[int, 
             torch.testing.assert_close(packed.product(x, linear.bias), wanted, rtol=0, atol=0)
 
 
-def test_tokens_are_decoded_without_dequantising_here(monkeypatch: pytest.MonkeyPatch):
+def test_tokens_are_decoded_without_dequantising_here(monkeypatch):
     policy = small(torch.float32, 64)
     calls = []
     dense = nf4.NF4Linear.dense
@@ -85,7 +85,7 @@ def test_tokens_are_decoded_without_dequantising_here(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("broken", [lambda product: product * 1.1, lambda product: 1 / 0])
-def test_a_fused_kernel_that_is_wrong_or_fails_is_not_used(broken: Any, monkeypatch: pytest.MonkeyPatch):
+def test_a_fused_kernel_that_is_wrong_or_fails_is_not_used(broken, monkeypatch):
     real = nf4.fused
     monkeypatch.setattr(nf4, "fused", lambda *args, **options: broken(real(*args, **options)))
     policy = small(torch.bfloat16, 64)
@@ -103,7 +103,7 @@ def test_a_node_samples_from_the_very_weights_that_score_it():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_training_changes_the_layers_beside_and_goes_on_bit_for_bit(dtype: torch.dtype):
+def test_training_changes_the_layers_beside_and_goes_on_bit_for_bit(dtype):
     policy = small(dtype)
     frozen = [module.dense() for module in policy.model.modules() if isinstance(module, nf4.NF4Linear)]
     original = learner(policy)

@@ -43,20 +43,20 @@ def accompanied(
     task.cancel()
 
 
-async def test_it_says_that_the_node_is_up_and_then_again_and_again_that_it_goes_on(manager: socket.socket):
+async def test_it_says_that_the_node_is_up_and_then_again_and_again_that_it_goes_on(manager):
     environment = {"NOTIFY_SOCKET": manager.getsockname(), "WATCHDOG_USEC": "20000", "WATCHDOG_PID": str(os.getpid())}
     with accompanied(environment):
         assert await heard(manager, 3) == [["READY=1"], *[["STATUS=ONLINE: Training alone.", "WATCHDOG=1"]] * 2]
     assert environment == {}, "what the node starts does not speak in its name"
 
 
-async def test_a_stalled_node_says_how_it_is_and_nothing_to_the_watchdog(manager: socket.socket):
+async def test_a_stalled_node_says_how_it_is_and_nothing_to_the_watchdog(manager):
     with accompanied({"NOTIFY_SOCKET": manager.getsockname(), "WATCHDOG_USEC": "20000"}, stalled=7201.0):
         told = await heard(manager, 3)
     assert [line.partition("=")[0] for lines in told for line in lines] == ["READY", "STATUS", "STATUS"]
 
 
-async def test_a_blocked_loop_says_nothing(manager: socket.socket):
+async def test_a_blocked_loop_says_nothing(manager):
     with accompanied({"NOTIFY_SOCKET": manager.getsockname(), "WATCHDOG_USEC": "20000"}):
         await heard(manager, 2)
         while speaks(manager):
@@ -67,7 +67,7 @@ async def test_a_blocked_loop_says_nothing(manager: socket.socket):
         assert not speaks(manager)
 
 
-async def test_an_abstract_socket_is_spoken_to(tmp_path: Path):
+async def test_an_abstract_socket_is_spoken_to(tmp_path):
     name = f"@ftis-test-{os.getpid()}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
         listener.bind("\0" + name[1:])
@@ -76,7 +76,7 @@ async def test_an_abstract_socket_is_spoken_to(tmp_path: Path):
         assert await heard(listener, 1) == [["READY=1"]]
 
 
-async def test_without_a_manager_or_after_its_end_the_node_is_not_disturbed(tmp_path: Path):
+async def test_without_a_manager_or_after_its_end_the_node_is_not_disturbed(tmp_path):
     with accompanied({}) as task:
         await task
     times = itertools.count()

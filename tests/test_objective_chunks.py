@@ -28,7 +28,7 @@ def drawn(seed: int = 0) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("name", sorted(PRESETS))
-def test_with_one_token_a_chunk_it_is_the_objective_over_tokens_bit_for_bit(name: str):
+def test_with_one_token_a_chunk_it_is_the_objective_over_tokens_bit_for_bit(name):
     found = []
     for chunks in (None, torch.arange(9)):
         tokens = drawn()
@@ -56,7 +56,7 @@ def test_by_hand():
 
 
 @pytest.mark.parametrize(("first", "clipped"), [(-3.001, False), (-3.5, True)])
-def test_gspo_says_clipped_where_its_gradient_ends(first: float, clipped: bool):
+def test_gspo_says_clipped_where_its_gradient_ends(first, clipped):
     """R = 1 in the first case: log ρ of the chunks is 0.001 and −0.001."""
     batch = packed([[-1.0] * 4], [2.0], generator=[[first, -0.999]], chunks=[0, 0, 0, 1], own=[False])
     terms, gradient = graded(PRESETS["gspo"], batch)
@@ -64,7 +64,7 @@ def test_gspo_says_clipped_where_its_gradient_ends(first: float, clipped: bool):
 
 
 @pytest.mark.parametrize("name", ["ftis", "vis", "nois", "ftis-author"])
-def test_the_gradient_is_that_of_the_value(name: str):
+def test_the_gradient_is_that_of_the_value(name):
     """Against finite differences of the surrogate; weights and filter are constants of the step."""
 
     def value(new: Tensor) -> Tensor:

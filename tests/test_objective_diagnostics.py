@@ -73,7 +73,7 @@ samples = st.tuples(
 @given(
     st.lists(st.lists(samples, min_size=1, max_size=6), max_size=4), st.sampled_from([*PRESETS.values(), ARITHMETIC])
 )
-def test_shares_add_up_and_micro_batches_do_not_matter(micro_batches: list[list[Sample]], objective: Objective):
+def test_shares_add_up_and_micro_batches_do_not_matter(micro_batches, objective):
     summary: Any = gather(objective, micro_batches).summary()
     sources = summary.sources.values()
     for name in ("loss_share", "loss_share_per_sample"):

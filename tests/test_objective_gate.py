@@ -45,7 +45,7 @@ def test_the_level_moves_a_fifth_of_the_way_to_the_strangest_own_success():
 
 @settings(derandomize=True)
 @given(st.lists(st.floats(-50, 0), min_size=1, max_size=60), st.floats(0, 0.99))
-def test_the_level_is_the_nearest_rank(values: list[float], quantile: float):
+def test_the_level_is_the_nearest_rank(values, quantile):
     level = GATED.replace(gate=quantile).next_gate(None, torch.tensor(values, dtype=torch.float64))
     assert level in values
     at_or_below = sum(value <= level for value in values)
@@ -54,7 +54,7 @@ def test_the_level_is_the_nearest_rank(values: list[float], quantile: float):
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "max"])
-def test_what_was_only_an_end_has_no_divergence(reduction: str):
+def test_what_was_only_an_end_has_no_divergence(reduction):
     terms = terms_of("ftis-author", [[-1.0]], [1.0], ended=[True], changes={"reduction": reduction, "divergence": "k1"})
     assert terms.divergence.tolist() == terms.value.tolist() == [0.0]
 
@@ -77,7 +77,7 @@ def test_a_step_of_which_all_was_dropped_is_divided_by_one():
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_without_a_gradient_the_figures_are_the_same(name: str):
+def test_without_a_gradient_the_figures_are_the_same(name):
     batch = packed([[-1.0, -2.0]], [0.7], new=[[-1.1, -1.9]], generator=[[-3.0, -2.5]])
     plain = PRESETS[name].terms(**batch)
     (trained, _) = graded(PRESETS[name], batch)
@@ -94,7 +94,7 @@ def test_without_a_gradient_the_figures_are_the_same(name: str):
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("name", PRESETS)
-def test_a_gpu_says_the_same(name: str):
+def test_a_gpu_says_the_same(name):
     start = [[-3.0, -0.5], [-2.0], [-1.0, -2.5, -3.5]]
     claimed = [[-2.0, -2.5], [-0.5], [-1.0, -4.0, -2.0]]
     later = [[x + 0.1 for x in sample] for sample in start]

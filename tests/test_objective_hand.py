@@ -102,7 +102,7 @@ def test_every_preset_has_a_rule():
 
 @pytest.mark.parametrize("name", RULES)
 @pytest.mark.parametrize("later", [False, True], ids=["first", "later"])
-def test_loss_and_gradient_of_a_step_are_those_of_the_formulas(name: str, later: bool):
+def test_loss_and_gradient_of_a_step_are_those_of_the_formulas(name, later):
     dropped = agree(PRESETS[name], RULES[name], later=later, level=-4.0, seeds=6)
     assert (dropped > 0) == (RULES[name].g is not None or RULES[name].gate)
 
@@ -111,7 +111,7 @@ def test_loss_and_gradient_of_a_step_are_those_of_the_formulas(name: str, later:
 @pytest.mark.parametrize("aggregation", ["sample", "token", "fixed"])
 @pytest.mark.parametrize("count_end", [True, False], ids=["end", "no-end"])
 @pytest.mark.parametrize("count_dropped", [True, False], ids=["all", "kept"])
-def test_so_they_are_with_other_denominators(name: str, aggregation: str, count_end: bool, count_dropped: bool):
+def test_so_they_are_with_other_denominators(name, aggregation, count_end, count_dropped):
     objective = PRESETS[name].replace(
         aggregation=aggregation, count_end=count_end, count_dropped=count_dropped, divisor=CAP
     )
@@ -125,7 +125,7 @@ def test_the_filter_of_the_arithmetic_task_goes_by_the_sum_of_k1():
 
 
 @pytest.mark.parametrize("level", [None, -3.5, -4.5])
-def test_a_gate_and_a_filter_together_drop_what_either_drops(level: float | None):
+def test_a_gate_and_a_filter_together_drop_what_either_drops(level):
     agree(PRESETS["ftis"].replace(gate=0.0), replace(RULES["ftis"], gate=True), later=True, level=level, seeds=4)
 
 

@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -81,7 +80,7 @@ FORMULAS = {formula.__name__: formula for formula in (graft, hacpo, gspo, cispo,
 
 @pytest.mark.parametrize("name", FORMULAS)
 @pytest.mark.parametrize("seed", range(6))
-def test_value_and_gradient_are_those_of_the_formula(name: str, seed: int):
+def test_value_and_gradient_are_those_of_the_formula(name, seed):
     new, start, generator = drawn(seed)
     terms = terms_of(PRESETS[name], new, start, generator, written=torch.tensor(WRITTEN))
     terms.value.sum().backward()
@@ -103,7 +102,7 @@ def test_grafts_weight_is_of_each_sides_own_tokens():
 
 @pytest.mark.parametrize("name", ["graft", "hacpo"])
 @pytest.mark.parametrize("count_end", [True, False])
-def test_a_peer_with_the_same_policy_is_trusted_whole_with_the_end_and_without(name: str, count_end: bool):
+def test_a_peer_with_the_same_policy_is_trusted_whole_with_the_end_and_without(name, count_end):
     """As the learner calls it: `written` counts the sampled end."""
     for length in (1, 2, 3, 50):
         policy = torch.linspace(-3.0, -0.1, length).tolist()
@@ -116,7 +115,7 @@ def test_a_peer_with_the_same_policy_is_trusted_whole_with_the_end_and_without(n
 @pytest.mark.parametrize(
     ("rewards", "advantages"), [([0, 1, 1], [0, 0.1, 0]), ([0, 0], [0, 0]), ([0.2, 0.5], [0, 0.1]), ([1], [0.1])]
 )
-def test_sgt_takes_one_right_sample_of_a_foreign_group(rewards: Sequence[float], advantages: Sequence[float]):
+def test_sgt_takes_one_right_sample_of_a_foreign_group(rewards, advantages):
     assert imitated(rewards, 0.1) == advantages
 
 

@@ -16,7 +16,7 @@ from tests.support.objective_batches import FORMULAS, packed
 @pytest.mark.parametrize("value", [0.0, 1.0, 0.1, 1 / 3, 1e-300, 1e300])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("kind", ["mean_std", "mean", "maxrl"])
-def test_equal_rewards_have_advantages_of_exactly_zero(value: float, dtype: torch.dtype, kind: str):
+def test_equal_rewards_have_advantages_of_exactly_zero(value, dtype, kind):
     rewards = torch.full((12,), min(value, torch.finfo(dtype).max), dtype=dtype)
     assert torch.equal(PRESETS["ftis"].replace(advantage=kind).advantages(rewards), torch.zeros(12, dtype=dtype))
 
@@ -39,9 +39,7 @@ def test_advantages_of_a_group_worked_on_paper():
     st.sampled_from(["mean_std", "mean"]),
     st.sampled_from([torch.float32, torch.float64]),
 )
-def test_a_reward_at_the_mean_has_an_advantage_of_exactly_zero(
-    middle: float, step: float, places: list[int], kind: str, dtype: torch.dtype
-):
+def test_a_reward_at_the_mean_has_an_advantage_of_exactly_zero(middle, step, places, kind, dtype):
     # Rewards in pairs around the middle, and the middle itself: whatever their sum rounds to, it is their mean.
     pairs = [middle + sign * place * step for place in places for sign in (-1, 1)]
     rewards = torch.tensor([middle, *pairs], dtype=dtype)
@@ -63,7 +61,7 @@ def test_integer_rewards_give_float32_advantages():
 
 @settings(derandomize=True)
 @given(st.floats(-300, 300), st.lists(st.booleans(), min_size=2, max_size=12).filter(lambda x: len(set(x)) > 1))
-def test_the_scale_of_rewards_does_not_matter(exponent: float, right: list[bool]):
+def test_the_scale_of_rewards_does_not_matter(exponent, right):
     unit = PRESETS["ftis"].advantages(torch.tensor([float(x) for x in right], dtype=torch.float64))
     scaled = PRESETS["ftis"].advantages(torch.tensor([x * 10.0**exponent for x in right], dtype=torch.float64))
     assert torch.allclose(unit, scaled, rtol=1e-12)
@@ -77,7 +75,7 @@ def test_advantages_are_of_one_group():
 @pytest.mark.parametrize("name", FORMULAS)
 @settings(derandomize=True)
 @given(d=st.lists(st.floats(-20, 20), min_size=3, max_size=10))
-def test_divergences_are_those_of_the_formulas(name: str, d: list[float]):
+def test_divergences_are_those_of_the_formulas(name, d):
     assert set(FORMULAS) == set(ESTIMATORS)
     tokens = [FORMULAS[name](x) for x in d]
     parts = [tokens[:-2], tokens[-2:]]

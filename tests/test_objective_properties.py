@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -10,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.utils.rnn import pad_sequence
 
-from ftis_node.objective import PRESETS, Objective, Terms, formulas
+from ftis_node.objective import PRESETS, Terms, formulas
 from tests.support.objective_batches import graded, packed
 
 EVERY = settings(max_examples=50, derandomize=True)
@@ -51,7 +50,7 @@ def take(batch: dict[str, torch.Tensor], order: list[int]) -> dict[str, torch.Te
 
 @EVERY
 @given(batches(), st.randoms(use_true_random=False), st.sampled_from(["sample", "token", "fixed"]))
-def test_order_and_packing_never_matter(batch: dict[str, torch.Tensor], rng: Any, aggregation: str):
+def test_order_and_packing_never_matter(batch, rng, aggregation):
     samples = batch["lengths"].numel()
     order = rng.sample(range(samples), samples)
     for preset in PRESETS.values():
@@ -65,7 +64,7 @@ def test_order_and_packing_never_matter(batch: dict[str, torch.Tensor], rng: Any
 
 @EVERY
 @given(batches(), st.integers(0, 5), st.sampled_from([math.nan, math.inf, -math.inf]))
-def test_a_filtered_sample_gives_nothing_even_if_nan(batch: dict[str, torch.Tensor], which: int, alien: float):
+def test_a_filtered_sample_gives_nothing_even_if_nan(batch, which, alien):
     objective = PRESETS["ftis"].replace(threshold=1.0, divergence="k1", reduction="max")
     which %= batch["lengths"].numel()
     batch["advantages"][which] = -1.0
@@ -81,7 +80,7 @@ def test_a_filtered_sample_gives_nothing_even_if_nan(batch: dict[str, torch.Tens
 
 
 @pytest.mark.parametrize("objective", PRESETS.values(), ids=lambda objective: objective.name)
-def test_no_gradient_leaks_from_a_source_of_weight_zero(objective: Objective):
+def test_no_gradient_leaks_from_a_source_of_weight_zero(objective):
     batch = packed([[-1.0], [math.nan]], [1.0, -1.0], generator=[[-1.0], [-1.0]], weights=[1.0, 0.0])
     terms, gradient = graded(objective, batch)
     value = -1.0 if objective.ratio == "detached" else 1.0  # then it is log π; else a ratio
@@ -101,9 +100,7 @@ DIVERGENCES = list(itertools.product(("k1", "k2", "k3", "is_k1", "is_k3", "k3_re
 
 @EVERY
 @given(batches(), st.sampled_from(ALIEN), st.sampled_from([*ALIEN, -math.inf, math.inf]), st.sampled_from(DIVERGENCES))
-def test_extreme_log_probs_stay_finite(
-    batch: dict[str, torch.Tensor], start: float, claimed: float, measure: tuple[str, str]
-):
+def test_extreme_log_probs_stay_finite(batch, start, claimed, measure):
     batch = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in batch.items()}
     batch["start_logprobs"] = torch.full_like(batch["start_logprobs"], start)
     batch["sampler_logprobs"] = torch.full_like(batch["sampler_logprobs"], claimed)
@@ -116,7 +113,7 @@ def test_extreme_log_probs_stay_finite(
 
 @EVERY
 @given(batches())
-def test_the_parts_of_ftis_and_gated_are_their_formulas(batch: dict[str, torch.Tensor]):
+def test_the_parts_of_ftis_and_gated_are_their_formulas(batch):
     lengths = batch["lengths"]
 
     def table(name: str) -> torch.Tensor:

@@ -234,7 +234,7 @@ def relative_error(ours: Tensor, theirs: Tensor) -> float:
     ],
     ids=lambda objective: objective.name,
 )
-def test_every_parameters_gradient_is_trls(objective: Objective, policy: Policy, batch: Batch, oracle: Oracle):
+def test_every_parameters_gradient_is_trls(objective, policy, batch, oracle):
     loss, kept = our_loss(objective, batch, one_by_one(policy, batch))
     negative = batch.advantages < 0
     dropped = int((~kept & negative).sum())
@@ -246,7 +246,7 @@ def test_every_parameters_gradient_is_trls(objective: Objective, policy: Policy,
     assert relative_error(ours, theirs) <= 1e-5
 
 
-def test_the_losses_differ_from_one_another(batch: Batch, policy: Policy):
+def test_the_losses_differ_from_one_another(batch, policy):
     # Or the comparison above would show nothing.
     names = "nois vis tis f-nois f-vis ftis gspo cispo dapo graft hacpo"
     gradients = [our_gradient(PRESETS[name], policy, batch) for name in names.split()]

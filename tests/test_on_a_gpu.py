@@ -4,7 +4,6 @@ GPU_TESTS_ON=cpu pytest -m gpu tests/test_on_a_gpu.py     # the same on the CPU,
 """
 
 import os
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -47,7 +46,7 @@ def alike(one: dict[str, dict[str, Tensor]], other: dict[str, dict[str, Tensor]]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_it_generates_trains_evaluates_and_goes_on_from_what_was_saved(kind: str, tmp_path: Path):
+def test_it_generates_trains_evaluates_and_goes_on_from_what_was_saved(kind, tmp_path):
     engine = opened(DEVICE, **KINDS[kind])
     assert engine.policy.device.type == torch.device(DEVICE).type
     assert engine.step(batch_of(ROWS, engine.generate(ROWS).groups, uneven=True)).skipped is None
@@ -60,7 +59,7 @@ def test_it_generates_trains_evaluates_and_goes_on_from_what_was_saved(kind: str
 
 
 @pytest.mark.parametrize("kind", ["full", "full in bf16"])
-def test_a_snapshot_is_the_state_bit_for_bit(kind: str):
+def test_a_snapshot_is_the_state_bit_for_bit(kind):
     engine = opened(DEVICE, **KINDS[kind])
     engine.step(batch_of(ROWS, engine.generate(ROWS).groups, uneven=True))
     copies = engine.checkpointer.state()
@@ -91,7 +90,7 @@ def test_the_small_computation_of_the_doctor_agrees():
 
 
 @pytest.mark.parametrize("rows", [1, 12, 48, 96, 288])
-def test_decoding_on_four_bits_has_the_products_that_train(rows: int):
+def test_decoding_on_four_bits_has_the_products_that_train(rows):
     module = NF4Linear(torch.nn.Linear(512, 1408, bias=False).bfloat16(), torch.device(DEVICE))
     x = torch.randn(rows, 512).to(DEVICE, torch.bfloat16)
     with torch.inference_mode():

@@ -49,7 +49,7 @@ async def saved(worker: Worker, directory: Path) -> dict[str, Tensor]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS, ids=str)
-async def test_8_bit_adamw_goes_on_bit_for_bit_in_a_new_process(kind: dict[str, Any], tmp_path: Path):
+async def test_8_bit_adamw_goes_on_bit_for_bit_in_a_new_process(kind, tmp_path):
     one = await process(**kind)
     other = Worker()
     try:
@@ -91,13 +91,13 @@ def alike(one: object, other: object) -> bool:
 
 
 @given(entries)
-def test_tensors_numbers_and_none_come_back_from_a_file(entry: dict[str, Any]):
+def test_tensors_numbers_and_none_come_back_from_a_file(entry):
     apart = {name: tensor.clone() for name, tensor in flattened(entry).items()}
     assert alike(unflattened(load(save(apart))), entry)
 
 
 @pytest.mark.parametrize("strange", [{1, 2}, object(), [torch.zeros(1)], {7: 1.0}])
-def test_what_cannot_be_written_is_named(strange: object):
+def test_what_cannot_be_written_is_named(strange):
     with pytest.raises(FtisError, match="state odd is a"):
         flattened({"step": 1, "odd": strange})
 
@@ -105,7 +105,7 @@ def test_what_cannot_be_written_is_named(strange: object):
 # --- before an hour of work -------------------------------------------------------------------------------------------
 
 
-def test_a_node_that_cannot_choose_8_bits_does_not_import_them(monkeypatch: pytest.MonkeyPatch):
+def test_a_node_that_cannot_choose_8_bits_does_not_import_them(monkeypatch):
     def asked() -> Any:
         raise AssertionError("bitsandbytes takes seconds to import")
 

@@ -79,9 +79,7 @@ def ends(process: subprocess.Popen[bytes], wanted: dict[str, int], end: Callable
         (daemon, {"p2pd -": 1, "ftis_node.worker": 2, "judge_child": 1, "jail.py": 1, "tracking_child": 1}),
     ],
 )
-def test_a_signal_ends_all(
-    tmp_path: Path, line: Callable[[Path], list[str]], wanted: dict[str, int], number: signal.Signals
-):
+def test_a_signal_ends_all(tmp_path, line, wanted, number):
     told = os.environ | ENVIRONMENT | {"PYTHONPATH": str(tmp_path)}
     process = subprocess.Popen(line(tmp_path), cwd=ROOT, env=told, start_new_session=True, **NO_TERMINAL)
     ends(process, wanted, lambda: process.send_signal(number))
@@ -91,7 +89,7 @@ def test_a_signal_ends_all(
 @pytest.mark.parametrize(
     ("target", "wanted"), [("demo", {"p2pd -": 3}), ("unit", {"p2pd -": 2, "ftis_node.worker": 2})]
 )
-def test_a_terminal_that_is_closed_ends_make(target: str, wanted: dict[str, int], shell: bool):
+def test_a_terminal_that_is_closed_ends_make(target, wanted, shell):
     """shell: one is there, which tells all that it started."""
     ours, theirs = pty.openpty()
     line = ["setsid", "--ctty", "make", "-o", ".venv/.dev", "-o", ".venv/.installed", target]

@@ -22,7 +22,7 @@ from ftis_node.worker.engine import Engine
 from ftis_node.worker.messages import OWN_DATA
 from ftis_node.worker.own_data import rows_of_step
 from tests.support.cli import printed, refused
-from tests.support.daemons import Daemon, Join
+from tests.support.daemons import Daemon
 from tests.support.small_models import batch_of, opened_engine
 from tests.support.steppers import stepper
 
@@ -45,7 +45,7 @@ def opened(rows: Path | None, **changes: Any) -> Engine:
 # --- the compute process ----------------------------------------------------------------------------------------------
 
 
-def test_a_step_trains_on_groups_of_own_rows_and_tells_how_many(rows: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_step_trains_on_groups_of_own_rows_and_tells_how_many(rows, monkeypatch):
     engine = opened(rows, prompt_tokens=32)
     made = engine.generate([0, 1, 2])
     taken: list[TrainingGroup] = []
@@ -74,7 +74,7 @@ def test_the_rows_of_a_step_follow_from_its_number_and_come_in_turn():
 
 
 @pytest.mark.parametrize(("batch", "share", "own"), [(24, 0.25, 6), (24, 0.01, 1), (2, 0.9, 1), (10, 0.9, 9)])
-def test_a_batch_has_their_part_and_another_group_at_least(tmp_path: Path, batch: int, share: float, own: int):
+def test_a_batch_has_their_part_and_another_group_at_least(tmp_path, batch, share, own):
     for has, part in ((True, own), (False, 0)):
         node = stepper(tmp_path, own_data=has, batch_groups=batch, own_data_share=share)
         assert (node.means.own_data_groups, node.means.batch_groups) == (part, batch - part)
@@ -102,7 +102,7 @@ def page(daemon: Daemon, route: str) -> bytes:
         return bytes(answer.read())
 
 
-def test_no_byte_of_them_gets_out_of_the_compute_process(rows: Path, tmp_path: Path, join: Join):
+def test_no_byte_of_them_gets_out_of_the_compute_process(rows, tmp_path, join):
     flags = ("--set", "batch_groups=8", "--set", "eval_prompts=20", "--set", "log_level=debug")
     first = join("first", "--model", "tiny-a", "--task", "arithmetic", "--own-data", str(rows), *flags)
     second = join("second", "--model", "tiny-b", "--task", "arithmetic", "--peers", first.address(), *flags)
@@ -149,7 +149,7 @@ def bodies(store: Path) -> list[bytes]:
     return found
 
 
-def test_a_dry_run_says_what_stays_here(rows: Path, tmp_path: Path):
+def test_a_dry_run_says_what_stays_here(rows, tmp_path):
     line = ["join", "--dry-run", "--home", str(tmp_path / "home"), "--device", "cpu", "--own-data", str(rows)]
     shown = CliRunner().invoke(app, line)
     assert shown.exit_code == 0 and "no byte of it leaves this machine" in shown.output, shown.output

@@ -81,7 +81,7 @@ def jsonl(path: Path, *answers: object, field: str = "question") -> Path:
         ("math", (r"\frac{1}{2}", "x+1", "3"), "a mathematical expression in LaTeX"),
     ],
 )
-def test_a_file_has_the_rule_that_is_named(tmp_path: Path, rule: str, answers: tuple[Any, ...], words: str):
+def test_a_file_has_the_rule_that_is_named(tmp_path, rule, answers, words):
     file = jsonl(tmp_path / "t.jsonl", *answers)
     task = load_task(str(file), reward=rule)
     assert task.reward == rule and words in task.template
@@ -101,7 +101,7 @@ def test_a_file_has_the_rule_that_is_named(tmp_path: Path, rule: str, answers: t
         ("math", 3, "a text of 1 to 300"),
     ],
 )
-def test_an_answer_that_the_rule_cannot_use_says_where(tmp_path: Path, rule: str, answer: object, what: str):
+def test_an_answer_that_the_rule_cannot_use_says_where(tmp_path, rule, answer, what):
     with pytest.raises(UsageError, match=what):
         load_task(str(jsonl(tmp_path / "t.jsonl", answer)), reward=rule)
 
@@ -112,7 +112,7 @@ def test_other_tasks_keep_their_rule():
     assert load_task("arithmetic", reward="integer") == load_task("arithmetic")
 
 
-def test_run_new_writes_the_rule_and_the_command_line_names_it(tmp_path: Path):
+def test_run_new_writes_the_rule_and_the_command_line_names_it(tmp_path):
     file = jsonl(tmp_path / "t.jsonl", "a", "b", "c")
     run = tmp_path / "run.toml"
     printed("run", "new", "--task", file, "--model", "tiny-a", "--reward", "exact", "-o", run)
@@ -131,7 +131,7 @@ def group(engine: Engine, *texts: str) -> bytes:
     return packed(engine, [Completion(i, (i * 0.0).astype("float32"), True) for i in ids])
 
 
-def test_each_thread_of_an_engine_has_its_own_judging_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_each_thread_of_an_engine_has_its_own_judging_process(tmp_path, monkeypatch):
     monkeypatch.setitem(judge.SECONDS, "regex", 30.0)  # a loaded machine may take its time
     before = set(psutil.Process().children())
     engine = engine_on(str(jsonl(tmp_path / "t.jsonl", *[r"\d"] * 5, field="prompt")), reward="regex")
@@ -153,7 +153,7 @@ def test_each_thread_of_an_engine_has_its_own_judging_process(tmp_path: Path, mo
 # Python functions
 
 
-def test_a_function_s_task_is_named_by_it_and_has_digests(folder: Path):
+def test_a_function_s_task_is_named_by_it_and_has_digests(folder):
     task = load_task("mine:build", code=True)
     assert task.name == "mine:build" and len(task.train) + len(task.held_out) == 20
     assert re.fullmatch(CODE + "[0-9a-f]{40}", task.reward)
@@ -178,13 +178,13 @@ def test_a_function_s_task_is_named_by_it_and_has_digests(folder: Path):
         (f"mine:{'x' * 64}", "cannot be a run's name"),
     ],
 )
-def test_code_that_cannot_be_used_is_told(folder: Path, name: str, what: str):
+def test_code_that_cannot_be_used_is_told(folder, name, what):
     with pytest.raises(UsageError, match=re.escape(what)) as caught:
         load_task(name, code=True)
     assert caught.value.fix
 
 
-def test_code_that_nobody_here_named_is_not_imported(folder: Path):
+def test_code_that_nobody_here_named_is_not_imported(folder):
     (folder / "evil.py").write_text("open('ran', 'w')")
     for load in (load_task, load_evaluation):
         with pytest.raises(UsageError, match="only if the owner"):
@@ -254,7 +254,7 @@ def child(request: pytest.FixtureRequest) -> Iterator[Child]:
         yield Child(one, lambda: one.same("(a+)+b", "aab"), lambda: one.same("(a+)+b", "a" * 60))
 
 
-def test_answers_that_hang_cost_themselves_alone_and_a_process_each(child: Child):
+def test_answers_that_hang_cost_themselves_alone_and_a_process_each(child):
     assert child.right()
     first = child.asked.process
     assert first is not None and not any(child.hanging() for _ in range(4))
@@ -263,7 +263,7 @@ def test_answers_that_hang_cost_themselves_alone_and_a_process_each(child: Child
     assert (child.asked.started, child.asked.unanswered) == (5, 4)
 
 
-def test_a_group_that_hangs_costs_three_answers(child: Child):
+def test_a_group_that_hangs_costs_three_answers(child):
     child.asked.begin()
     assert not any(child.hanging() for _ in range(12))
     assert not child.right(), "the rest of that group is wrong, whatever it says"
@@ -272,7 +272,7 @@ def test_a_group_that_hangs_costs_three_answers(child: Child):
     assert child.right(), "the next group is another's"
 
 
-def test_that_it_died_between_two_answers_is_not_the_next_ones_fault(child: Child):
+def test_that_it_died_between_two_answers_is_not_the_next_ones_fault(child):
     assert child.right() and child.asked.process is not None
     os.kill(child.asked.process.pid, signal.SIGKILL)
     os.waitid(os.P_PID, child.asked.process.pid, os.WEXITED | os.WNOWAIT)
@@ -280,9 +280,7 @@ def test_that_it_died_between_two_answers_is_not_the_next_ones_fault(child: Chil
     assert (child.asked.started, child.asked.unanswered) == (2, 0)
 
 
-def test_a_reward_that_fails_counts_as_wrong_and_is_told_again_and_again(
-    odd: Guarded, caplog: pytest.LogCaptureFixture
-):
+def test_a_reward_that_fails_counts_as_wrong_and_is_told_again_and_again(odd, caplog):
     for text in ("fail", "exit", "float", "nan", *("two",) * 6):
         assert odd(text, "") == Score(0.0, False, False)
     with scoring("", odd) as another:
@@ -298,7 +296,7 @@ def test_a_reward_that_fails_counts_as_wrong_and_is_told_again_and_again(
     ]
 
 
-def test_a_reward_whose_process_does_not_start_is_an_error(folder: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_reward_whose_process_does_not_start_is_an_error(folder, monkeypatch):
     (folder / "odd.py").write_text(ODD)
     scorer = load_task("odd:gone", code=True).scorer
     monkeypatch.setenv("GONE", "1")
@@ -306,7 +304,7 @@ def test_a_reward_whose_process_does_not_start_is_an_error(folder: Path, monkeyp
         guarded("good", "")
 
 
-def test_an_engine_rewards_by_a_person_s_function(folder: Path):
+def test_an_engine_rewards_by_a_person_s_function(folder):
     engine = engine_on("mine:build", code=True)
     answer = engine.task.train[0].answer
     assert engine.score(0, group(engine, f"<answer>{answer}", "<answer>")) == [0.5, 0.0]
@@ -327,7 +325,7 @@ def build():
 """
 
 
-def test_a_reward_that_is_made_of_another_function_is_named_by_that_one_s_source(folder: Path):
+def test_a_reward_that_is_made_of_another_function_is_named_by_that_one_s_source(folder):
     (folder / "made.py").write_text(MADE)
     found = []
     for verdict in ("True", "False"):
@@ -342,7 +340,7 @@ def facts_of(run: Any) -> dict[str, Any]:
     return {key: getattr(run, key) for key in shared} | {"prefix": [], "ends": []}
 
 
-def test_nodes_whose_code_differs_are_told(folder: Path):
+def test_nodes_whose_code_differs_are_told(folder):
     reward = load_task("mine:build", code=True).reward
     run = make_run(task="mine:build", reward=reward)
     check_fit(run, facts_of(run), "tiny-a")
@@ -375,7 +373,7 @@ def test_a_run_of_strangers_gets_no_code_and_no_parser_that_the_owner_did_not_na
 # The documentation
 
 
-def test_the_example_of_the_documentation_works(folder: Path):
+def test_the_example_of_the_documentation_works(folder):
     blocks = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)
     (folder / "capitals.py").write_text(next(block for block in blocks if "CAPITALS" in block))
     task = load_task("capitals:task", code=True)

@@ -78,7 +78,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_the_archives_hold_what_they_must_and_nothing_else(built: Path):
+def test_the_archives_hold_what_they_must_and_nothing_else(built):
     (archive,) = built.glob("*.tar.gz")
     with tarfile.open(archive) as opened:
         source = {name.partition("/")[2] for name in opened.getnames()}
@@ -105,7 +105,7 @@ def run(*line: object, **environment: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_pipx_installs_the_wheel_where_there_is_only_python_and_the_demo_runs(built: Path, tmp_path: Path):
+def test_pipx_installs_the_wheel_where_there_is_only_python_and_the_demo_runs(built, tmp_path):
     run(sys.executable, "-m", "venv", tmp_path / "venv")
     run(tmp_path / "venv" / "bin" / "pip", "install", "--quiet", "--disable-pip-version-check", "pipx")
     (wheel,) = built.glob("*.whl")
@@ -123,7 +123,7 @@ def test_pipx_installs_the_wheel_where_there_is_only_python_and_the_demo_runs(bu
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_the_script_installs_upgrades_and_removes_and_says_first_what_it_does(built: Path, tmp_path: Path):
+def test_the_script_installs_upgrades_and_removes_and_says_first_what_it_does(built, tmp_path):
     (wheel,) = built.glob("*.whl")
     place = tmp_path / "environment"
     link = tmp_path / "bin" / "ftis-node"
@@ -140,7 +140,7 @@ def test_the_script_installs_upgrades_and_removes_and_says_first_what_it_does(bu
     assert not place.exists() and not link.is_symlink()
 
 
-def test_the_script_touches_nothing_that_is_not_its_own(tmp_path: Path):
+def test_the_script_touches_nothing_that_is_not_its_own(tmp_path):
     script = ("sh", str(ROOT / "deploy" / "install.sh"), "--dry-run")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()

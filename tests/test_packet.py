@@ -93,7 +93,7 @@ def small_records() -> bytes:
 
 
 @given(packets())
-def test_every_packet_survives_the_round_trip(packet: Packet):
+def test_every_packet_survives_the_round_trip(packet):
     data = encode(packet)
     back = decode(data)
     for name in ("run_id", "author_digest", "round", "slot", "policy_step", "prompt_digest", "finished", "lengths"):
@@ -104,7 +104,7 @@ def test_every_packet_survives_the_round_trip(packet: Packet):
 
 
 @pytest.mark.parametrize("tokens", [1, 31, 32, 8191, 8192])
-def test_the_records_prefix_is_msgpacks_shortest_on_both_sides_of_every_step(tokens: int):
+def test_the_records_prefix_is_msgpacks_shortest_on_both_sides_of_every_step(tokens):
     data = encode(blank(tokens))
     assert data == by_the_book([*small_fields()[:7], b"\0", [tokens]], bytes(8 * tokens))
     assert decode(data).lengths == (tokens,)
@@ -120,7 +120,7 @@ def columns(packet: Packet | TextPacket) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("vector", [one for kind in VERSIONS for one in kind["accepted"]], ids=lambda one: one["name"])
-def test_the_code_agrees_with_the_test_vectors(vector: dict[str, Any]):
+def test_the_code_agrees_with_the_test_vectors(vector):
     data = bytes.fromhex(vector["packet"])
     found = decode(data)
     assert [found.round, found.slot, found.policy_step] == [vector[name] for name in ("round", "slot", "policy_step")]
@@ -136,7 +136,7 @@ def test_the_code_agrees_with_the_test_vectors(vector: dict[str, Any]):
 @pytest.mark.parametrize(
     "vector", [one for kind in VERSIONS for one in kind["refused"]], ids=lambda one: one.get("why") or one["name"]
 )
-def test_the_refused_test_vectors_are_refused(vector: dict[str, str]):
+def test_the_refused_test_vectors_are_refused(vector):
     with pytest.raises(PacketError):
         decode(bytes.fromhex(vector["packet"]))
 
@@ -167,7 +167,7 @@ def test_packing_takes_plain_lists_and_wider_types():
     [([-1], [0.0]), ([2**32], [0.0]), ([1.5], [0.0]), ([1, 2], [0.0]), ([[1]], [[0.0]])],
     ids=["negative id", "id above u32", "fractional id", "missing log-prob", "two axes"],
 )
-def test_completions_that_make_no_sense_are_not_packed(ids: list[Any], logprobs: list[Any]):
+def test_completions_that_make_no_sense_are_not_packed(ids, logprobs):
     with pytest.raises(PacketError):
         group_of(Completion(np.array(ids), np.array(logprobs), True))
 
@@ -200,7 +200,7 @@ IMPOSSIBLE: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("changes", IMPOSSIBLE, ids=" ".join)
-def test_an_impossible_packet_is_not_encoded(changes: dict[str, Any]):
+def test_an_impossible_packet_is_not_encoded(changes):
     with pytest.raises(PacketError):
         encode(small_packet(**changes))
 
@@ -222,7 +222,7 @@ WHOLE = [bytes.fromhex(kind["accepted"][0]["packet"]) for kind in VERSIONS]
 
 
 @pytest.mark.parametrize("data", WHOLE)
-def test_a_packet_cut_anywhere_or_with_anything_after_it_is_refused(data: bytes):
+def test_a_packet_cut_anywhere_or_with_anything_after_it_is_refused(data):
     for wrong in (*(data[:end] for end in range(len(data))), *(data + tail for tail in (b"\0", b"\xc0", bytes(8)))):
         with pytest.raises(PacketError):
             decode(wrong)
@@ -230,7 +230,7 @@ def test_a_packet_cut_anywhere_or_with_anything_after_it_is_refused(data: bytes)
 
 @settings(max_examples=600)
 @given(st.sampled_from(WHOLE).flatmap(damaged))
-def test_damaged_bytes_are_refused_or_are_another_packet_with_one_spelling(data: bytes):
+def test_damaged_bytes_are_refused_or_are_another_packet_with_one_spelling(data):
     found = one_spelling(data)
     assert found is None or len(list(found.completions())) == len(found.lengths)
 
@@ -253,7 +253,7 @@ WRONG_FIELDS[8] += [[2**64 - 1, 3, 4], [1] * 257, {2: 3}]
 @pytest.mark.parametrize(
     ("position", "value"), [(position, value) for position, values in WRONG_FIELDS.items() for value in values]
 )
-def test_a_field_of_the_wrong_type_range_or_size_is_refused(position: int, value: Any):
+def test_a_field_of_the_wrong_type_range_or_size_is_refused(position, value):
     fields = [*small_fields(), small_records()]
     fields[position] = value
     with pytest.raises(PacketError):
@@ -278,7 +278,7 @@ BOMBS = [
 
 
 @pytest.mark.parametrize("bomb", BOMBS, ids=lambda bomb: bomb[:6].hex())
-def test_bombs_are_refused(bomb: bytes):
+def test_bombs_are_refused(bomb):
     with pytest.raises(PacketError):
         decode(bomb)
 

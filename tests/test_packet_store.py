@@ -44,7 +44,7 @@ def made(author: bytes, round: int, slot: int = 0) -> tuple[Group, bytes]:
     return group(author, body), body
 
 
-def test_a_node_whose_store_was_lost_takes_no_round_a_second_time(tmp_path: Path):
+def test_a_node_whose_store_was_lost_takes_no_round_a_second_time(tmp_path):
     lost, fresh = (PacketStore(tmp_path / name, RUN.id, ROOMY) for name in ("lost", "fresh"))
     taken = [take_round(lost) for _ in range(3)]
     assert take_round(PacketStore(tmp_path / "later", RUN.id, ROOMY)) >= taken[0]
@@ -52,7 +52,7 @@ def test_a_node_whose_store_was_lost_takes_no_round_a_second_time(tmp_path: Path
     assert take_round(fresh) > 1_700_000_000_000, "milliseconds since 1970"
 
 
-def test_rounds_count_up_and_a_restart_but_no_first_start_leaves_one_out(tmp_path: Path):
+def test_rounds_count_up_and_a_restart_but_no_first_start_leaves_one_out(tmp_path):
     store = opened(tmp_path)
     store.skip_round()
     assert [take_round(store) for _ in range(3)] == [0, 1, 2]
@@ -63,7 +63,7 @@ def test_rounds_count_up_and_a_restart_but_no_first_start_leaves_one_out(tmp_pat
     assert take_round(store) == 5
 
 
-def test_kill_nine_never_makes_a_round_come_twice(tmp_path: Path):
+def test_kill_nine_never_makes_a_round_come_twice(tmp_path):
     rng = random.Random(1)
     taken: list[int] = []
     for _ in range(8):
@@ -78,7 +78,7 @@ def test_kill_nine_never_makes_a_round_come_twice(tmp_path: Path):
     assert len(set(taken)) == len(taken) > 8 and taken == sorted(taken)
 
 
-def test_two_runs_in_one_home_do_not_mix(tmp_path: Path):
+def test_two_runs_in_one_home_do_not_mix(tmp_path):
     first = opened(tmp_path)
     second = opened(tmp_path, OTHER_RUN.id)
     first.add([made(ALICE, 0)[0]], own=False)
@@ -88,7 +88,7 @@ def test_two_runs_in_one_home_do_not_mix(tmp_path: Path):
     assert not second.seen(ALICE, 0, 0) and not second.seen(BOB, 1, 0) and second.waiting(60.0) == []
 
 
-def test_what_was_stored_and_what_became_of_it_is_known_also_after_a_restart(tmp_path: Path):
+def test_what_was_stored_and_what_became_of_it_is_known_also_after_a_restart(tmp_path):
     store = opened(tmp_path)
     content, body = made(ALICE, 0)
     assert not store.holds(content.digest) and store.body(content.digest) is None
@@ -102,7 +102,7 @@ def test_what_was_stored_and_what_became_of_it_is_known_also_after_a_restart(tmp
 
 
 @given(round=st.integers(0, 2**64 - 1), other=st.integers(0, 2**64 - 1), slot=st.integers(0, 2**32 - 1))
-def test_a_round_may_be_any_number_that_can_be_signed(round: int, other: int, slot: int):
+def test_a_round_may_be_any_number_that_can_be_signed(round, other, slot):
     store = PacketStore(Path(":memory:"), RUN.id, ROOMY, clock=lambda: 0)
     store.settle([(ALICE, round, slot)], "refused")
     store.add([made(BOB, round)[0]], own=False)
@@ -112,7 +112,7 @@ def test_a_round_may_be_any_number_that_can_be_signed(round: int, other: int, sl
 
 
 @pytest.mark.parametrize(("fate", "synced"), [("trained", True), ("no-signal", False), ("refused", False)])
-def test_row_32_only_what_is_trained_on_waits_for_the_disk(tmp_path: Path, fate: str, synced: bool):
+def test_row_32_only_what_is_trained_on_waits_for_the_disk(tmp_path, fate, synced):
     store = opened(tmp_path)
     statements: list[str] = []
     store._db.set_trace_callback(statements.append)
@@ -121,7 +121,7 @@ def test_row_32_only_what_is_trained_on_waits_for_the_disk(tmp_path: Path, fate:
     assert store.seen(ALICE, 0, 0)
 
 
-def test_only_foreign_groups_without_a_fate_are_waiting(tmp_path: Path):
+def test_only_foreign_groups_without_a_fate_are_waiting(tmp_path):
     store = opened(tmp_path)
     waits = made(ALICE, 0)
     trained = made(ALICE, 1)
@@ -143,7 +143,7 @@ def test_only_foreign_groups_without_a_fate_are_waiting(tmp_path: Path):
     reopen=st.sets(st.integers(0, 39)),
     repeat=st.sets(st.integers(0, 39)),
 )
-def test_the_oldest_make_just_enough_room(sizes: list[int], quota: int, most: int, reopen: set[int], repeat: set[int]):
+def test_the_oldest_make_just_enough_room(sizes, quota, most, reopen, repeat):
     content = made(ALICE, 0)[0]
     with tempfile.TemporaryDirectory() as directory:
         limit = quota + SEEN_BYTES + most * PACKET_BYTES
@@ -167,7 +167,7 @@ def test_the_oldest_make_just_enough_room(sizes: list[int], quota: int, most: in
 
 
 @pytest.mark.parametrize("size", [300, 1100, 1500, 5000, 20_000])
-def test_the_file_is_no_larger_than_the_quota(tmp_path: Path, size: int):
+def test_the_file_is_no_larger_than_the_quota(tmp_path, size):
     content = made(ALICE, 0)[0]
     quota = 1 << 21
     store = opened(tmp_path, quota=quota)
@@ -178,7 +178,7 @@ def test_the_file_is_no_larger_than_the_quota(tmp_path: Path, size: int):
     assert quota / 8 < (tmp_path / "store.sqlite").stat().st_size <= quota + (1 << 16)
 
 
-def test_a_smaller_quota_gives_the_disk_its_room_back(tmp_path: Path):
+def test_a_smaller_quota_gives_the_disk_its_room_back(tmp_path):
     content = made(ALICE, 0)[0]
     body = b"x" * 100_000
     store = opened(tmp_path, quota=1 << 22)
@@ -192,7 +192,7 @@ def test_a_smaller_quota_gives_the_disk_its_room_back(tmp_path: Path):
     assert (tmp_path / "store.sqlite").stat().st_size < 1 << 19
 
 
-def test_a_full_disk_refuses_whole_and_works_again_when_there_is_room(tmp_path: Path):
+def test_a_full_disk_refuses_whole_and_works_again_when_there_is_room(tmp_path):
     content, body = made(ALICE, 0)
     big = b"x" * 4_000_000
     both = [content, Group(ALICE, 0, content.packet, packet_digest(big), big)]
@@ -209,7 +209,7 @@ def test_a_full_disk_refuses_whole_and_works_again_when_there_is_room(tmp_path: 
     assert take_round(store) == 0
 
 
-def test_a_damaged_database_and_one_that_cannot_be_made_say_what_to_do(tmp_path: Path):
+def test_a_damaged_database_and_one_that_cannot_be_made_say_what_to_do(tmp_path):
     (tmp_path / "store.sqlite").write_bytes(b"this was a database once " * 400)
     with pytest.raises(UserError, match=r"store\.sqlite") as error:
         opened(tmp_path)
@@ -218,7 +218,7 @@ def test_a_damaged_database_and_one_that_cannot_be_made_say_what_to_do(tmp_path:
         opened(tmp_path / "nowhere")
 
 
-def test_a_full_disk_is_no_reason_to_move_the_database_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_full_disk_is_no_reason_to_move_the_database_away(tmp_path, monkeypatch):
     def full(_: PacketStore) -> None:
         error = sqlite3.OperationalError("database or disk is full")
         error.sqlite_errorcode = sqlite3.SQLITE_FULL
@@ -259,7 +259,7 @@ def test_row_36_a_clock_that_was_days_ahead_or_behind_and_was_put_right_silences
 
 
 @given(st.lists(st.tuples(st.integers(-4 * 24, 4 * 24), st.integers(1, 6)), max_size=30), st.integers(0, 999))
-def test_row_36_no_round_is_used_twice_however_the_clock_is_set(moves: list[tuple[int, int]], odd: int):
+def test_row_36_no_round_is_used_twice_however_the_clock_is_set(moves, odd):
     store, used = clocked(wall := Clock(NOW)), set()
     for hours, rounds in moves:
         wall.now += hours * HOUR // 24 + odd - 500

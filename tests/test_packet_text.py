@@ -65,7 +65,7 @@ def completions(draw: st.DrawFn) -> TextCompletion:
 
 
 @given(st.lists(completions(), min_size=1, max_size=9))
-def test_every_group_comes_back(group: list[TextCompletion]):
+def test_every_group_comes_back(group):
     data = encode(packet(*group))
     found = decode(data)
     assert isinstance(found, TextPacket) and encode(found) == data
@@ -82,7 +82,7 @@ IMPOSSIBLE: list[tuple[dict[str, object], str]] = [
 
 
 @pytest.mark.parametrize(("changes", "said"), IMPOSSIBLE)
-def test_parts_that_do_not_fit_cannot_be_encoded(changes: dict[str, object], said: str):
+def test_parts_that_do_not_fit_cannot_be_encoded(changes, said):
     with pytest.raises(PacketError, match=said):
         encode(replace(packet(*PLAIN), **changes))
 

@@ -59,7 +59,7 @@ def episodes(draw: st.DrawFn) -> Completion:
 
 
 @given(st.lists(episodes(), min_size=1, max_size=9))
-def test_every_group_comes_back(group: list[Completion]):
+def test_every_group_comes_back(group):
     data = encode(packet(*group))
     found = decode(data)
     assert isinstance(found, Packet) and encode(found) == data
@@ -75,7 +75,7 @@ NO_EPISODES = (
 
 
 @pytest.mark.parametrize("completion", NO_EPISODES)
-def test_episodes_that_make_no_sense_are_not_packed(completion: Completion):
+def test_episodes_that_make_no_sense_are_not_packed(completion):
     with pytest.raises(PacketError):
         packet(completion)
 
@@ -91,7 +91,7 @@ def test_episodes_that_make_no_sense_are_not_packed(completion: Completion):
         {"token_ids": np.zeros(19, np.uint32)},
     ],
 )
-def test_an_impossible_packet_is_not_encoded(changes: dict[str, Any]):
+def test_an_impossible_packet_is_not_encoded(changes):
     made = packet(*EPISODES)
     assert made.given is not None
     if "token_ids" not in changes:
@@ -123,7 +123,7 @@ WHOLE = episode([5, END], [END, 7], [8, 998])
         episode([5, END], [6], [5, END], [6], [5, END]),
     ],
 )
-def test_everything_honest_is_admitted(completion: Completion):
+def test_everything_honest_is_admitted(completion):
     found = outcome(WHOLE, completion)
     assert isinstance(found, Group) and same(list(found.packet.completions())[1], completion)  # type: ignore[arg-type]
 
@@ -145,7 +145,7 @@ def test_everything_honest_is_admitted(completion: Completion):
         (episode([5, END], [6], [END], logprob=0.1), Reason.LOGPROB_OUT_OF_RANGE),
     ],
 )
-def test_what_no_honest_author_of_the_run_makes_is_refused(completion: Completion, reason: Reason):
+def test_what_no_honest_author_of_the_run_makes_is_refused(completion, reason):
     assert outcome(completion, WHOLE) is reason
 
 

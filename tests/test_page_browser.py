@@ -129,7 +129,7 @@ async def looked_at(page: Web, look: Callable[[Browser], None], width: int = 128
 
 
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (1280, True), (820, False), (360, True), (360, False)])
-async def test_it_is_drawn_whole_at_any_width_and_fits_into_it(page: Web, width: int, dark: bool):
+async def test_it_is_drawn_whole_at_any_width_and_fits_into_it(page, width, dark):
     def look(browser: Browser) -> None:
         assert browser.run("return document.querySelectorAll('.plot > svg').length") == 7
         assert browser.run(SCRIPT) == []
@@ -140,7 +140,7 @@ async def test_it_is_drawn_whole_at_any_width_and_fits_into_it(page: Web, width:
     await looked_at(page, look, width, dark=dark)
 
 
-async def test_text_of_strangers_is_shown_and_never_run(page: Web):
+async def test_text_of_strangers_is_shown_and_never_run(page):
     def look(browser: Browser) -> None:
         for place in ("#name", "#reason", "#peers", "#texts-own", "#texts-foreign", "#network"):
             assert EVIL in browser.run("return document.querySelector(arguments[0]).textContent", place), place
@@ -153,7 +153,7 @@ async def test_text_of_strangers_is_shown_and_never_run(page: Web):
     await looked_at(page, look)
 
 
-async def test_what_to_do_is_what_the_node_says(page: Web):
+async def test_what_to_do_is_what_the_node_says(page):
     def look(browser: Browser) -> None:
         told = browser.run("return document.querySelector('#reason').textContent")
         assert "It pauses after this step." in told and "It ends after" not in told
@@ -163,7 +163,7 @@ async def test_what_to_do_is_what_the_node_says(page: Web):
     await looked_at(page, look)
 
 
-async def test_a_link_that_opens_once_opens_the_page_and_stays_good_for_that_browser(page: Web):
+async def test_a_link_that_opens_once_opens_the_page_and_stays_good_for_that_browser(page):
     def work(invited: str) -> None:
         with Browser(1280, 900, dark=False) as browser:
             for _ in range(2):
@@ -193,7 +193,7 @@ async def test_a_link_that_was_clicked_on_another_site_opens_the_page():
         await server.close()
 
 
-async def test_a_curve_is_read_with_the_keys(page: Web):
+async def test_a_curve_is_read_with_the_keys(page):
     def look(browser: Browser) -> None:
         browser.run("document.querySelector('.plot').focus()")
         press = "document.activeElement.dispatchEvent(new KeyboardEvent('keydown', {key: arguments[0]}))"
@@ -208,7 +208,7 @@ async def test_a_curve_is_read_with_the_keys(page: Web):
     await looked_at(page, look)
 
 
-async def test_a_node_that_is_gone_is_missed_at_once_and_its_return_seen(page: Web):
+async def test_a_node_that_is_gone_is_missed_at_once_and_its_return_seen(page):
     loop = asyncio.get_running_loop()
     port = int(page.address.split(":")[-1].rstrip("/"))
 

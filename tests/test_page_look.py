@@ -80,9 +80,7 @@ def answers(tmp_path: Path, steps: int, alone: bool) -> dict[str, dict[str, Any]
 
 
 @pytest.mark.parametrize(("steps", "alone"), [(steps, steps in (STEPS[1],)) for steps in STEPS])
-async def test_every_page_is_whole_after(
-    tmp_path: Path, browser: Browser, swarm: WatchedSimulation, steps: int, alone: bool
-):
+async def test_every_page_is_whole_after(tmp_path, browser, swarm, steps, alone):
     told = {f"/api/{name}": facts for name, facts in answers(tmp_path, steps, alone).items()}
     told["/swarm.json"] = crowd(swarm, steps)
 

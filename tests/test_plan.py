@@ -69,7 +69,7 @@ MEASURED = (
 
 
 @pytest.mark.parametrize(("shape", "how", "tokens", "measured"), MEASURED)
-def test_fused_kernels_keep_what_was_measured(shape: Geometry, how: dict[str, Any], tokens: int, measured: float):
+def test_fused_kernels_keep_what_was_measured(shape, how, tokens, measured):
     setup = full(**{"fused": True, "gradient_checkpointing": False, "micro_batch_tokens": tokens} | how)
     need = estimate(shape, Workload(60, 256, 12, 24), setup, "cuda")
     assert 1 < (need.training - need.overhead) / 1e9 / measured < 1.15
@@ -79,7 +79,7 @@ def test_fused_kernels_keep_what_was_measured(shape: Geometry, how: dict[str, An
 
 
 @pytest.mark.parametrize("size", PARAMETERS)
-def test_the_sizes_of_qwen_are_known_without_a_network(size: str):
+def test_the_sizes_of_qwen_are_known_without_a_network(size):
     shape = geometry(f"qwen2.5-{size}")
     assert shape.parameters == PARAMETERS[size]
     assert shape.heads * shape.head_dim == shape.hidden
@@ -102,7 +102,7 @@ def test_a_built_in_model_is_measured_like_any_other():
 
 
 @pytest.mark.parametrize(("targets", "rank"), [(ATTENTION, 8), (ALL, 16), (("self_attn.o_proj", "down_proj"), 4)])
-def test_lora_parameters_are_as_many_as_pefts(targets: tuple[str, ...], rank: int):
+def test_lora_parameters_are_as_many_as_pefts(targets, rank):
     model = LlamaForCausalLM(small_config("llama"))
     shape = geometry_of(model.config, "small")
     tuned = get_peft_model(model, LoraConfig(r=rank, target_modules=list(targets), task_type="CAUSAL_LM"))
@@ -129,7 +129,7 @@ ALONE = {"num_kv_shared_layers": 0}
         ("Gemma3nText", {"intermediate_size": [64] * 2, "activation_sparsity_pattern": [0.0] * 2} | ALONE),
     ],
 )
-def test_a_model_that_takes_longer_says_so_and_what_it_costs(kind: str, more: dict[str, Any]):
+def test_a_model_that_takes_longer_says_so_and_what_it_costs(kind, more):
     sizes = {"vocab_size": 40, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 8}
     sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2}
     shape = geometry_of(getattr(transformers, f"{kind}Config")(**sizes | more), "m")
@@ -223,9 +223,7 @@ def peak_of_a_pass(policy: Policy, workload: Workload, groups: int) -> int:
         ("qwen", "bfloat16", ATTENTION, "nf4"),
     ],
 )
-def test_activations_are_what_a_real_pass_takes(
-    kind: str, dtype: Any, targets: tuple[str, ...], quantisation: Any, checkpointing: bool
-):
+def test_activations_are_what_a_real_pass_takes(kind, dtype, targets, quantisation, checkpointing):
     workload = Workload(prompt_tokens=48, completion_tokens=32, group=4, batch_groups=4)
     packed = not kind.endswith("padded")
     tokens = workload.step_tokens(packed)
@@ -262,7 +260,7 @@ def without_data(model: Any) -> None:
     [pytest.param("qwen2.5-3b", ATTENTION, marks=pytest.mark.slow), ("qwen2.5-1.5b", ())],
     ids=["3b-lora-checkpointing", "1.5b-full-checkpointing"],
 )
-def test_real_geometries_take_what_is_predicted(name: str, targets: tuple[str, ...]):
+def test_real_geometries_take_what_is_predicted(name, targets):
     """Four GSM8K groups of a 3B through the very code of a step, on tensors that only know how large they are."""
     config = known_config(name)
     with torch.device("meta"):
@@ -295,9 +293,7 @@ def peak_of_generating(policy: Policy, workload: Workload, rows: int) -> int:
     [*itertools.product((1, 4), (8,), (64,), (26, 6000)), *itertools.product((1, 4), (96,), (8,), (26, 6000))],
 )
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
-def test_generating_takes_no_more_than_planned(
-    dtype: Any, group: int, prompt_tokens: int, completion_tokens: int, words: int
-):
+def test_generating_takes_no_more_than_planned(dtype, group, prompt_tokens, completion_tokens, words):
     workload = Workload(prompt_tokens, completion_tokens, group, batch_groups=4)
     config = small_config("qwen", words)
     model: Any = Qwen2ForCausalLM(config).to(getattr(torch, dtype))
@@ -309,7 +305,7 @@ def test_generating_takes_no_more_than_planned(
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_update_takes_in_passing_what_the_optimiser_does(dtype: Any):
+def test_the_update_takes_in_passing_what_the_optimiser_does(dtype):
     config = small_config("qwen", 8000)  # as in real models, the embedding is the largest parameter by far
     model: Any = Qwen2ForCausalLM(config).to(getattr(torch, dtype))
     trained = dict(model.named_parameters())
@@ -413,7 +409,7 @@ def rank(chosen: Plan) -> tuple[bool, bool, bool, int]:
 @pytest.mark.parametrize(
     ("gb", "tokens", "checkpointing"), [(90, 16_384, False), (24, 4_096, False), (16, 16_384, True)]
 )
-def test_smaller_micro_batches_are_taken_before_checkpointing(gb: float, tokens: int, checkpointing: bool):
+def test_smaller_micro_batches_are_taken_before_checkpointing(gb, tokens, checkpointing):
     chosen = planned(THREE, gb, lora=True)
     assert (chosen.micro_batch_tokens, chosen.gradient_checkpointing, chosen.fits) == (tokens, checkpointing, True)
     text = " ".join(chosen.reasons)
@@ -446,9 +442,7 @@ def test_they_are_no_smaller_on_a_cpu_nor_where_a_size_is_wished_for():
     eight_bit=st.booleans(),
     device=st.sampled_from(["cpu", "cuda"]),
 )
-def test_more_memory_is_never_worse(
-    shape: Geometry, workload: Workload, low: float, more: float, eight_bit: bool, device: Any
-):
+def test_more_memory_is_never_worse(shape, workload, low, more, eight_bit, device):
     less, much = (plan(shape, int(gb * GB), workload, Wishes(), device, eight_bit) for gb in (low, low + more))
     assert (much.fits or not less.fits) and rank(much) <= rank(less)
     for p in (less, much):
@@ -466,7 +460,7 @@ def test_wishes_are_kept_whether_they_fit_or_not():
 
 
 @pytest.mark.parametrize("gb", [4, 8, 12, 24, 80])
-def test_some_of_a_gpu_stays_free(gb: int):
+def test_some_of_a_gpu_stays_free(gb):
     need = planned(replace(THREE, decoded=0), gb, lora=True).memory  # graphs keep nothing of it
     bare = CONTEXT_BYTES["cuda"] + round((1 + FRAGMENTATION) * replace(need, overhead=0).total)
     assert need.total - bare == max(300 << 20, round(0.02 * bare))

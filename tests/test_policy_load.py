@@ -40,7 +40,7 @@ def change_config(folder: Path, **changes: Any) -> None:
     (folder / "config.json").write_text(json.dumps(config | changes))
 
 
-def test_a_larger_model_has_the_dtype_that_the_processor_multiplies(monkeypatch: pytest.MonkeyPatch):
+def test_a_larger_model_has_the_dtype_that_the_processor_multiplies(monkeypatch):
     torchs_own = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
     assert processor.multiplies_bfloat16() == torchs_own
     for has, dtype in ((True, "bfloat16"), (False, "float32")):
@@ -68,14 +68,14 @@ def test_built_in_models_come_with_the_package():
     assert resolve("tiny-b") == str(BUILT_IN_DIR / "tiny-b")
 
 
-def test_a_local_folder_is_itself(folder: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_local_folder_is_itself(folder, monkeypatch):
     assert resolve(str(folder)) == str(folder.resolve())
     monkeypatch.chdir(folder.parent)
     assert resolve(f"./{folder.name}") == str(folder.resolve())
 
 
 @pytest.mark.parametrize("name", ["zzzz", "a/b/c", "/no/such", "./nowhere", "owner/"])
-def test_a_name_like_no_other_is_told_what_names_there_are(name: str):
+def test_a_name_like_no_other_is_told_what_names_there_are(name):
     with pytest.raises(UsageError) as caught:
         resolve(name)
     assert "tiny-a" in caught.value.fix and "Qwen/" in caught.value.fix
@@ -84,7 +84,7 @@ def test_a_name_like_no_other_is_told_what_names_there_are(name: str):
 # --- the hub --------------------------------------------------------------------------------------------------------
 
 
-def test_a_folder_is_loaded_without_asking_the_hub(folder: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_folder_is_loaded_without_asking_the_hub(folder, monkeypatch):
     asked = []
 
     def look_up(*args: Any, **kwargs: Any) -> None:
@@ -104,14 +104,14 @@ def test_a_folder_is_loaded_without_asking_the_hub(folder: Path, monkeypatch: py
 
 @pytest.mark.parametrize(("wanted", "dtype"), [(None, torch.float32), ("bfloat16", torch.bfloat16)])
 @pytest.mark.parametrize("saved", ["float32", "bfloat16"])
-def test_weights_have_the_dtype_that_is_asked_for(wanted: str, dtype: torch.dtype, saved: str, folder: Path):
+def test_weights_have_the_dtype_that_is_asked_for(wanted, dtype, saved, folder):
     Qwen2ForCausalLM(tiny_config(vocab_size=40)).to(getattr(torch, saved)).save_pretrained(folder)
     policy = load_policy(settings(folder, dtype=wanted))
     assert {parameter.dtype for parameter in policy.model.parameters()} == {dtype}
 
 
 @pytest.mark.parametrize(("wanted", "device"), [("auto", "cuda:0"), ("cuda", "cuda:0"), ("cuda:1", "cuda:1")])
-def test_a_gpu_has_its_number(wanted: str, device: str, monkeypatch: pytest.MonkeyPatch):
+def test_a_gpu_has_its_number(wanted, device, monkeypatch):
     """torch refuses to limit the memory of one without."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert load.choose_device(wanted) == torch.device(device)
@@ -123,7 +123,7 @@ def anonymous() -> int:
 
 
 @pytest.mark.parametrize(("saved", "kind"), [("float32", "nf4"), ("bfloat16", "none")])
-def test_a_cast_goes_matrix_by_matrix(saved: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_cast_goes_matrix_by_matrix(saved, kind, tmp_path, monkeypatch):
     """Into four bits here, and whole onto a device without memory. What quantises on a CPU takes four fp32 matrices."""
     ctypes.CDLL(None).mallopt(-3, 1 << 20)  # freed blocks of a MB go back to the system
     sizes = {"hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 6, "initializer_range": 0.02}
@@ -154,7 +154,7 @@ def test_a_cast_goes_matrix_by_matrix(saved: str, kind: str, tmp_path: Path, mon
     assert peak[0] - max(before, anonymous()) < 6 * matrix < whole / 2
 
 
-def test_full_training_trains_everything_lora_its_layers_only_and_changes_nothing_at_first(folder: Path):
+def test_full_training_trains_everything_lora_its_layers_only_and_changes_nothing_at_first(folder):
     plain = load_policy(settings(folder))
     policy = load_policy(settings(folder, lora=True, lora_rank=4))
     assert all(parameter.requires_grad for parameter in plain.model.parameters())
@@ -167,7 +167,7 @@ def test_full_training_trains_everything_lora_its_layers_only_and_changes_nothin
         assert torch.equal(policy.causal_lm(input_ids=ids).logits, plain.model(input_ids=ids).logits)
 
 
-def test_lora_layers_are_the_same_for_the_same_seed_and_others_for_another(folder: Path):
+def test_lora_layers_are_the_same_for_the_same_seed_and_others_for_another(folder):
     def first(seed: int) -> torch.Tensor:
         policy = load_policy(settings(folder, lora=True, seed=seed))
         return next(p for name, p in policy.model.named_parameters() if "lora_A" in name)
@@ -179,7 +179,7 @@ def test_lora_layers_are_the_same_for_the_same_seed_and_others_for_another(folde
 
 
 @pytest.mark.parametrize("attribute", ["final_logit_softcapping", "logits_scaling", "logit_scale"])
-def test_a_config_that_names_what_its_model_does_not_do_is_refused(attribute: str, folder: Path):
+def test_a_config_that_names_what_its_model_does_not_do_is_refused(attribute, folder):
     change_config(folder, **{attribute: 3.0})
     with pytest.raises(UsageError, match="changes its logits"):
         load_policy(settings(folder))
@@ -187,7 +187,7 @@ def test_a_config_that_names_what_its_model_does_not_do_is_refused(attribute: st
     load_policy(settings(folder))
 
 
-def test_a_model_whose_attention_is_capped_is_loaded_with_one_that_does_it(tmp_path: Path):
+def test_a_model_whose_attention_is_capped_is_loaded_with_one_that_does_it(tmp_path):
     sizes = {name: getattr(tiny_config(), name) for name in ("hidden_size", "intermediate_size", "num_hidden_layers")}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 40, "eos_token_id": 1}
     Gemma2ForCausalLM(Gemma2Config(**sizes, **heads, pad_token_id=0, bos_token_id=None)).save_pretrained(tmp_path)
@@ -231,7 +231,7 @@ MARKED = {
         ("tokenizer.json", {"post_processor": MARKED}),
     ],
 )
-def test_row_63_a_models_files_unpack_to_no_more(file: str, content: bytes | dict[str, Any], folder: Path):
+def test_row_63_a_models_files_unpack_to_no_more(file, content, folder):
     if file == "tokenizer.json":  # which other classes replace in part by their own
         change_config(folder, model_type="gptj")
         (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
@@ -245,13 +245,13 @@ def test_row_63_a_models_files_unpack_to_no_more(file: str, content: bytes | dic
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 20, "in KiB"
 
 
-def test_a_device_that_is_none_is_refused(folder: Path):
+def test_a_device_that_is_none_is_refused(folder):
     with pytest.raises(UsageError, match="no device"):
         load_policy(Settings(model=str(folder), device="toaster"))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
-def test_without_cuda_auto_is_the_cpu_and_cuda_is_refused(folder: Path):
+def test_without_cuda_auto_is_the_cpu_and_cuda_is_refused(folder):
     assert load_policy(Settings(model=str(folder), device="auto")).device.type == "cpu"
     with pytest.raises(UsageError, match="CUDA"):
         load_policy(Settings(model=str(folder), device="cuda"))
@@ -291,7 +291,7 @@ OTHERS: dict[str, tuple[dict[str, object], dict[str, bytes], str]] = {
 
 
 @pytest.mark.parametrize("kind", list(OTHERS))
-def test_a_folder_of_another_kind_is_refused_by_what_it_is_before_loading(kind: str, tmp_path: Path):
+def test_a_folder_of_another_kind_is_refused_by_what_it_is_before_loading(kind, tmp_path):
     config, files, told = OTHERS[kind]
     folder = tmp_path / "model"
     folder.mkdir()
@@ -310,7 +310,7 @@ def test_a_folder_of_another_kind_is_refused_by_what_it_is_before_loading(kind: 
         assert caught.value.fix
 
 
-def test_the_head_gets_rows_that_lie_side_by_side(folder: Path):
+def test_the_head_gets_rows_that_lie_side_by_side(folder):
     """Torch takes 300 times as long on a CPU for bf16 rows that lie apart, as the last positions of prompts do."""
     policy = load_policy(settings(folder))
     head = policy.causal_lm.get_output_embeddings()

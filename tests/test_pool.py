@@ -24,7 +24,7 @@ def authors(taken: list[Scored]) -> Counter[int]:
 
 
 @given(st.dictionaries(st.integers(1, 9), st.integers(1, 9), min_size=1), st.integers(0, 40), st.integers())
-def test_authors_take_turns_and_of_one_the_freshest_goes_first(groups: dict[int, int], count: int, seed: int):
+def test_authors_take_turns_and_of_one_the_freshest_goes_first(groups, count, seed):
     subject, _ = pool(seed=seed)
     for author, number in groups.items():
         for slot in range(number):

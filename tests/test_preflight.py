@@ -53,7 +53,7 @@ def good(count: int) -> list[str]:
 
 
 @pytest.mark.parametrize("dry", [(), ("--dry-run",)])
-def test_cheap_mistakes_are_told_at_once_and_nothing_heavy_is_imported(dry: tuple[str, ...], tmp_path: Path):
+def test_cheap_mistakes_are_told_at_once_and_nothing_heavy_is_imported(dry, tmp_path):
     wrong = (
         "--peers",
         "foo",
@@ -77,20 +77,20 @@ def test_cheap_mistakes_are_told_at_once_and_nothing_heavy_is_imported(dry: tupl
     assert not (tmp_path / "home").exists()
 
 
-def test_what_is_sound_is_no_problem(tmp_path: Path):
+def test_what_is_sound_is_no_problem(tmp_path):
     found = checked(tmp_path, task=str(rows(tmp_path / "mine.jsonl", *good(20))))
     assert found.problems == () and found.task is not None and list(tmp_path.iterdir()) == [tmp_path / "mine.jsonl"]
     assert found.settings.host == "127.0.0.1"
 
 
-def test_a_name_that_makes_no_run_is_told_to_who_begins_one(tmp_path: Path):
+def test_a_name_that_makes_no_run_is_told_to_who_begins_one(tmp_path):
     mine = str(rows(tmp_path / "my rows.jsonl", *good(20)))
     (told,) = checked(tmp_path, task=mine).problems
     assert "make no run: task" in told.what and "Rename the file" in told.fix
     assert not checked(tmp_path, task=mine, peers=(f"/ip4/127.0.0.1/tcp/1/p2p/{PEER}",)).problems
 
 
-def test_ten_lines_that_cannot_be_used_are_told_and_how_many_more(tmp_path: Path):
+def test_ten_lines_that_cannot_be_used_are_told_and_how_many_more(tmp_path):
     lines = good(30)
     for number in range(2, 26, 2):
         lines[number - 1] = '{"prompt": "?"}'
@@ -102,14 +102,14 @@ def test_ten_lines_that_cannot_be_used_are_told_and_how_many_more(tmp_path: Path
     assert what[1:] == [*(f"line {number} has no `answer`," for number in range(2, 22, 2)), "and 3 more."]
 
 
-def test_a_large_file_is_left_to_who_uses_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_large_file_is_left_to_who_uses_it(tmp_path, monkeypatch):
     bad = rows(tmp_path / "bad.jsonl", "x")
     assert [one.what for one in checked(tmp_path, task=str(bad)).problems] != []
     monkeypatch.setattr(checks, "LARGE_BYTES", 1)
     assert checked(tmp_path, task=str(bad)).problems == ()
 
 
-def test_code_is_looked_for_and_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_code_is_looked_for_and_not_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code = {"theirs": "task = print", "package/__init__": "", "package/part": "def task(): ..."}
     (tmp_path / "package").mkdir()
@@ -127,7 +127,7 @@ def test_code_is_looked_for_and_not_run(tmp_path: Path, monkeypatch: pytest.Monk
     assert "ends in neither .jsonl nor .csv" in problem.what
 
 
-def test_nothing_is_downloaded_to_look_at_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_nothing_is_downloaded_to_look_at_a_file(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     bad = rows(tmp_path / "bad.jsonl", "x")
     assert source_of("gsm8k").check() is None
@@ -162,7 +162,7 @@ _parts = st.one_of(
 
 
 @given(st.lists(_parts, max_size=8).map(lambda parts: "".join(f"/{part}" for part in parts)))
-def test_what_is_an_address_here_is_one_to_hivemind(text: str):
+def test_what_is_an_address_here_is_one_to_hivemind(text):
     if is_multiaddr(text):
         assert str(Multiaddr(text))
 
@@ -170,7 +170,7 @@ def test_what_is_an_address_here_is_one_to_hivemind(text: str):
 @pytest.mark.parametrize(
     "text", ["/dns4/node.example.org/tcp/443/wss", "/ip4/1.2.3.4/udp/1/quic-v1", "/ip6/::1/tcp/1/ws", f"/p2p/{PEER}"]
 )
-def test_addresses_that_hivemind_reads_are_addresses(text: str):
+def test_addresses_that_hivemind_reads_are_addresses(text):
     assert Multiaddr(text) and is_multiaddr(text)
 
 

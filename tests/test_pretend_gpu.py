@@ -61,16 +61,16 @@ def told(request: pytest.FixtureRequest, phases: list[Any]) -> list[dict[str, An
     return phases[CASES[request.param]]
 
 
-def test_nothing_mixes_devices_from_loading_to_restoring(told: list[dict[str, Any]]):
+def test_nothing_mixes_devices_from_loading_to_restoring(told):
     for one in told:
         assert one["faults"] == [] and one["same after restoring"]
 
 
-def test_in_two_bytes_sequences_go_to_flash_attention_as_they_lie(told: list[dict[str, Any]]):
+def test_in_two_bytes_sequences_go_to_flash_attention_as_they_lie(told):
     assert all(("packed, by FlashAttention" in one["way"]) == (len(told) == 1) for one in told)
 
 
-def test_decoding_waits_for_the_host_once_in_eight_tokens(told: list[dict[str, Any]]):
+def test_decoding_waits_for_the_host_once_in_eight_tokens(told):
     for one in told:
         short = one[f"{SHORT} tokens"]["waits"]
         long = one[f"{LONG} tokens"]["waits"]
@@ -78,23 +78,23 @@ def test_decoding_waits_for_the_host_once_in_eight_tokens(told: list[dict[str, A
         assert long[EIGHTH] - short[EIGHTH] == (LONG - SHORT) // 8
 
 
-def test_a_shape_is_captured_once_in_a_process_and_graphs_stay_while_training(told: list[dict[str, Any]]):
+def test_a_shape_is_captured_once_in_a_process_and_graphs_stay_while_training(told):
     for one in told:
         assert one["generate"]["captures"] > 0
         assert one[f"{LONG} tokens again"]["captures"] == one["after a step"]["captures"] == 0
 
 
-def test_the_named_device_is_the_current_one_before_anything_is_done_there(told: list[dict[str, Any]]):
+def test_the_named_device_is_the_current_one_before_anything_is_done_there(told):
     for one in told:
         assert one["load"]["current"][0] == ["pretend:0", 0]
 
 
-def test_a_steps_waits_are_known_and_do_not_grow_with_the_model(told: list[dict[str, Any]]):
+def test_a_steps_waits_are_known_and_do_not_grow_with_the_model(told):
     for one in told:
         assert one["step"]["waits"] == STEP
 
 
-def test_a_token_has_a_few_kernels_and_more_for_each_layer_all_launched_at_once(told: list[dict[str, Any]]):
+def test_a_token_has_a_few_kernels_and_more_for_each_layer_all_launched_at_once(told):
     token = [_of_a_token(one, "kernels", "tokens") for one in told]
     if len(token) == 2:
         assert 0 < token[1] - token[0] <= 30  # a layer
@@ -107,7 +107,7 @@ def test_a_token_has_a_few_kernels_and_more_for_each_layer_all_launched_at_once(
 @pytest.mark.skipif(
     torch.backends.cpu.get_cpu_capability() != "AVX512", reason="this CPU's kernels sum in another order by their rows"
 )
-def test_replayed_tokens_are_those_launched_one_by_one(told: list[dict[str, Any]]):
+def test_replayed_tokens_are_those_launched_one_by_one(told):
     for one in told:
         assert one["same without graphs"]
 
@@ -116,11 +116,11 @@ def _of_a_token(told: dict[str, Any], counted: str, phase: str) -> float:
     return (told[f"{LONG} {phase}"][counted] - told[f"{SHORT} {phase}"][counted]) / (LONG - SHORT)  # type: ignore[no-any-return]
 
 
-def test_scoring_another_nodes_group_needs_no_device(told: list[dict[str, Any]]):
+def test_scoring_another_nodes_group_needs_no_device(told):
     nothing = {"launches": 0, "kernels": 0, "waits": {}, "captures": 0, "current": []}
     assert all(one["score"] == nothing for one in told)
 
 
-def test_the_device_refuses_what_a_gpu_refuses(phases: list[Any]):
+def test_the_device_refuses_what_a_gpu_refuses(phases):
     """Otherwise the tests above could not fail."""
     assert phases[0] == [True, True, True, True, False]

@@ -33,8 +33,8 @@ from ftis_node.swarm.known_addresses import KnownAddresses
 from ftis_node.swarm.membership import Membership
 from ftis_node.swarm.roster import Roster
 from ftis_node.swarm.self_report import SelfReport
-from tests.support.cli import Cli, answer, printed, refused
-from tests.support.daemons import PATIENCE, Join, run_cli
+from tests.support.cli import answer, printed, refused
+from tests.support.daemons import PATIENCE, run_cli
 from tests.support.members import (
     ANN,
     ANNS,
@@ -71,7 +71,7 @@ def ticket_of(node: Member, *, invites: bool = False) -> Invitation:
     return invite(node.identity, PRIVATE.id, [node.address], **options)
 
 
-async def test_row_49_a_stranger_gets_a_refusal_and_nothing_else(tmp_path: Path):
+async def test_row_49_a_stranger_gets_a_refusal_and_nothing_else(tmp_path):
     async with private_member(1, tmp_path) as (founder, roster), transport(EVE, tmp_path / "eve") as eve:
         await eve.connect(FOUNDER.author, [founder.address])
         call = stub(eve, FOUNDER)
@@ -93,7 +93,7 @@ async def test_row_49_a_stranger_gets_a_refusal_and_nothing_else(tmp_path: Path)
         assert EVE.author not in founder.swarm.membership.active_view
 
 
-async def test_a_dry_run_reads_the_run_and_leaves_the_invitation_unused(tmp_path: Path):
+async def test_a_dry_run_reads_the_run_and_leaves_the_invitation_unused(tmp_path):
     async with private_member(1, tmp_path) as (founder, roster), transport(EVE, tmp_path / "eve") as eve:
         ticket = ticket_of(founder)
         assert (await fetch_run(eve, [founder.address], 0.0, ticket)).run == PRIVATE
@@ -108,7 +108,7 @@ async def test_a_dry_run_reads_the_run_and_leaves_the_invitation_unused(tmp_path
         assert str(error.value).count("used by another key") == 1
 
 
-async def test_row_59_an_invitation_goes_to_its_inviter_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_row_59_an_invitation_goes_to_its_inviter_only(tmp_path, monkeypatch):
     """Not to another bootstrap, before the run is known, in greetings, or when the inviter is gone."""
     shown: list[bytes] = []
     async with private_member(5, tmp_path) as (eve, _), transport(ANN, tmp_path / "ann") as ann:
@@ -133,7 +133,7 @@ async def test_row_59_an_invitation_goes_to_its_inviter_only(tmp_path: Path, mon
     assert len(shown) >= 3 and not any(shown)
 
 
-async def test_the_invited_meet_and_lose_the_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_the_invited_meet_and_lose_the_removed(tmp_path, monkeypatch):
     async with (
         private_member(1, tmp_path) as (founder, roster),
         private_member(2, tmp_path, ticket_of(founder)) as (ann, of_ann),
@@ -166,7 +166,7 @@ async def test_the_invited_meet_and_lose_the_removed(tmp_path: Path, monkeypatch
         assert not ann.swarm.membership.active_view
 
 
-async def test_who_was_a_member_and_is_none_is_not_dialled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_who_was_a_member_and_is_none_is_not_dialled(tmp_path, monkeypatch):
     """Also by an order that waits for the node. But one whose invitation is to be used is, whatever is known of it."""
     book = MembersBook(PRIVATE.id, FOUNDER.author, issued={FOUNDER.author: {}})
     for who, ends in ((ANN, 2), (EVE, 2**40), (BEN, 2**40)):
@@ -185,7 +185,7 @@ async def test_who_was_a_member_and_is_none_is_not_dialled(tmp_path: Path, monke
         greeted.clear()
 
 
-async def test_a_transfer_to_a_removed_member_ends(tmp_path: Path):
+async def test_a_transfer_to_a_removed_member_ends(tmp_path):
     async with (
         private_member(1, tmp_path) as (founder, roster),
         private_member(2, tmp_path, ticket_of(founder)) as (ann, _),
@@ -199,7 +199,7 @@ async def test_a_transfer_to_a_removed_member_ends(tmp_path: Path):
         assert [chunk async for chunk in chunks] == []
 
 
-async def test_row_56_a_hostile_answer_to_a_greeting_gives_nobody_a_certificate(tmp_path: Path):
+async def test_row_56_a_hostile_answer_to_a_greeting_gives_nobody_a_certificate(tmp_path):
     """Ann may invite, Ben is removed: both answer the founder's and Cara's greetings with certificates below Ann's."""
     async with (
         private_member(1, tmp_path) as (founder, roster),
@@ -271,7 +271,7 @@ def lasting(*signers: tuple[Identity, Identity], **changes: Any) -> Chain:
     return tuple(certificate(issuer, who, **{**times, **changes}) for issuer, who in signers)
 
 
-def test_invite_prints_a_line_that_join_reads(home_of: Homes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_invite_prints_a_line_that_join_reads(home_of, tmp_path, monkeypatch):
     home = home_of(FOUNDER)
     told = answer("invite", "--home", home, "--name", "Ana", *HERE)
     made = invitation_in(told["invitation"], Home(tmp_path / "nowhere"))
@@ -287,7 +287,7 @@ def test_invite_prints_a_line_that_join_reads(home_of: Homes, tmp_path: Path, mo
     assert made.text not in Redactor(None).clean(f"join {made.text} --home x")
 
 
-def test_an_invitation_to_an_open_run_is_no_ticket(home_of: Homes, tmp_path: Path, cli: Cli):
+def test_an_invitation_to_an_open_run_is_no_ticket(home_of, tmp_path, cli):
     home = home_of(FOUNDER, RUN)
     made = invitation_in(printed("invite", "--home", home, *HERE).strip(), Home(tmp_path / "nowhere"))
     assert not made.private and made.run_id == RUN.id
@@ -307,7 +307,7 @@ def names(home: Path, known: dict[Identity, str]) -> None:
     Home(home).swarm_history.write_bytes(msgspec.msgpack.encode(book))
 
 
-def test_members_are_listed_with_who_invited_them(home_of: Homes, monkeypatch: pytest.MonkeyPatch):
+def test_members_are_listed_with_who_invited_them(home_of, monkeypatch):
     anns = lasting((FOUNDER, ANN))
     home = home_of(FOUNDER, members=[anns, lasting((FOUNDER, ANN), (ANN, BEN), issued_at=1, expires=2)])
     rows = {row["id"]: row for row in answer("members", "--home", home)["members"]}
@@ -333,7 +333,7 @@ def test_members_are_listed_with_who_invited_them(home_of: Homes, monkeypatch: p
 
 
 def test_an_order_to_remove_waits_for_the_daemon_and_one_without_effect_is_told_to_the_owner(
-    home_of: Homes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    home_of, monkeypatch, caplog
 ):
     twice = [lasting((FOUNDER, ANN), (ANN, BEN)), lasting((FOUNDER, BEN)), lasting((FOUNDER, ANN), (ANN, CARA))]
     home = home_of(ANN, own=lasting((FOUNDER, ANN)), members=[*twice, lasting((FOUNDER, EVE))])
@@ -353,7 +353,7 @@ def test_an_order_to_remove_waits_for_the_daemon_and_one_without_effect_is_told_
     assert "no more removals" in refused("remove", CARA.peer_id, "--home", home).what
 
 
-def test_what_the_commands_refuse(home_of: Homes, tmp_path: Path):
+def test_what_the_commands_refuse(home_of, tmp_path):
     home = home_of(BEN, own=lasting((FOUNDER, ANN), (ANN, BEN)), members=[lasting((FOUNDER, ANN))])
     assert "may not invite" in refused("invite", "--home", home, *HERE).what
     assert f"Ask {FOUNDER.peer_id}" in refused("remove", ANN.peer_id, "--home", home).fix
@@ -369,7 +369,7 @@ def test_what_the_commands_refuse(home_of: Homes, tmp_path: Path):
     assert "No ftis-node daemon" in refused("members", "--home", home_of(CARA, run=None)).what
 
 
-async def test_a_node_that_still_loads_invites_to_the_run_that_it_begins(home_of: Homes):
+async def test_a_node_that_still_loads_invites_to_the_run_that_it_begins(home_of):
     home = home_of(FOUNDER, None)
     node = Node(JoinOptions(Home(home), private=True), lambda task: collect(task=task, flags={})[0])
     await node._begin_to_tell(node._open_home())
@@ -379,7 +379,7 @@ async def test_a_node_that_still_loads_invites_to_the_run_that_it_begins(home_of
     await node._stack.aclose()
 
 
-def test_what_join_refuses(home_of: Homes, tmp_path: Path):
+def test_what_join_refuses(home_of, tmp_path):
     line = ("join", "--dry-run", "--device", "cpu", "--model", "tiny-a", "--home")
     fresh = invitation(now=unix_seconds()).text
     assert "no file that holds one" in refused(*line, tmp_path / "x", str(tmp_path / "none")).what
@@ -390,7 +390,7 @@ def test_what_join_refuses(home_of: Homes, tmp_path: Path):
     assert "no member of its private run" in refused(*line, home_of(CARA)).what, "before its model is loaded"
 
 
-def test_daemons_an_invitation_and_a_removal(join: Join):
+def test_daemons_an_invitation_and_a_removal(join):
     """As people do it: a founder, and one who is invited and later removed."""
     founder = join("founder", "--model", "tiny-a", "--private", "--name", "Ana")
     at = "--home", founder.home.path

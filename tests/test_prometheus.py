@@ -53,7 +53,7 @@ def test_values_are_those_of_the_status():
 
 
 @pytest.mark.parametrize("state", ["ONLINE", "ALONE", "SOMETHING NEW"])
-def test_one_state_holds_and_all_others_do_not(state: str):
+def test_one_state_holds_and_all_others_do_not(state):
     found = samples(exposition(TRAINING | {"state": state}, NOBODY))
     states = {name: value for name, value in found.items() if name.startswith("ftis_node_state ")}
     assert [name for name, value in states.items() if value] == [f"ftis_node_state {state}"] and len(states) >= 7
@@ -70,7 +70,7 @@ def test_what_is_not_known_yet_is_left_out():
 
 
 @pytest.mark.parametrize("none", [math.nan, math.inf])
-def test_a_step_whose_numbers_are_none_shows_none(none: float):
+def test_a_step_whose_numbers_are_none_shows_none(none):
     last = last_step(taken_step(report=step_report(loss=none, gradient_norm=none)))
     assert last.loss is last.gradient_norm is None
     shown = msgspec.to_builtins(last) | {"loss": none, "gradient_norm": none}
@@ -94,7 +94,7 @@ def model_label(model: str) -> str:
     return str(info.labels["model"])
 
 
-def test_of_a_models_folder_the_last_name_alone_is_told(tmp_path: Path):
+def test_of_a_models_folder_the_last_name_alone_is_told(tmp_path):
     folder = tmp_path / "somebody" / "my-model"
     folder.mkdir(parents=True)
     assert model_label(str(folder)) == "my-model", "also of one that is no model, or gone"

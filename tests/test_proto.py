@@ -12,7 +12,7 @@ from ftis_node.swarm import ftis_pb2
 PROTO = Path(__file__).parent.parent / "proto" / "ftis.proto"
 
 
-def test_the_committed_messages_are_what_protoc_makes_of_the_file(tmp_path: Path):
+def test_the_committed_messages_are_what_protoc_makes_of_the_file(tmp_path):
     pytest.importorskip("grpc_tools")
     out = tmp_path / "set.bin"
     command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{PROTO.parent}", f"--descriptor_set_out={out}"]

@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Sequence
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,7 +19,7 @@ from tests.support.talkers import made_by
 ALICE = identity(1)
 
 
-async def test_row_07_a_group_that_two_pulls_bring_is_taken_once(tmp_path: Path):
+async def test_row_07_a_group_that_two_pulls_bring_is_taken_once(tmp_path):
     """As of an announcement that left the table while it was being pulled, and came back."""
     taken: list[Arrival] = []
     store = PacketStore(tmp_path / "store.sqlite", RUN.id, 1 << 20)

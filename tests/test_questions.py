@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -41,7 +40,7 @@ def ids(alice: Member) -> list[int]:
     [(one, 4) for one in QUESTIONS]
     + [pytest.param(one, 1, marks=[pytest.mark.slow] if number else []) for number, one in enumerate(QUESTIONS)],
 )
-async def test_row_61_the_same_question_again_and_again_draws_few_bytes(asked: str, keys: int, tmp_path: Path):
+async def test_row_61_the_same_question_again_and_again_draws_few_bytes(asked, keys, tmp_path):
     service, call, question = QUESTIONS[asked]
     async with contextlib.AsyncExitStack() as stack:
         alice = await stack.enter_async_context(member(1, tmp_path, upload_bytes=UPLOAD))

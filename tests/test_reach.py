@@ -32,7 +32,7 @@ from tests.support.swarm import PATIENCE, all_meet, eventually, identity, member
 # --- only dialling ----------------------------------------------------------------------------------------------------
 
 
-async def test_a_node_that_only_dials_takes_full_part(tmp_path: Path):
+async def test_a_node_that_only_dials_takes_full_part(tmp_path):
     async with (
         member(1, tmp_path) as open_one,
         member(2, tmp_path, [open_one.address]) as other,
@@ -50,7 +50,7 @@ async def test_a_node_that_only_dials_takes_full_part(tmp_path: Path):
             await eventually(lambda n=node, w=wanted: set(n.admitted) == w, "each gets what the others made")
 
 
-async def test_who_cannot_be_dialled_names_relayed_addresses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_who_cannot_be_dialled_names_relayed_addresses(tmp_path, monkeypatch):
     async with member(1, tmp_path) as node:
         direct = (await node.transport.addresses())[0]
         relayed = f"/ip4/8.8.4.4/tcp/1/p2p/{identity(2).peer_id}/p2p-circuit/p2p/{identity(1).peer_id}"
@@ -75,7 +75,7 @@ async def test_who_cannot_be_dialled_names_relayed_addresses(tmp_path: Path, mon
         assert membership.reachability() is Reachability.OUTBOUND_ONLY
 
 
-async def test_p2pd_tells_how_it_is(tmp_path: Path):
+async def test_p2pd_tells_how_it_is(tmp_path):
     async with transport(identity(1), tmp_path / "a") as one, transport(identity(2), tmp_path / "b") as two:
         await two.connect(identity(1).author, await one.addresses())
         health = await one.health()
@@ -85,7 +85,7 @@ async def test_p2pd_tells_how_it_is(tmp_path: Path):
         assert await one.health() is None
 
 
-async def test_what_is_announced_is_what_others_hear(tmp_path: Path):
+async def test_what_is_announced_is_what_others_hear(tmp_path):
     async with transport(identity(1), tmp_path, announce=("/ip4/8.8.4.4/tcp/4001",)) as network:
         assert await network.addresses() == [f"/ip4/8.8.4.4/tcp/4001/p2p/{identity(1).peer_id}"]
 
@@ -127,7 +127,7 @@ async def reached_through(relay: Libp2p, shy: Libp2p, caller: Libp2p) -> bool:
 
 @pytest.mark.parametrize("asked", [False, True])
 async def test_row_39_others_are_reached_through_a_public_node_only_if_its_owner_asked_for_that(
-    asked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    asked, tmp_path, monkeypatch
 ):
     kind = p2pd._private
 
@@ -143,14 +143,14 @@ async def test_row_39_others_are_reached_through_a_public_node_only_if_its_owner
         assert await reached_through(relay, shy, caller) is asked
 
 
-async def test_row_40_p2pd_listens_for_peers_and_for_nobody_else(tmp_path: Path):
+async def test_row_40_p2pd_listens_for_peers_and_for_nobody_else(tmp_path):
     async with transport(identity(1), tmp_path, quic=True) as network:
         held = psutil.Process(network.pid).net_connections("inet")
         assert {one.laddr.port for one in held if one.status == psutil.CONN_LISTEN} == {network.port}
         assert {one.laddr.port for one in held if one.type == socket.SOCK_DGRAM} <= {network.port}
 
 
-async def test_what_autonat_finds_is_read_from_p2pds_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_what_autonat_finds_is_read_from_p2pds_log(tmp_path, monkeypatch):
     async with transport(identity(1), tmp_path) as network:
         take = network.p2p._take
         for line, finding in (
@@ -177,7 +177,7 @@ async def listening(who: Identity) -> AsyncIterator[Listening]:
         yield Listening(Path(scratch) / "key", Path(scratch), "127.0.0.1")
 
 
-async def test_a_second_node_of_a_key_is_found_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_a_second_node_of_a_key_is_found_anywhere(tmp_path, monkeypatch):
     alive = identity(2)
     free = identity(3)
     async with member(1, tmp_path) as bootstrap, member(2, tmp_path, [bootstrap.address]) as twin:
@@ -201,7 +201,7 @@ async def found_by(peers: list[str], home: Path = Path("/nowhere"), **settings: 
     return {finding.subject: finding async for finding in look_around(chosen, Home(home), peers, 0.0)}
 
 
-async def test_the_doctor_dials_peers_and_says_what_it_saw(tmp_path: Path):
+async def test_the_doctor_dials_peers_and_says_what_it_saw(tmp_path):
     async with member(1, tmp_path) as node:
         found = await found_by([node.address])
         assert {subject: finding.verdict for subject, finding in found.items()} == {
@@ -217,7 +217,7 @@ async def test_the_doctor_dials_peers_and_says_what_it_saw(tmp_path: Path):
     assert "listens nowhere" in (await found_by([], listen=False))["addresses"].text.replace("This node ", "")
 
 
-async def test_without_a_name_the_doctor_dials_what_the_home_knows_as_a_start_would(tmp_path: Path):
+async def test_without_a_name_the_doctor_dials_what_the_home_knows_as_a_start_would(tmp_path):
     home = tmp_path / "home"
     dead = f"/ip4/127.0.0.1/tcp/1025/p2p/{identity(9).peer_id}"
     name = dead.replace("ip4/127.0.0.1", "dns4/node.example")
@@ -241,7 +241,7 @@ async def test_without_a_name_the_doctor_dials_what_the_home_knows_as_a_start_wo
         (("relayed", "private", 0), 1, {"peers": "ok", "reachability": "ok"}),
     ],
 )
-def test_the_doctor_reads_a_nodes_status(network: tuple[str, Any, int], peers: int, verdicts: dict[str, str]):
+def test_the_doctor_reads_a_nodes_status(network, peers, verdicts):
     how, autonat, restarts = network
     told = dataclasses.asdict(Health(autonat, 0, 0, 0.0, 0))
     status = {

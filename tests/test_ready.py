@@ -40,7 +40,7 @@ def made(*args: Any, **kwargs: Any) -> Policy:
 
 @pytest.mark.parametrize("spread", [0.02, pytest.param(0.1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_deep_models_with_sharp_logits_are_packed_and_decoded_natively_in_bf16_too(spread: float, dtype: torch.dtype):
+def test_deep_models_with_sharp_logits_are_packed_and_decoded_natively_in_bf16_too(spread, dtype):
     policy = made(spread, dtype)
     assert policy.packed and policy.native, policy.way
     assert "Sequences are packed (log-probs differ by" in policy.way
@@ -77,9 +77,7 @@ def with_a_leak(*args: Any) -> LaidOut:
 @pytest.mark.parametrize("broken", [of_the_neighbour, with_a_leak])
 @pytest.mark.parametrize("spread", [0.1])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_layout_that_is_wrong_is_refused_in_bf16_too(
-    broken: Any, spread: float, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_layout_that_is_wrong_is_refused_in_bf16_too(broken, spread, dtype, monkeypatch):
     monkeypatch.setattr(score, "pack", broken)
     policy = made(spread, dtype)
     assert not policy.packed and policy.native
@@ -89,7 +87,7 @@ def test_a_layout_that_is_wrong_is_refused_in_bf16_too(
 
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_each_fault_of_a_fast_path_ends_that_path_alone(dtype: torch.dtype, fault: str):
+def test_each_fault_of_a_fast_path_ends_that_path_alone(dtype, fault):
     with in_packing(fault):
         policy = made(0.2, dtype, 4)
     assert not policy.packed and policy.native, policy.way
@@ -113,7 +111,7 @@ class Neighbourly(Qwen2ForCausalLM):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_model_that_depends_on_neighbours_in_the_row_is_padded(dtype: torch.dtype):
+def test_a_model_that_depends_on_neighbours_in_the_row_is_padded(dtype):
     policy = made(0.2, dtype, 4, Neighbourly)
     assert not policy.packed, policy.way
 
@@ -126,7 +124,7 @@ class Scaled(Qwen2ForCausalLM):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_model_that_changes_its_logits_after_the_head_is_refused_in_bf16_too(dtype: torch.dtype):
+def test_a_model_that_changes_its_logits_after_the_head_is_refused_in_bf16_too(dtype):
     with pytest.raises(UsageError, match="changes its logits"):
         made(0.1, dtype, 28, Scaled)
 
@@ -158,7 +156,7 @@ class Rival:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_fused_kernels_are_used_where_they_give_the_same(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch):
+def test_fused_kernels_are_used_where_they_give_the_same(dtype, monkeypatch):
     rope = modeling_qwen2.apply_rotary_pos_emb
     monkeypatch.setattr(modeling_qwen2, "apply_rotary_pos_emb", rope)  # to have it back
     for off, used in ((0.5, False), (0.0, True), (0.0, True)):
@@ -171,9 +169,7 @@ def test_fused_kernels_are_used_where_they_give_the_same(dtype: torch.dtype, mon
 
 
 @pytest.mark.parametrize("graphs", [True, False])
-def test_without_liger_kernel_or_without_the_wish_modules_stay_as_they_are(
-    graphs: bool, monkeypatch: pytest.MonkeyPatch
-):
+def test_without_liger_kernel_or_without_the_wish_modules_stay_as_they_are(graphs, monkeypatch):
     monkeypatch.setitem(sys.modules, "liger_kernel.ops", None if graphs else Rival(0.0))
     policy = ready(Policy("deep", model(0.1, DTYPES[0], 2), tiny_tokenizer(), torch.device("cpu"), graphs=graphs))
     assert ("without liger-kernel's fused kernels (" in policy.way) == graphs
@@ -193,7 +189,7 @@ class Backwards(torch.autograd.Function):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_kernel_whose_gradient_is_wrong_is_refused(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch):
+def test_a_kernel_whose_gradient_is_wrong_is_refused(dtype, monkeypatch):
     right = packing.ATTENTIONS["ftis_tables"]
     wrong = partial(packing._attention, lambda *args: Backwards.apply(right(*args)))
     AttentionInterface.register("ftis_tables", wrong)
@@ -210,7 +206,7 @@ def test_the_way_is_told_when_a_model_is_loaded():
     assert plan.reasons[-1].startswith("Sequences are packed (") and "native decoder" in plan.reasons[-1]
 
 
-def test_why_a_model_is_padded_is_told(monkeypatch: pytest.MonkeyPatch):
+def test_why_a_model_is_padded_is_told(monkeypatch):
     policy = tiny_policy()
 
     def fail(*_: Any, **__: Any) -> None:

@@ -4,7 +4,6 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import astuple, replace
-from pathlib import Path
 
 import msgpack
 import pytest
@@ -73,7 +72,7 @@ REFUSED: dict[str, Callable[[], DHTRecord]] = {
 
 
 @pytest.mark.parametrize("refused", REFUSED.values(), ids=REFUSED.keys())
-def test_any_other_record_is_refused(refused: Callable[[], DHTRecord]):
+def test_any_other_record_is_refused(refused):
     assert VALIDATOR.owner(refused()) is None
 
 
@@ -88,7 +87,7 @@ def test_strange_things_in_a_list_of_addresses_are_left_out():
 
 
 @pytest.mark.parametrize("inner", [bomb(3), bomb(200), b"\xdd" + (900).to_bytes(4, "big") + bytes(900), b"\xc1", b""])
-def test_a_signed_value_that_is_no_address_list_is_read_as_none(inner: bytes):
+def test_a_signed_value_that_is_no_address_list_is_read_as_none(inner):
     hostile = record(value=inner[: subject.MAX_VALUE_BYTES - 64])
     assert VALIDATOR.owner(hostile) == ALICE.author and VALIDATOR.addresses(hostile, ALICE.author) == []
     assert VALIDATOR.addresses(record(), ALICE.author) == ADDRESSES
@@ -106,9 +105,7 @@ def test_addresses_of_others_and_those_that_are_too_long_are_left_out():
 # --- two DHT nodes ----------------------------------------------------------------------------------------------------
 
 
-async def test_an_address_record_is_found_by_another_node_and_attacks_leave_it_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+async def test_an_address_record_is_found_by_another_node_and_attacks_leave_it_alone(tmp_path, monkeypatch):
     async with transport(ALICE, tmp_path / "a") as at_alice, transport(BOB, tmp_path / "b") as at_bob:
         nobody = frozenset[bytes]().__contains__
         alice = at_alice.directory(ALICE, RUN.id, nobody, nobody, Traffic())

@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -30,9 +29,7 @@ def error_of(ask: Callable[[], object]) -> UserError:
 
 
 @pytest.mark.parametrize(("name", "value", "fix"), NAMES)
-def test_what_was_removed_is_refused_by_name_and_an_old_home_loses_nothing(
-    name: str, value: str, fix: str, tmp_path: Path
-):
+def test_what_was_removed_is_refused_by_name_and_an_old_home_loses_nothing(name, value, fix, tmp_path):
     home = Home(tmp_path / "home")
     pair = f'{name} = "{value}"\n'
     variable = f"FTIS_{name.upper()}"
@@ -61,7 +58,7 @@ def test_what_was_removed_is_refused_by_name_and_an_old_home_loses_nothing(
 
 
 @pytest.mark.parametrize("name", sorted({name for name, _ in REMOVED if name != "mask"}))
-def test_what_stands_in_for_it_is_there(name: str):
+def test_what_stands_in_for_it_is_there(name):
     for fix in (fix for removed, _, fix in NAMES if removed == name):
         pairs = dict(re.findall(r"(\w+)=([\w.-]*\w)", fix))
         assert pairs and collect(task="", flags=pairs, environment={})

@@ -102,7 +102,7 @@ def by_command(*args: str) -> Result:
     return CliRunner().invoke(app, ["lab", "replay", *args])
 
 
-def test_a_daemons_training_comes_out_again_bit_for_bit(homes: Homes):
+def test_a_daemons_training_comes_out_again_bit_for_bit(homes):
     home = homes["killed"]
     before = contents(home)
     invoked = by_command(str(home), "--json")
@@ -116,7 +116,7 @@ def test_a_daemons_training_comes_out_again_bit_for_bit(homes: Homes):
     assert contents(home) == before, "the home is only read, also with SQLite's log of a killed daemon in it"
 
 
-def test_a_log_in_parts_is_replayed_like_one_file(copy: Path):
+def test_a_log_in_parts_is_replayed_like_one_file(copy):
     log = copy / "metrics.jsonl"
     events = read_events(log)
     lines = log.read_bytes().splitlines(keepends=True)
@@ -128,7 +128,7 @@ def test_a_log_in_parts_is_replayed_like_one_file(copy: Path):
     assert read_events(log) == events
 
 
-def test_a_restart_is_in_the_log_with_its_settings(homes: Homes):
+def test_a_restart_is_in_the_log_with_its_settings(homes):
     first, second = read_events(homes["killed"] / "metrics.jsonl", "started")
     assert (first["fresh"], second["fresh"]) == (True, False) and second["step"] >= 1
     assert [s["settings"]["weight_decay"] for s in (first, second)] == [0.1, 0.0]
@@ -139,13 +139,13 @@ def test_a_restart_is_in_the_log_with_its_settings(homes: Homes):
     assert len(json.dumps(step["batch"])) < 100 * len(step["batch"]["own"] + step["batch"]["foreign"])
 
 
-def test_row_7_groups_of_steps_that_a_kill_took_are_not_trained_on_again(homes: Homes):
+def test_row_7_groups_of_steps_that_a_kill_took_are_not_trained_on_again(homes):
     steps = read_events(homes["killed"] / "metrics.jsonl", "step")
     foreign = [digest for step in steps for digest in step["batch"]["foreign"]]
     assert foreign and len(foreign) == len(set(foreign))
 
 
-def test_a_figure_that_does_not_come_out_is_told_with_its_step(copy: Path):
+def test_a_figure_that_does_not_come_out_is_told_with_its_step(copy):
     edit(copy, of("step", lambda line: line | {"loss": line["loss"] + 0.5}, 2))
     shutil.rmtree(copy / "checkpoints")
     ended = by_command(str(copy))
@@ -154,7 +154,7 @@ def test_a_figure_that_does_not_come_out_is_told_with_its_step(copy: Path):
     assert "checkpoints is on disk" in ended.stdout
 
 
-def test_the_log_of_another_version_is_taken_up_and_that_is_told(copy: Path):
+def test_the_log_of_another_version_is_taken_up_and_that_is_told(copy):
     """Of one that left groups out of a step, which count in its mean reward, and could weigh authors, and did not."""
     first = read_events(copy / "metrics.jsonl", "step")[0]
 
@@ -172,7 +172,7 @@ def test_the_log_of_another_version_is_taken_up_and_that_is_told(copy: Path):
     assert report["other_versions"]["torch"][0] == "2.0.0" and any("torch was 2.0.0" in n for n in report["notes"])
 
 
-def test_a_batch_in_another_order_is_seen_in_the_weights(copy: Path):
+def test_a_batch_in_another_order_is_seen_in_the_weights(copy):
     edit(copy, of("step", lambda line: line | {"batch": {name: made[::-1] for name, made in line["batch"].items()}}))
     report = replay(copy)
     assert not report["identical"] and report["checkpoints"][0]["max_difference"] > 0
@@ -184,7 +184,7 @@ def without_packets_of(home: Path, step: int) -> None:
         database.execute("DELETE FROM packets WHERE digest = ?", (bytes.fromhex(line["batch"]["own"][0]),))
 
 
-def test_a_packet_that_was_evicted_ends_the_replay_before_its_step(copy: Path):
+def test_a_packet_that_was_evicted_ends_the_replay_before_its_step(copy):
     without_packets_of(copy, 4)
     with pytest.raises(UserError, match=r"Step 4 cannot be replayed: 1 of its 6 packets") as told:
         replay(copy)
@@ -194,7 +194,7 @@ def test_a_packet_that_was_evicted_ends_the_replay_before_its_step(copy: Path):
         replay(copy)
 
 
-def test_a_packet_that_was_altered_is_not_trained_on(copy: Path):
+def test_a_packet_that_was_altered_is_not_trained_on(copy):
     with closing(sqlite3.connect(copy / "store.sqlite")) as database, database:
         database.execute("UPDATE packets SET body = CAST(substr(body, 1, length(body) - 1) || x'00' AS BLOB)")
     with pytest.raises(UserError, match="is damaged: "):
@@ -212,14 +212,14 @@ UNUSABLE = {
 
 
 @pytest.mark.parametrize("how", UNUSABLE)
-def test_a_log_that_cannot_be_followed_says_where(how: str, copy: Path):
+def test_a_log_that_cannot_be_followed_says_where(how, copy):
     change, why = UNUSABLE[how]
     edit(copy, change)
     with pytest.raises(UserError, match=why):
         replay(copy)
 
 
-def test_what_is_not_what_it_was_is_refused(copy: Path, monkeypatch: pytest.MonkeyPatch):
+def test_what_is_not_what_it_was_is_refused(copy, monkeypatch):
     load = Engine.load
     monkeypatch.setattr(Engine, "load", lambda *args, **more: replace(load(*args, **more), tokenizer="another"))
     with pytest.raises(UserError, match="not what they were"):
@@ -230,7 +230,7 @@ def test_what_is_not_what_it_was_is_refused(copy: Path, monkeypatch: pytest.Monk
         replay(copy)
 
 
-def test_ctrl_c_ends_it_with_130(homes: Homes, monkeypatch: pytest.MonkeyPatch):
+def test_ctrl_c_ends_it_with_130(homes, monkeypatch):
     monkeypatch.setattr(Engine, "step", lambda *_, **__: os.kill(os.getpid(), signal.SIGINT))
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests may ignore it
     try:
@@ -267,7 +267,7 @@ async def train_here(home: Home, bad_steps: Sequence[int], task: str = "arithmet
     home.close()
 
 
-async def test_a_return_to_older_weights_is_followed_and_the_count_of_steps_goes_on(tmp_path: Path):
+async def test_a_return_to_older_weights_is_followed_and_the_count_of_steps_goes_on(tmp_path):
     home = Home(tmp_path / "home")
     await train_here(home, (0, 0, BAD_STEPS, 0))
     report = replay(home.path)
@@ -308,7 +308,7 @@ BEGUN = [started(fresh=True)]
         pytest.param([*BEGUN, *took(1, 3), resumed(1), *took(2)], [(1, ""), (2, "")], id="what lacks was lost anyway"),
     ],
 )
-def test_only_steps_that_led_here_are_taken(events: list[dict[str, Any]], expected: list[tuple[int, str]]):
+def test_only_steps_that_led_here_are_taken(events, expected):
     line = lineage(events)
     assert [(link.step, link.logged.batch.own[0]) for link in line.links if link.logged] == expected
     assert line.void == sum(event["event"] == "step" for event in events) - len(expected)
@@ -328,7 +328,7 @@ NO_BEGINNING = "kept no step log"
         ([*BEGUN, *took(1, 2, 4), restored(4, 3), *took(5)], "no line for step 3"),
     ],
 )
-def test_a_log_that_lacks_its_beginning_or_a_line_is_refused(events: list[dict[str, Any]], why: str):
+def test_a_log_that_lacks_its_beginning_or_a_line_is_refused(events, why):
     with pytest.raises(UserError, match=why):
         lineage(events)
 
@@ -345,7 +345,7 @@ def build():
 """
 
 
-async def test_a_task_in_python_is_replayed_by_who_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_a_task_in_python_is_replayed_by_who_names_it(tmp_path, monkeypatch):
     (tmp_path / "replayed_task.py").write_text(PYTHON)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])

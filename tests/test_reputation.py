@@ -4,7 +4,6 @@ import json
 import random
 import sys
 import time
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -43,7 +42,7 @@ def put(table: Table, made: Announcement, first_sender: bytes) -> Outcome:
     return table.add(made, made.author + made.round.to_bytes(8, "big"), age=0.0, first_sender=first_sender)
 
 
-async def test_row_34_throw_away_peers_leave_those_with_a_record_in_the_view(tmp_path: Path):
+async def test_row_34_throw_away_peers_leave_those_with_a_record_in_the_view(tmp_path):
     """Their addresses lie in networks of their own, as they say, and the honest ones' in one."""
     async with (
         member(1, tmp_path) as alice,
@@ -59,7 +58,7 @@ async def test_row_34_throw_away_peers_leave_those_with_a_record_in_the_view(tmp
         assert alice.met(bob, carol) and len(alice.swarm.membership.active_view) == INBOUND_MAX
 
 
-async def test_row_34_half_of_the_places_for_inbound_peers_are_for_any(tmp_path: Path):
+async def test_row_34_half_of_the_places_for_inbound_peers_are_for_any(tmp_path):
     async with member(1, tmp_path) as alice:
         membership = alice.swarm.membership
         old, new = ([identity(number).author for number in many] for many in (range(100, 164), range(200, 260)))
@@ -74,7 +73,7 @@ async def test_row_34_half_of_the_places_for_inbound_peers_are_for_any(tmp_path:
 # --- records and bans -------------------------------------------------------------------------------------------------
 
 
-def test_row_34_throw_away_keys_that_contradict_themselves_evict_no_record_and_no_ban_of_one(clock: Clock):
+def test_row_34_throw_away_keys_that_contradict_themselves_evict_no_record_and_no_ban_of_one(clock):
     reputation = Reputation(clock)
     established(reputation, ALICE.author)
     established(reputation, BOB.author)
@@ -106,7 +105,7 @@ def test_row_34_who_passes_on_contradictions_without_end_is_slowed_down_and_neve
 
 
 def test_row_35_of_many_authors_those_with_least_evidence_make_room_and_half_is_for_those_with_a_record(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch
+    clock, monkeypatch
 ):
     monkeypatch.setattr(books, "AUTHORS_MAX", 20)
     reputation = Reputation(clock)
@@ -125,7 +124,7 @@ def test_row_35_of_many_authors_those_with_least_evidence_make_room_and_half_is_
 
 
 @pytest.mark.parametrize("authors", [1100, pytest.param(10_000, marks=pytest.mark.slow)])
-def test_row_35_in_a_swarm_of_thousands_some_become_established_and_stay_so(authors: int):
+def test_row_35_in_a_swarm_of_thousands_some_become_established_and_stay_so(authors):
     crowd = Crowd(authors, heard=60 if authors < 5000 else 300)
     steps = 0
     while not crowd.established():
@@ -137,7 +136,7 @@ def test_row_35_in_a_swarm_of_thousands_some_become_established_and_stay_so(auth
     assert first <= crowd.established()
 
 
-def test_row_35_a_book_of_an_older_version_is_taken_up(tmp_path: Path, clock: Clock):
+def test_row_35_a_book_of_an_older_version_is_taken_up(tmp_path, clock):
     claims = {name: 0.0 for name in ("samples", "tokens", "excess", "squares", "surprising", "likelihood")}
     old = {
         ALICE.author.hex(): {"sound": 25, "claims": claims, "ban": {"left": 0.0, "reason": "", "level": 0}},
@@ -215,7 +214,7 @@ def test_row_36_an_author_that_keeps_near_its_clock_is_heard_by_all_who_heard_ea
 
 
 @given(st.randoms(use_true_random=False), st.floats(0.01, rounds.ROUNDS_AHEAD / 600))
-def test_row_36_a_newcomer_takes_an_authors_ten_minutes_in_any_order(rng: random.Random, a_second: float):
+def test_row_36_a_newcomer_takes_an_authors_ten_minutes_in_any_order(rng, a_second):
     """Of a faster author, whose ten minutes have over 64 rounds, those too far above the second one come later."""
     receiver = Receiver()
     receiver.unix += 600
@@ -234,7 +233,7 @@ def test_row_36_a_receiver_whose_clock_was_set_back_hears_an_author_again():
 
 @settings(max_examples=200)
 @given(st.lists(st.tuples(st.integers(0, 2**64 - 1) | st.integers(-10, 20_000), st.floats(0, 4000)), max_size=30))
-def test_row_36_what_is_taken_lies_near_the_highest_and_never_beyond_the_fence(steps: list[tuple[int, float]]):
+def test_row_36_what_is_taken_lies_near_the_highest_and_never_beyond_the_fence(steps):
     receiver = Receiver()
     highest = 0
     for round, passed in steps:
@@ -245,7 +244,7 @@ def test_row_36_what_is_taken_lies_near_the_highest_and_never_beyond_the_fence(s
         receiver.passes(passed)
 
 
-def test_row_36_authors_without_number_fill_no_memory(monkeypatch: pytest.MonkeyPatch):
+def test_row_36_authors_without_number_fill_no_memory(monkeypatch):
     monkeypatch.setattr(rounds, "AUTHORS_MAX", 50)
     receiver = Receiver()
     for number in range(200):
@@ -257,7 +256,7 @@ def test_row_36_authors_without_number_fill_no_memory(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("first_senders", [9, 20])
-def test_row_37_many_first_senders_displace_nothing_of_authors_with_a_record(first_senders: int, clock: Clock):
+def test_row_37_many_first_senders_displace_nothing_of_authors_with_a_record(first_senders, clock):
     table = Table(600.0, clock, random.Random(0), recorded={key(number) for number in range(50)}.__contains__)
     flood = iter(range(1000, 1_000_000))
     kept: list[tuple[bytes, int]] = []
@@ -274,7 +273,7 @@ def test_row_37_many_first_senders_displace_nothing_of_authors_with_a_record(fir
     assert len(table) == CAPACITY and all(table.get(*one) is not None for one in kept)
 
 
-def test_row_37_while_nobody_has_a_record_nine_floods_make_room_for_themselves(clock: Clock):
+def test_row_37_while_nobody_has_a_record_nine_floods_make_room_for_themselves(clock):
     table = Table(600.0, clock, random.Random(0))
     flood = iter(range(1000, 1_000_000))
     for second in range(15):
@@ -286,7 +285,7 @@ def test_row_37_while_nobody_has_a_record_nine_floods_make_room_for_themselves(c
     assert sum(known.announcement.author < key(3) for known in table) == 45
 
 
-def test_row_37_authors_with_a_record_leave_half_of_the_table_to_others(clock: Clock):
+def test_row_37_authors_with_a_record_leave_half_of_the_table_to_others(clock):
     honest = {key(number) for number in range(100)}
     table = Table(600.0, clock, random.Random(0), capacity=256, recorded=honest.__contains__)
     for number in range(2000):
@@ -295,7 +294,7 @@ def test_row_37_authors_with_a_record_leave_half_of_the_table_to_others(clock: C
     assert len(table) == 256 and 120 <= sum(known.announcement.author not in honest for known in table) <= 136
 
 
-def test_row_37_a_record_that_was_got_meanwhile_counts(clock: Clock):
+def test_row_37_a_record_that_was_got_meanwhile_counts(clock):
     honest: set[bytes] = set()
     table = Table(600.0, clock, random.Random(0), capacity=64, recorded=honest.__contains__)
     for number in range(20):
@@ -306,7 +305,7 @@ def test_row_37_a_record_that_was_got_meanwhile_counts(clock: Clock):
     assert all(table.get(key(number), 0) is not None for number in range(20))
 
 
-def test_row_35_the_newcomer_nearest_to_a_record_is_preferred_and_others_are_tried_too(clock: Clock):
+def test_row_35_the_newcomer_nearest_to_a_record_is_preferred_and_others_are_tried_too(clock):
     table = Table(600.0, clock, random.Random(0))
     for number in range(400):
         put(table, bare(key(number), 0, 1), key(5000 + number))
@@ -329,7 +328,7 @@ def test_row_44_an_announcement_takes_a_few_bytes_a_packet_in_memory():
     assert list(read.packets) == refs and read.packets[-1] == refs[-1] and read.packets.largest == 4000 + RUN.slots - 1
 
 
-def test_row_44_a_table_of_the_largest_announcements_keeps_within_its_bytes(clock: Clock):
+def test_row_44_a_table_of_the_largest_announcements_keeps_within_its_bytes(clock):
     table = Table(600.0, clock, random.Random(0))
     data = bytes(45 * 256)
     for number in range(600):

@@ -34,7 +34,7 @@ GOOD = "<think>15 12</think><answer>12</answer>"
         ("<think>x</think><answer>1,234,567</answer>", "1234567"),
     ],
 )
-def test_right_format_and_right_integer_earn_the_reward(text: str, gold: str):
+def test_right_format_and_right_integer_earn_the_reward(text, gold):
     verdict = score("integer", text, gold)
     assert (verdict.reward, verdict.formatted, verdict.lenient) == (1.0, True, True)
 
@@ -70,7 +70,7 @@ UNFORMATTED += [f"<think>x</think><answer>{text}</answer>" for text in (*NO_INTE
 
 
 @pytest.mark.parametrize("text", UNFORMATTED)
-def test_anything_else_earns_nothing_and_is_not_formatted(text: str):
+def test_anything_else_earns_nothing_and_is_not_formatted(text):
     verdict = score("integer", text, "12")
     assert verdict.reward == 0.0 and not verdict.formatted
 
@@ -88,18 +88,18 @@ LAST = {
 
 
 @pytest.mark.parametrize(("text", "gold"), LAST.items())
-def test_the_last_integer_anywhere_is_enough_to_be_lenient(text: str, gold: str):
+def test_the_last_integer_anywhere_is_enough_to_be_lenient(text, gold):
     verdict = score("integer", text, gold)
     assert (verdict.reward, verdict.formatted, verdict.lenient) == (0.0, False, True)
 
 
 @pytest.mark.parametrize("text", ["12, then 13", "no number", "12.5", "9" * 41, "12 / 0.5"])
-def test_another_last_number_is_not_lenient(text: str):
+def test_another_last_number_is_not_lenient(text):
     assert not score("integer", text, "12").lenient and not score("integer", text, "5").lenient
 
 
 @pytest.mark.parametrize("gold", ["", "x", "1.5", "9" * 5000, "nan"])
-def test_a_gold_that_is_no_integer_is_never_matched(gold: str):
+def test_a_gold_that_is_no_integer_is_never_matched(gold):
     verdict = score("integer", f"<think></think><answer>{gold[:40]}</answer>", gold)
     assert verdict.reward == 0.0 and not verdict.lenient
 
@@ -109,7 +109,7 @@ def test_a_gold_that_is_no_integer_is_never_matched(gold: str):
     ["9", "1,", "1,234", "-", "+-", " ", "\n", "<think>", "</think>", "<answer>", "</answer>", "<", "12.", "0.0", GOOD],
 )
 @pytest.mark.parametrize("frame", ["{}", "<think>{}</think><answer>12</answer>", "<think></think><answer>{}</answer>"])
-def test_a_megabyte_of_hostile_text_is_scored_at_once(unit: str, frame: str):
+def test_a_megabyte_of_hostile_text_is_scored_at_once(unit, frame):
     scored_at_once("integer", frame.replace("{}", unit * (1_000_000 // len(unit))), "12")
 
 
@@ -122,7 +122,7 @@ TEXTS = st.one_of(
 
 
 @given(TEXTS, st.one_of(st.integers().map(str), TEXTS))
-def test_no_text_raises_and_a_reward_means_the_integer(text: str, gold: str):
+def test_no_text_raises_and_a_reward_means_the_integer(text, gold):
     verdict = score("integer", text, gold)
     assert verdict.reward in (0.0, 1.0)
     if verdict.reward:
@@ -145,14 +145,14 @@ def test_no_text_raises_and_a_reward_means_the_integer(text: str, gold: str):
         ("x" * 4097, "x" * 4097, False),
     ],
 )
-def test_exact_wants_the_very_text_in_the_right_format(answer: str, gold: str, right: bool):
+def test_exact_wants_the_very_text_in_the_right_format(answer, gold, right):
     verdict = score("exact", f"<think>so</think><answer>{answer}</answer>", gold)
     assert (verdict.reward, verdict.lenient) == (float(right), right)
     assert verdict.formatted == bool(0 < len(answer.strip()) <= 4096)
 
 
 @pytest.mark.parametrize("text", ["It is\nParis", "<answer>Rome</answer><answer>Paris", "x <answer> Paris </answer> y"])
-def test_the_last_answer_is_enough_to_be_lenient_about_a_text(text: str):
+def test_the_last_answer_is_enough_to_be_lenient_about_a_text(text):
     verdict = score("exact", text, "Paris")
     assert (verdict.reward, verdict.formatted, verdict.lenient) == (0.0, False, True)
     assert not score("exact", text, "Rome").lenient

@@ -1,7 +1,6 @@
 """A lack of memory: how it is recognised, that a passing one costs little, and that sizes grow again after it."""
 
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -51,12 +50,12 @@ OTHERS = [
 
 
 @pytest.mark.parametrize("error", SHORTAGES, ids=lambda error: f"{type(error).__name__}: {str(error)[:60]}")
-def test_a_lack_of_memory_is_recognised_whoever_tells_it(error: Exception):
+def test_a_lack_of_memory_is_recognised_whoever_tells_it(error):
     assert out_of_memory(error)
 
 
 @pytest.mark.parametrize("error", OTHERS, ids=lambda error: f"{type(error).__name__}: {str(error)[:60]}")
-def test_what_breaks_the_device_or_is_a_mistake_is_no_lack_of_memory(error: Exception):
+def test_what_breaks_the_device_or_is_a_mistake_is_no_lack_of_memory(error):
     assert not out_of_memory(error)
 
 
@@ -103,7 +102,7 @@ def test_a_passing_shortage_costs_no_micro_batch():
     assert subject.room.size == report.micro_batch_tokens == 16_384
 
 
-def test_one_shortage_of_memory_does_not_cripple_a_node_for_good(no_waiting: list[float]):
+def test_one_shortage_of_memory_does_not_cripple_a_node_for_good(no_waiting):
     subject = proven()
     batch = long_batch()
     failing(subject, 8)
@@ -127,7 +126,7 @@ def test_nothing_is_cut_below_the_longest_sample_for_that_saves_nothing():
     assert all(parameter.grad is None for parameter in subject.trainable.values())
 
 
-def test_what_is_too_much_each_time_is_tried_ever_more_rarely(no_waiting: list[float]):
+def test_what_is_too_much_each_time_is_tried_ever_more_rarely(no_waiting):
     room = Room(1000)
     tried = 0
     for _ in range(2000):
@@ -168,7 +167,7 @@ def test_what_was_learned_is_where_a_start_begins_and_not_where_it_ends():
     assert room.size == room.most
 
 
-def test_what_has_grown_again_is_forgotten(tmp_path: Path):
+def test_what_has_grown_again_is_forgotten(tmp_path):
     home = Home(tmp_path)
     process = ComputeProcess(JoinOptions(home), home, lambda: None)
     facts = Engine().load(arithmetic_settings(), "arithmetic")

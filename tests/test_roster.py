@@ -73,7 +73,7 @@ def joined(inviter: Roster, who: Roster, ticket: Invitation, peer: Identity) -> 
     return why
 
 
-def test_row_49_an_invitation_makes_one_key_a_member_once(roster_of: Rosters, caplog: pytest.LogCaptureFixture):
+def test_row_49_an_invitation_makes_one_key_a_member_once(roster_of, caplog):
     ticket = invitation()
     founder = roster_of(FOUNDER)
     ann = roster_of(ANN, ticket)
@@ -91,14 +91,14 @@ def test_row_49_an_invitation_makes_one_key_a_member_once(roster_of: Rosters, ca
     assert again.redeem(ticket, ANN.author) == ann.own_chain
 
 
-def test_what_a_member_is_given_is_on_the_disk(roster_of: Rosters, monkeypatch: pytest.MonkeyPatch):
+def test_what_a_member_is_given_is_on_the_disk(roster_of, monkeypatch):
     synced: list[Path] = []
     monkeypatch.setattr("ftis_node.host.files.sync", synced.append)
     members = two_below(roster_of)
     assert {one._file.parent for one in members if one._file} <= set(synced)
 
 
-def test_only_the_inviters_own_invitation_to_this_run_counts(roster_of: Rosters):
+def test_only_the_inviters_own_invitation_to_this_run_counts(roster_of):
     founder, ann = map(roster_of, (FOUNDER, ANN))
     other_run = invite(FOUNDER, RUN.id, ADDRESSES, now=NOW, seconds=DAY, membership=DAY)
     for wrong in (invitation(ANN), other_run, invitation(membership=0)):
@@ -108,7 +108,7 @@ def test_only_the_inviters_own_invitation_to_this_run_counts(roster_of: Rosters)
     assert "may not invite" in str(ann.why_no_ticket(invitation(ANN), EVE.author))  # and now one who may not invite
 
 
-def test_a_member_who_may_invite_does_and_all_come_to_know_it(roster_of: Rosters):
+def test_a_member_who_may_invite_does_and_all_come_to_know_it(roster_of):
     founder, ann, _ = two_below(roster_of)
     assert not founder.admits(BEN.author)
     told: set[bytes] = set()
@@ -118,7 +118,7 @@ def test_a_member_who_may_invite_does_and_all_come_to_know_it(roster_of: Rosters
     assert ann.news(told) == {}
 
 
-def test_a_removed_member_is_out_everywhere_and_so_are_those_it_invited(roster_of: Rosters, tmp_path: Path):
+def test_a_removed_member_is_out_everywhere_and_so_are_those_it_invited(roster_of, tmp_path):
     founder, ann, ben = two_below(roster_of, ticket := invitation(invites=True))
     founder.hear(ann.news(set()).values(), ANN.author)
     order(tmp_path / FOUNDER.peer_id, removal(FOUNDER, ANN))
@@ -134,7 +134,7 @@ def test_a_removed_member_is_out_everywhere_and_so_are_those_it_invited(roster_o
     assert founder.renewal(ANN.author, b"") == b""
 
 
-def test_a_removed_member_learns_of_it_from_who_refuses_it_and_believes_the_signature_alone(roster_of: Rosters):
+def test_a_removed_member_learns_of_it_from_who_refuses_it_and_believes_the_signature_alone(roster_of):
     founder = roster_of(FOUNDER)
     ann = roster_of(ANN, invitation())
     ben = roster_of(BEN)
@@ -150,7 +150,7 @@ def test_a_removed_member_learns_of_it_from_who_refuses_it_and_believes_the_sign
     assert "this node was removed" in ann.shut_out and "this node was removed" in roster_of(ANN, invitation()).shut_out
 
 
-def test_what_a_peer_is_known_to_have_are_signatures_that_hold(roster_of: Rosters):
+def test_what_a_peer_is_known_to_have_are_signatures_that_hold(roster_of):
     cara = roster_of(CARA)
     assert cara.meet(ANN.author, encode(ANNS)) is None
     forged = (msgspec.structs.replace(certificate(FOUNDER, ANN, issued_at=1), signature=bytes(1500)),)
@@ -158,7 +158,7 @@ def test_what_a_peer_is_known_to_have_are_signatures_that_hold(roster_of: Roster
     assert not cara.hear([encode(forged), encode(ANNS)], ANN.author, told) and told == {ANNS[0].signature}
 
 
-def test_withdrawn_invitations_are_void_and_later_ones_are_not(roster_of: Rosters, tmp_path: Path, time: Clock):
+def test_withdrawn_invitations_are_void_and_later_ones_are_not(roster_of, tmp_path, time):
     founder = roster_of(FOUNDER)
     order(tmp_path / FOUNDER.peer_id)
     orders = tmp_path / FOUNDER.peer_id / "orders"
@@ -171,7 +171,7 @@ def test_withdrawn_invitations_are_void_and_later_ones_are_not(roster_of: Roster
     assert founder.why_no_ticket(invitation(now=NOW + 2), ANN.author) is None
 
 
-def test_a_certificate_is_renewed_at_half_its_time_and_ends_otherwise(roster_of: Rosters, time: Clock):
+def test_a_certificate_is_renewed_at_half_its_time_and_ends_otherwise(roster_of, time):
     founder, ann, ben = map(roster_of, (FOUNDER, ANN, BEN))
     joined(founder, ann, invitation(), ANN)
     joined(founder, ben, invitation(), BEN)
@@ -188,7 +188,7 @@ def test_a_certificate_is_renewed_at_half_its_time_and_ends_otherwise(roster_of:
     assert not ben.is_member and not founder.admits(BEN.author) and "expired" in str(ben.why_no_member())
 
 
-def test_a_certificate_of_an_inviter_counts_while_the_inviters_own_does(roster_of: Rosters, time: Clock):
+def test_a_certificate_of_an_inviter_counts_while_the_inviters_own_does(roster_of, time):
     founder, ann, ben = map(roster_of, (FOUNDER, ANN, BEN))
     joined(founder, ann, invitation(membership=4 * DAY, invites=True), ANN)
     joined(ann, ben, invitation(ANN, membership=400 * DAY), BEN)
@@ -202,7 +202,7 @@ def test_a_certificate_of_an_inviter_counts_while_the_inviters_own_does(roster_o
     assert roster_of(BEN).own_chain == ben.own_chain
 
 
-def test_the_founder_appoints_a_member_that_is_there_already_by_another_invitation(roster_of: Rosters):
+def test_the_founder_appoints_a_member_that_is_there_already_by_another_invitation(roster_of):
     founder, _, ben = two_below(roster_of)
     joined(founder, ben, invitation(), BEN)
     assert not ben.book.may_invite(BEN.author, NOW) and len(decode(ben.own_chain, Chain)) == 1
@@ -215,7 +215,7 @@ def test_the_founder_appoints_a_member_that_is_there_already_by_another_invitati
 # --- three hostile members --------------------------------------------------------------------------------------------
 
 
-def test_row_56_nobody_gives_a_certificate_unasked_and_nobody_takes_over_the_founder(roster_of: Rosters):
+def test_row_56_nobody_gives_a_certificate_unasked_and_nobody_takes_over_the_founder(roster_of):
     """Ann may invite, Ben is removed, Eve is Ann's; they offer all that they can sign to the founder and to Cara."""
     founder, ann, cara = map(roster_of, (FOUNDER, ANN, CARA))
     joined(founder, ann, invitation(invites=True), ANN)
@@ -234,7 +234,7 @@ def test_row_56_nobody_gives_a_certificate_unasked_and_nobody_takes_over_the_fou
     assert founder.admits(CARA.author), "hers is the founder's certificate, whatever others sign for her"
 
 
-def test_row_57_removals_made_up_by_the_hundred_displace_nobodys_order(roster_of: Rosters, tmp_path: Path):
+def test_row_57_removals_made_up_by_the_hundred_displace_nobodys_order(roster_of, tmp_path):
     """Eight keys of one member, and an inviter, sign as many removals as they can; then owners remove members."""
     founder = roster_of(FOUNDER)
     dan = identity(50)
@@ -258,9 +258,7 @@ def test_row_57_removals_made_up_by_the_hundred_displace_nobodys_order(roster_of
     )
 
 
-def test_row_58_a_record_costs_one_signature_check_and_each_forged_one_its_teller(
-    roster_of: Rosters, monkeypatch: pytest.MonkeyPatch, time: Clock
-):
+def test_row_58_a_record_costs_one_signature_check_and_each_forged_one_its_teller(roster_of, monkeypatch, time):
     checked: list[bytes] = []
     check = Certificate.verify
 
@@ -291,7 +289,7 @@ def test_row_58_a_record_costs_one_signature_check_and_each_forged_one_its_telle
     assert not founder.book.issued[ANN.author], "whose time is over make room"
 
 
-def test_row_67_no_member_below_an_inviter_keeps_a_removal_from_a_node(roster_of: Rosters):
+def test_row_67_no_member_below_an_inviter_keeps_a_removal_from_a_node(roster_of):
     cara = roster_of(CARA)
     lies = list[bytes]()
     cara.lied = lambda peer, what: lies.append(peer)
@@ -308,9 +306,7 @@ def test_row_67_no_member_below_an_inviter_keeps_a_removal_from_a_node(roster_of
     assert not any(map(cara.admits, (BEN.author, keys[0].author))), "the founder's is checked whoever brings it"
 
 
-def test_row_67_what_is_refused_of_one_inviter_holds_up_no_other_inviters_removal(
-    roster_of: Rosters, monkeypatch: pytest.MonkeyPatch
-):
+def test_row_67_what_is_refused_of_one_inviter_holds_up_no_other_inviters_removal(roster_of, monkeypatch):
     monkeypatch.setattr("ftis_node.swarm.roster.boot_seconds", lambda: 0.0)
     ben, told = roster_of(BEN), set[bytes]()
     monkeypatch.setattr("ftis_node.swarm.roster.NEW_AT_ONCE", 8.0)
@@ -330,7 +326,7 @@ def test_row_67_what_is_refused_of_one_inviter_holds_up_no_other_inviters_remova
     assert not cara.hear([encode((*ANNS, certificate(ANN, crowd[0])))], FOUNDER.author)
 
 
-def test_row_68_what_a_budget_left_is_told_again(roster_of: Rosters, monkeypatch: pytest.MonkeyPatch):
+def test_row_68_what_a_budget_left_is_told_again(roster_of, monkeypatch):
     monkeypatch.setattr("ftis_node.swarm.roster.boot_seconds", lambda: 0.0)
     cara = roster_of(CARA)
     inviters = [identity(number) for number in range(60, 64)]
@@ -342,7 +338,7 @@ def test_row_68_what_a_budget_left_is_told_again(roster_of: Rosters, monkeypatch
     assert not any(cara.hear([encode(record)], BEN.author, told) for record in records) and len(told) == len(records)
 
 
-def test_row_68_what_a_clock_that_is_behind_refuses_is_known_when_it_is_set_right(roster_of: Rosters, time: Clock):
+def test_row_68_what_a_clock_that_is_behind_refuses_is_known_when_it_is_set_right(roster_of, time):
     ben = roster_of(BEN)
     inviter = (certificate(FOUNDER, ANN, issued_at=int(NOW)),)
     invited = (*inviter, certificate(ANN, EVE, issued_at=int(NOW)))
@@ -357,9 +353,7 @@ def test_row_68_what_a_clock_that_is_behind_refuses_is_known_when_it_is_set_righ
     assert "removed" in str(cara.meet(EVE.author, encode(invited)))
 
 
-def test_row_72_what_peers_tell_is_written_with_the_next_orders_and_not_at_each_message(
-    roster_of: Rosters, tmp_path: Path
-):
+def test_row_72_what_peers_tell_is_written_with_the_next_orders_and_not_at_each_message(roster_of, tmp_path):
     founder = roster_of(FOUNDER)
     file = tmp_path / FOUNDER.peer_id / "members"
     founder.hear([encode(ANNS)], ANN.author)
@@ -374,7 +368,7 @@ def test_row_72_what_peers_tell_is_written_with_the_next_orders_and_not_at_each_
     assert roster_of(FOUNDER).admits(CARA.author) and roster_of(FOUNDER).admits(BEN.author)
 
 
-def test_row_72_a_handshake_that_changes_nothing_writes_nothing(roster_of: Rosters):
+def test_row_72_a_handshake_that_changes_nothing_writes_nothing(roster_of):
     ticket = invitation()
     founder = roster_of(FOUNDER)
     ann = roster_of(ANN, ticket)
@@ -389,9 +383,7 @@ def test_row_72_a_handshake_that_changes_nothing_writes_nothing(roster_of: Roste
     assert founder._file.exists()
 
 
-def test_an_order_that_cannot_be_read_stays_and_keeps_no_other_from_being_obeyed(
-    roster_of: Rosters, tmp_path: Path, caplog: pytest.LogCaptureFixture
-):
+def test_an_order_that_cannot_be_read_stays_and_keeps_no_other_from_being_obeyed(roster_of, tmp_path, caplog):
     founder = roster_of(FOUNDER)
     founder.hear([encode(ANNS)], ANN.author)
     order(tmp_path / FOUNDER.peer_id, removal(FOUNDER, ANN))
@@ -402,7 +394,7 @@ def test_an_order_that_cannot_be_read_stays_and_keeps_no_other_from_being_obeyed
     assert sum("cannot be carried out yet" in message for message in caplog.messages) == 1
 
 
-def test_a_damaged_list_of_members_says_what_to_do(roster_of: Rosters, tmp_path: Path):
+def test_a_damaged_list_of_members_says_what_to_do(roster_of, tmp_path):
     roster_of(ANN).save()
     assert read_book(tmp_path / ANN.peer_id / "members") is not None
     (tmp_path / ANN.peer_id / "members").write_bytes(b"junk")

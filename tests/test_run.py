@@ -48,7 +48,7 @@ def complaint(text: str, read: Callable[[str], RunFile] = parse_run_file) -> Usa
 
 
 @pytest.mark.parametrize("vector", VECTORS, ids=lambda vector: vector["name"])
-def test_the_code_agrees_with_the_test_vectors(vector: dict[str, str]):
+def test_the_code_agrees_with_the_test_vectors(vector):
     parsed = parse_run_file(vector["toml"]).run
     assert parsed.canonical_json().decode() == vector["canonical_json"] and parsed.id.hex() == vector["run_id"]
     assert hashlib.sha256(vector["canonical_json"].encode()).hexdigest()[:32] == vector["run_id"]
@@ -80,12 +80,12 @@ OTHER = {
 
 
 @pytest.mark.parametrize("name", OTHER)
-def test_every_field_changes_the_id(name: str):
+def test_every_field_changes_the_id(name):
     assert Run(**(FIELDS | {name: OTHER[name]})).id != Run(**FIELDS).id
 
 
 @pytest.mark.parametrize(("ours", "theirs"), [("temperature = 1.0", "temperature = 1"), ("\n", "\r\n")], ids=repr)
-def test_another_spelling_does_not_change_the_id(ours: str, theirs: str):
+def test_another_spelling_does_not_change_the_id(ours, theirs):
     assert parse_run_file(TEXT.replace(ours, theirs)).run.id == Run(**FIELDS).id
 
 
@@ -100,7 +100,7 @@ TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
     name=TEXTS,
     bootstraps=st.lists(TEXTS, max_size=3),
 )
-def test_a_run_file_reads_back(before: str, after: str, temperature: float, name: str, bootstraps: list[str]):
+def test_a_run_file_reads_back(before, after, temperature, name, bootstraps):
     template = before.replace("{question}", "") + "{question}" + after.replace("{question}", "")
     if template.count("{question}") != 1:
         return
@@ -150,7 +150,7 @@ WRONG = {
     [(name, value) for name, values in WRONG.items() for value in values],
     ids=lambda value: str(value)[:40],
 )
-def test_a_wrong_value_is_refused_by_name(name: str, value: Any):
+def test_a_wrong_value_is_refused_by_name(name, value):
     with pytest.raises(ValidationError):
         Run(**(FIELDS | {name: value}))
     named = "{question}" if name == "template" and len(value) < 20000 else name
@@ -176,17 +176,17 @@ def test_an_unknown_key_names_the_nearest_one_or_all_and_cannot_write_to_the_ter
     ("text", "line"),
     [("[run]\ntask = gsm8k\n", 2), ("[run]\n\ngroup 12\n", 3), ('[run]\ntask = "a"\ntemplate = """x\n', 4)],
 )
-def test_broken_toml_names_its_line(text: str, line: int):
+def test_broken_toml_names_its_line(text, line):
     assert f"Line {line} " in complaint(text).what
 
 
 @pytest.mark.parametrize("text", ["[hints]\n", "[[run]]\n", "x = " + "9" * 10000], ids=["hints", "array", "long"])
-def test_rubbish_is_a_usage_error(text: str):
+def test_rubbish_is_a_usage_error(text):
     complaint(text)
 
 
 @given(st.text(max_size=200))
-def test_any_text_is_a_run_file_or_a_usage_error(text: str):
+def test_any_text_is_a_run_file_or_a_usage_error(text):
     for candidate in (text, "[run]\n" + text, TEXT + text):
         try:
             parse_run_file(candidate)
@@ -220,7 +220,7 @@ def sent(**changes: Any) -> str:
     ],
     ids=lambda value: str(value)[:20],
 )
-def test_what_a_peer_sends_is_refused_by_name_unless_it_is_a_run(text: str, named: str):
+def test_what_a_peer_sends_is_refused_by_name_unless_it_is_a_run(text, named):
     assert named in complaint(text, run_file_from_json).what
 
 
@@ -257,7 +257,7 @@ BEYOND: list[tuple[str, Any, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("name", "value", "others"), BEYOND, ids=str)
-def test_row_44_a_run_that_would_break_a_node_is_refused_by_name(name: str, value: Any, others: dict[str, Any]):
+def test_row_44_a_run_that_would_break_a_node_is_refused_by_name(name, value, others):
     change = {name: value, **others}
     fields = {key: list(field) if isinstance(field, tuple) else field for key, field in (FIELDS | change).items()}
     lines = [f"{key} = {in_toml(field, lines=True)}" for key, field in fields.items()]
@@ -314,7 +314,7 @@ def test_a_text_run_has_no_field_of_a_token_run_and_the_other_way_round():
         (TEXT_FIELDS | {"completion_bytes": 1 << 20, "completion_tokens": 1 << 17}, "makes packets of up to"),
     ],
 )
-def test_fields_of_the_wrong_kind_are_named(fields: dict[str, Any], said: str):
+def test_fields_of_the_wrong_kind_are_named(fields, said):
     with pytest.raises(ValidationError, match=said):
         Run(**fields)
 

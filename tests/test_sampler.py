@@ -23,7 +23,7 @@ def draw(
 
 @pytest.mark.parametrize("vocabulary", [2, 7, 26, 300, 2048])
 @pytest.mark.parametrize("temperature", [0.7, 1.0])
-def test_many_draws_pass_a_chi_square_test(vocabulary: int, temperature: float):
+def test_many_draws_pass_a_chi_square_test(vocabulary, temperature):
     logits = 2 * torch.randn(1, vocabulary, generator=seeded(vocabulary))
     tokens, _ = draw(logits, 400_000, temperature=temperature, seed=1)
     counts = np.bincount(tokens[0].numpy(), minlength=vocabulary)
@@ -35,7 +35,7 @@ def test_many_draws_pass_a_chi_square_test(vocabulary: int, temperature: float):
 
 
 @given(vocabulary=st.integers(1, 700), seed=st.integers(0, 1 << 32), spread=st.floats(0, 40))
-def test_a_number_gives_the_token_where_the_distribution_passes_it(vocabulary: int, seed: int, spread: float):
+def test_a_number_gives_the_token_where_the_distribution_passes_it(vocabulary, seed, spread):
     random = seeded(seed)
     probabilities = (spread * torch.randn(3, vocabulary, generator=random)).softmax(-1)
     uniform = torch.rand(3, 50, dtype=torch.float64, generator=random)
@@ -49,7 +49,7 @@ def test_a_number_gives_the_token_where_the_distribution_passes_it(vocabulary: i
 
 
 @pytest.mark.parametrize("vocabulary", [3, 100, 2048])
-def test_the_ends_of_the_unit_interval_never_give_an_impossible_token(vocabulary: int):
+def test_the_ends_of_the_unit_interval_never_give_an_impossible_token(vocabulary):
     probabilities = torch.zeros(1, vocabulary)
     probabilities[0, vocabulary // 2] = 1.0
     uniform = torch.tensor([[0.0, 5e-324, 0.5, 1 - 2.0**-53]], dtype=torch.float64)
@@ -64,7 +64,7 @@ def test_a_token_below_the_resolution_of_fp32_is_still_drawn():
     assert _invert(probabilities, uniform).tolist() == [[4000, 0]]
 
 
-def test_several_chunks_are_as_good_as_one(monkeypatch: pytest.MonkeyPatch):
+def test_several_chunks_are_as_good_as_one(monkeypatch):
     logits = torch.randn(10, 33, generator=seeded(0))
     whole = draw(logits, 3, temperature=1.3, seed=1)
     monkeypatch.setattr(sampler, "CHUNK_BYTES", 4 * 33 * 4)
@@ -84,7 +84,7 @@ def test_the_numbers_of_a_prompt_follow_from_its_seed_alone():
 
 @pytest.mark.parametrize("greedy", [False, True])
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -float("inf")])
-def test_numbers_that_are_none_become_logprobs_that_are_none(wrong: float, greedy: bool):
+def test_numbers_that_are_none_become_logprobs_that_are_none(wrong, greedy):
     tokens, logprobs = draw(torch.full((2, 70), wrong), 4, temperature=1.0, greedy=greedy)
     assert ((tokens >= 0) & (tokens < 70)).all()
     assert not torch.isfinite(logprobs).any()

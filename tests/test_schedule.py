@@ -19,7 +19,7 @@ from ftis_node.node import commands as schedule_module
 from ftis_node.node.commands import Commands, Hold, Phase, Schedule, read_pmon
 from tests.support.cli import answer, printed, refused
 from tests.support.clock import Clock
-from tests.support.daemons import Join, used_twice
+from tests.support.daemons import used_twice
 from tests.support.swarm import eventually, member
 
 MONDAY = datetime(2026, 11, 23)
@@ -41,7 +41,7 @@ MONDAY = datetime(2026, 11, 23)
         (" , ", ["mon 00:00"], []),
     ],
 )
-def test_hours_hold_what_they_say(text: str, inside: list[str], outside: list[str]):
+def test_hours_hold_what_they_say(text, inside, outside):
     for moments, expected in ((inside, True), (outside, False)):
         for moment in moments:
             assert is_open(read_hours(text), at(moment)) is expected, moment
@@ -55,7 +55,7 @@ def at(moment: str) -> datetime:
 
 
 @pytest.mark.parametrize("text", ["always", "22", "25-07", "7-7", "12:60-13", "mon-abc 10-11", "22-07;23-04", "24-05"])
-def test_hours_that_mean_nothing_are_refused_by_name(text: str):
+def test_hours_that_mean_nothing_are_refused_by_name(text):
     with pytest.raises(UsageError) as error:
         collect(task="arithmetic", flags={"hours": text}, environment={})
     assert "hours" in error.value.what and text.split(";")[0].split()[0] in error.value.what
@@ -69,7 +69,7 @@ def test_hours_that_mean_nothing_are_refused_by_name(text: str):
     st.integers(0, 7 * MINUTES - 1),
     st.sampled_from(("", "tue ", "fri-mon ")),
 )
-def test_the_next_opening_is_the_first_moment_that_is_open(start: int, end: int, now: int, days: str):
+def test_the_next_opening_is_the_first_moment_that_is_open(start, end, now, days):
     if start == end:
         return
     spans = read_hours(f"{days}{start // 60}:{start % 60:02}-{end // 60}:{end % 60:02}")
@@ -129,7 +129,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     return Machine(tmp_path, monkeypatch)
 
 
-async def test_on_battery_the_node_pauses_if_its_owner_wants_that(machine: Machine):
+async def test_on_battery_the_node_pauses_if_its_owner_wants_that(machine):
     machine.own = set()
     machine.has_battery(plugged=False, name="hidpp_battery_0")
     assert psutil.sensors_battery() is not None
@@ -143,7 +143,7 @@ async def test_on_battery_the_node_pauses_if_its_owner_wants_that(machine: Machi
     assert await machine.looks() is None
 
 
-async def test_another_program_on_the_same_gpu_counts_once_it_stays_until_a_minute_later(machine: Machine):
+async def test_another_program_on_the_same_gpu_counts_once_it_stays_until_a_minute_later(machine):
     machine.runs((0, 100, 90))
     assert await machine.looks() is None
     machine.runs((0, 100, 90), (1, 300, 99), (0, 200, 2))
@@ -161,7 +161,7 @@ async def test_another_program_on_the_same_gpu_counts_once_it_stays_until_a_minu
     assert await machine.looks(schedule_module.QUIET_SECONDS) is None
 
 
-async def test_what_its_owner_says_goes_before_the_schedule_until_that_allows_it_anyway(machine: Machine):
+async def test_what_its_owner_says_goes_before_the_schedule_until_that_allows_it_anyway(machine):
     commands = Commands(machine.schedule, paused=False)
     machine.has_battery(plugged=False)
     await commands.look()
@@ -185,15 +185,13 @@ async def test_what_its_owner_says_goes_before_the_schedule_until_that_allows_it
     assert Commands(machine.schedule, paused=True).hold is Hold.OWNER
 
 
-async def test_where_the_own_process_is_not_listed_nobody_is_blamed(machine: Machine):
+async def test_where_the_own_process_is_not_listed_nobody_is_blamed(machine):
     machine.runs((0, 7, 99))  # in a container process ids are others
     for _ in range(3 * schedule_module.BUSY_LOOKS):
         assert await machine.looks() is None
 
 
-async def test_without_nvidia_smi_the_gpu_counts_as_idle_and_one_warning_says_so(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-):
+async def test_without_nvidia_smi_the_gpu_counts_as_idle_and_one_warning_says_so(machine, monkeypatch, caplog):
     monkeypatch.setenv("PATH", "/nowhere")
     for _ in range(3):
         assert await machine.looks() is None
@@ -201,14 +199,14 @@ async def test_without_nvidia_smi_the_gpu_counts_as_idle_and_one_warning_says_so
 
 
 @given(st.text())
-def test_no_listing_breaks_the_reader(text: str):
+def test_no_listing_breaks_the_reader(text):
     assert all(busy >= 0 for _, _, busy in read_pmon(text))
 
 
 # --- a daemon ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_daemon_keeps_its_hours_and_shows_its_page_as_told(join: Join):
+def test_a_daemon_keeps_its_hours_and_shows_its_page_as_told(join):
     daemon = join("a", "--hours", closed_hours())
     paused = daemon.wait(lambda status: status["state"] == "PAUSED", "a pause")
     assert "outside of its hours" in paused["reason"] and "goes on at" in paused["reason"] and paused["step"] == 0
@@ -235,7 +233,7 @@ def closed_hours() -> str:
 
 
 @pytest.mark.slow
-def test_after_a_sleep_of_the_machine_two_daemons_learn_from_one_another_again(join: Join):
+def test_after_a_sleep_of_the_machine_two_daemons_learn_from_one_another_again(join):
     first = join("a")
     second = join("b", "--model", "tiny-b", "--peers", first.address())
     for one in (first, second):
@@ -252,7 +250,7 @@ def test_after_a_sleep_of_the_machine_two_daemons_learn_from_one_another_again(j
     assert used_twice(first) == used_twice(second) == 0
 
 
-async def test_after_a_night_asleep_what_is_old_is_old_and_peers_go_on_at_once(tmp_path: Path):
+async def test_after_a_night_asleep_what_is_old_is_old_and_peers_go_on_at_once(tmp_path):
     asleep = 0.0
     clocks = Clocks(
         boot=lambda: time.clock_gettime(time.CLOCK_BOOTTIME) + asleep,

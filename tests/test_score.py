@@ -56,7 +56,7 @@ ONE_TOKEN = [Prefixed([5, 9], [np.array([1]), np.array([3])]), Prefixed([4], [np
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5, 2.0])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_prompt_shared_by_its_group_gives_a_plain_softmax_over_the_valid_vocabulary(kind: str, temperature: float):
+def test_a_prompt_shared_by_its_group_gives_a_plain_softmax_over_the_valid_vocabulary(kind, temperature):
     shared = of_kind(kind)
     apart = replace(twin(of_kind(kind)), packed=False)
     assert shared.packed
@@ -71,7 +71,7 @@ def test_a_prompt_shared_by_its_group_gives_a_plain_softmax_over_the_valid_vocab
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_given_tokens_are_read_and_not_predicted(kind: str):
+def test_given_tokens_are_read_and_not_predicted(kind):
     packed = of_kind(kind)
     padded = replace(twin(of_kind(kind)), packed=False)
     where = [np.isin(np.arange(size), [1, 2, 4]) for size in (5, 7)]
@@ -100,7 +100,7 @@ def in_blocks(monkeypatch: pytest.MonkeyPatch, tokens: int, columns: int, kept: 
 
 
 @pytest.mark.parametrize("block", [(1, 7), (3, 26), (4096, 26)])
-def test_the_entropy_is_that_of_what_each_token_was_drawn_from(block: tuple[int, int], monkeypatch: pytest.MonkeyPatch):
+def test_the_entropy_is_that_of_what_each_token_was_drawn_from(block, monkeypatch):
     policy = of_kind("padded")
     in_blocks(monkeypatch, *block)
     entropy = completion_logprobs(policy, [Prefixed([5, 9], [np.array([4, 4, 9])])], 0.7)[1]
@@ -143,7 +143,7 @@ GPT2: dict[str, Any] = {"vocab_size": 26, "n_embd": 32, "n_layer": 2, "n_head": 
     ],
     ids=lambda part: getattr(part, "model_type", ""),
 )
-def test_other_families_are_packed_where_that_is_right_and_padded_where_not(config: PretrainedConfig, packed: bool):
+def test_other_families_are_packed_where_that_is_right_and_padded_where_not(config, packed):
     policy = other_model(config)
     assert policy.packed == packed
     other = twin(policy)
@@ -156,9 +156,7 @@ def test_other_families_are_packed_where_that_is_right_and_padded_where_not(conf
 
 @pytest.mark.parametrize("window", [None, 1, 3, 6, 64])
 @pytest.mark.parametrize("groups", [GROUPS, ONE_TOKEN], ids=["", "one token each"])
-def test_attention_over_sequences_as_they_lie_is_that_over_tables(
-    groups: list[Prefixed], window: int | None, monkeypatch: pytest.MonkeyPatch
-):
+def test_attention_over_sequences_as_they_lie_is_that_over_tables(groups, window, monkeypatch):
     """FlashAttention, in whose place a loop over the sequences computes what its documentation says."""
     monkeypatch.setattr(packing, "varlen_attn", by_sequence)
     layout = pack(groups, torch.device("cpu"))
@@ -192,7 +190,7 @@ def test_a_model_that_cannot_be_scored_is_refused_with_a_sentence():
     ("tokens", "columns", "kept"),
     [(1, 26, 0), (3, 1, 0), (15, 25, 0), (16, 13, 0), (17, 26, 1 << 20), (3, 26, 1 << 20)],
 )
-def test_the_blocks_of_the_logits_do_not_matter(tokens: int, columns: int, kept: int, monkeypatch: pytest.MonkeyPatch):
+def test_the_blocks_of_the_logits_do_not_matter(tokens, columns, kept, monkeypatch):
     policy = of_kind("padded")
     whole = logprobs_of(policy, PROMPTS, COMPLETIONS, 0.5)
     expected = gradients(policy, whole)
@@ -221,7 +219,7 @@ samples = st.tuples(
 
 @settings(max_examples=30)
 @given(st.lists(samples, min_size=1, max_size=6), st.randoms(use_true_random=False))
-def test_a_sample_scores_the_same_alone_and_in_any_company(batch: list[tuple[list[int], list[int]]], rng: Any):
+def test_a_sample_scores_the_same_alone_and_in_any_company(batch, rng):
     policy = of_kind("padded")
 
     def scored(chosen: list[tuple[list[int], list[int]]]) -> list[Tensor]:
@@ -251,7 +249,7 @@ class _Largest(TorchDispatchMode):
         return out
 
 
-def test_no_matrix_of_all_tokens_by_the_vocabulary_ever_exists(monkeypatch: pytest.MonkeyPatch):
+def test_no_matrix_of_all_tokens_by_the_vocabulary_ever_exists(monkeypatch):
     words = 3000
     chunk = 8
     hidden = 16

@@ -46,7 +46,7 @@ def small(columns: dict[str, Any]) -> bool:
     return len(columns) <= COLUMNS and all(len(one) <= CHARACTERS for one in (*columns, *texts))
 
 
-def test_what_a_stranger_makes_of_columns_is_cut_in_the_functions_process(named: str):
+def test_what_a_stranger_makes_of_columns_is_cut_in_the_functions_process(named):
     task = load_task(named, code=True)
     with scoring(task.reward, task.scorer) as rate:
         assert rate("so 4", "4") == Score(1.0, True, False, {"read": "so ", "length": 4.0})
@@ -58,7 +58,7 @@ def test_what_a_stranger_makes_of_columns_is_cut_in_the_functions_process(named:
 
 @example({"": sys.float_info.max}, b"")
 @given(st.one_of(SCALARS, st.dictionaries(st.one_of(st.text(), st.integers()), SCALARS)), st.binary())
-def test_columns_are_small_and_can_be_written_whatever_they_are_made_of(columns: object, packet: bytes):
+def test_columns_are_small_and_can_be_written_whatever_they_are_made_of(columns, packet):
     kept = bounded(columns)
     assert small(kept) and bounded(kept) == kept
     seen = ScoreColumns()
@@ -78,7 +78,7 @@ def test_groups_whose_columns_are_kept_are_few():
     assert seen.taken() == {"text": "0", "number": pytest.approx(1e308)}
 
 
-def test_an_engine_shows_the_columns_of_a_group_and_reports_those_of_a_step(named: str):
+def test_an_engine_shows_the_columns_of_a_group_and_reports_those_of_a_step(named):
     engine = opened_engine(named, load={"code": True}, run={"prompt_tokens": 1000, "group": 2}, eval_prompts=2)
     made = engine.generate([0, 1]).groups
     (shown,) = engine.texts([ReadableGroup(0, made[0].packet, 2)])

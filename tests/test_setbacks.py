@@ -151,7 +151,7 @@ def restart(node: Node) -> None:
     node.start()
 
 
-def test_five_steps_without_finite_numbers_and_a_restart_go_on_from_the_older_checkpoint(node: Node):
+def test_five_steps_without_finite_numbers_and_a_restart_go_on_from_the_older_checkpoint(node):
     minutes_of_steps(node, 6)
     older = node.compute.weights[:1]
     node.step(DIVERGED)
@@ -160,7 +160,7 @@ def test_five_steps_without_finite_numbers_and_a_restart_go_on_from_the_older_ch
     assert node.compute.weights == older == node.told()
 
 
-def test_no_checkpoint_is_written_before_it_is_due(node: Node):
+def test_no_checkpoint_is_written_before_it_is_due(node):
     node.step()
     first = node.saving.written
     for _ in range(100):
@@ -172,7 +172,7 @@ def test_no_checkpoint_is_written_before_it_is_due(node: Node):
     assert node.saving.written == first + 1
 
 
-def test_a_kill_costs_no_more_than_the_minutes_that_were_set_and_two_steps(node: Node):
+def test_a_kill_costs_no_more_than_the_minutes_that_were_set_and_two_steps(node):
     """At the worst time: late in a step, while the checkpoint of the step before is still being written."""
     node.step()
     for _ in range(40):
@@ -184,7 +184,7 @@ def test_a_kill_costs_no_more_than_the_minutes_that_were_set_and_two_steps(node:
         assert 70 * lost_steps <= 5 * 60 + 2 * 70
 
 
-def test_a_pause_makes_no_checkpoint_more_frequent(node: Node):
+def test_a_pause_makes_no_checkpoint_more_frequent(node):
     minutes_of_steps(node, 3)
     node.save()
     node.revive()
@@ -193,7 +193,7 @@ def test_a_pause_makes_no_checkpoint_more_frequent(node: Node):
     assert node.saving.status().due_seconds == 300
 
 
-def test_what_was_trained_since_the_last_checkpoint_is_saved_at_the_end_also_after_a_bad_step(node: Node):
+def test_what_was_trained_since_the_last_checkpoint_is_saved_at_the_end_also_after_a_bad_step(node):
     trained = minutes_of_steps(node, 3)
     node.step(BAD)
     node.save()
@@ -201,7 +201,7 @@ def test_what_was_trained_since_the_last_checkpoint_is_saved_at_the_end_also_aft
     assert node.compute.weights == trained == node.told()
 
 
-def test_steps_that_changed_nothing_are_not_saved_at_the_end(node: Node):
+def test_steps_that_changed_nothing_are_not_saved_at_the_end(node):
     minutes_of_steps(node, 3)
     node.save()
     written = node.saving.written
@@ -210,7 +210,7 @@ def test_steps_that_changed_nothing_are_not_saved_at_the_end(node: Node):
     assert node.saving.written == written
 
 
-def test_the_status_says_how_old_the_checkpoint_is_and_when_the_next_is_due(node: Node):
+def test_the_status_says_how_old_the_checkpoint_is_and_when_the_next_is_due(node):
     assert node.saving.status() == CheckpointStatus(0, node.saving.next_bytes, age_seconds=0, due_seconds=None)
     node.step()
     node.clock.now += 100
@@ -229,7 +229,7 @@ def test_the_status_says_how_old_the_checkpoint_is_and_when_the_next_is_due(node
         pytest.param(18 * GB, 60, "432.0 GB", id="1.5B in full"),
     ],
 )
-def test_the_larger_a_checkpoint_the_longer_to_the_next_at_most_an_hour(size: int, minutes: float, a_day: str):
+def test_the_larger_a_checkpoint_the_longer_to_the_next_at_most_an_hour(size, minutes, a_day):
     assert checkpoint_seconds(None, size) == pytest.approx(60 * minutes)
     assert wear(None, size).endswith(f" every {minutes} min, {a_day} a day")
     assert checkpoint_seconds(0.5, size) == 30, "what a person sets comes first"

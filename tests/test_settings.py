@@ -42,9 +42,7 @@ _layer = st.fixed_dictionaries(
 
 @effort(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(file=_layer, environment=_layer, flags=_layer)
-def test_the_highest_layer_that_names_a_setting_decides(
-    tmp_path: Path, file: dict[str, int], environment: dict[str, int], flags: dict[str, int]
-):
+def test_the_highest_layer_that_names_a_setting_decides(tmp_path, file, environment, flags):
     path = tmp_path / "settings.toml"
     path.write_text("".join(f"{key} = {value}\n" for key, value in file.items()))
     settings, origins = settled(
@@ -71,7 +69,7 @@ def test_a_flag_that_was_not_given_overrules_nothing():
 
 
 @pytest.mark.parametrize(("task", "full", "lora"), [("arithmetic", 2e-4, 3e-3), ("gsm8k", 1e-6, 1e-4)])
-def test_the_learning_rate_is_ones_own_or_the_tasks_or_else_the_papers(task: str, full: float, lora: float):
+def test_the_learning_rate_is_ones_own_or_the_tasks_or_else_the_papers(task, full, lora):
     for flags, rates in (({}, [full, lora]), ({"learning_rate": 1e-5}, [1e-5, 1e-5])):
         settings, origins = settled(task=task, flags=flags | {"model": "qwen2.5-0.5b"})
         assert [settings.effective_learning_rate(task, lora=layers) for layers in (False, True)] == rates
@@ -106,7 +104,7 @@ def test_each_wrong_value_of_a_list_is_told():
     assert "(got 'lenght')" in error.what and "(got 'nonsense')" in error.what and ", or: " not in error.what
 
 
-def test_an_unknown_key_names_its_layer_and_the_nearest_key(tmp_path: Path):
+def test_an_unknown_key_names_its_layer_and_the_nearest_key(tmp_path):
     file = tmp_path / "s.toml"
     file.write_text("batch_group = 3\n")
     error = refused(file=file)
@@ -114,7 +112,7 @@ def test_an_unknown_key_names_its_layer_and_the_nearest_key(tmp_path: Path):
     assert "config show" in refused(flags={"zzzzzz": 1}).fix
 
 
-def test_a_wrong_value_names_its_layer(tmp_path: Path):
+def test_a_wrong_value_names_its_layer(tmp_path):
     file = tmp_path / "s.toml"
     file.write_text('wait = "long"\n')
     error = refused(file=file)
@@ -139,7 +137,7 @@ WRONG: dict[str, list[Any]] = {
 
 
 @pytest.mark.parametrize(("key", "value"), [(key, value) for key, values in WRONG.items() for value in values])
-def test_a_value_of_the_wrong_type_or_range_is_refused(key: str, value: Any):
+def test_a_value_of_the_wrong_type_or_range_is_refused(key, value):
     assert f"{key!r} from flags" in refused(flags={key: value}).what
 
 
@@ -153,7 +151,7 @@ def test_lists_may_be_written_with_commas():
 
 
 @given(st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=12))
-def test_text_from_the_environment_stays_the_text_it_is(text: str):
+def test_text_from_the_environment_stays_the_text_it_is(text):
     for name in (text, "7", "1e5", "true", "NaN", "null"):  # a model may be called like a number
         assert settled(environment={"FTIS_MODEL": name})[0].model == name
 
@@ -171,7 +169,7 @@ def test_other_programs_variables_are_left_alone():
         ("FTIS_QQQQQQQQ", "Unset it"),
     ],
 )
-def test_a_misspelt_variable_names_the_nearest(name: str, meant: str):
+def test_a_misspelt_variable_names_the_nearest(name, meant):
     error = refused(environment={name: "1"})
     assert name in error.what and meant in error.fix
 
@@ -203,7 +201,7 @@ def test_all_live_settings_are_settings():
     assert set(subject.LIVE_CONSTANTS) <= set(subject.OBJECTIVE_PARTS)
 
 
-def test_an_earlier_versions_setting_is_told_and_does_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+def test_an_earlier_versions_setting_is_told_and_does_nothing(tmp_path, caplog):
     file = tmp_path / "settings.toml"
     file.write_text('exchange_peers = 9\ntrust = "graft"\nwait = 3.0\n')
     settings, _ = settled(file=file, environment={"FTIS_STALL_SECONDS": "9"})

@@ -1,7 +1,6 @@
 """A model that cannot be trained in what a node was given is refused before it is loaded, with what to do."""
 
 import json
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -58,7 +57,7 @@ def test_the_higher_limit_that_is_named_is_enough():
     assert refused(model="tiny-a", device="cpu", vram_gb=enough - 0.02) is not None
 
 
-def test_on_a_cpu_only_a_limit_is_held_against_it(monkeypatch: pytest.MonkeyPatch):
+def test_on_a_cpu_only_a_limit_is_held_against_it(monkeypatch):
     there = psutil.virtual_memory()._replace(available=GB // 4)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: there)
     assert refused(model="tiny-a", device="cpu") is None
@@ -69,7 +68,7 @@ def test_on_a_cpu_only_a_limit_is_held_against_it(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.usefixtures("gpu")
 @pytest.mark.parametrize(("free", "planned"), [(23.6, 24), (22, 22.75)])
-def test_a_context_is_counted_once(free: float, planned: float, monkeypatch: pytest.MonkeyPatch):
+def test_a_context_is_counted_once(free, planned, monkeypatch):
     card = SimpleNamespace(total_memory=24 * GB)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (int(free * GB), 24 * GB))
@@ -86,7 +85,7 @@ def test_on_a_gpu_what_is_free_counts_too():
     assert "--lora" in found.fix and "`ftis-node fit` says what fits" in found.fix
 
 
-def test_no_model_is_loaded_that_was_refused(monkeypatch: pytest.MonkeyPatch):
+def test_no_model_is_loaded_that_was_refused(monkeypatch):
     def load(_: Settings) -> None:
         raise AssertionError("it was loaded")
 
@@ -95,7 +94,7 @@ def test_no_model_is_loaded_that_was_refused(monkeypatch: pytest.MonkeyPatch):
         Engine().load(TINY, "arithmetic", must_fit=True)
 
 
-async def test_a_node_that_has_begun_goes_on_with_less(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_a_node_that_has_begun_goes_on_with_less(tmp_path, monkeypatch):
     """What others take of a GPU may be back in a minute; a restart of the compute process must not end the node."""
     asked = []
 
@@ -116,7 +115,7 @@ async def test_a_node_that_has_begun_goes_on_with_less(tmp_path: Path, monkeypat
     assert asked == [True, False]
 
 
-async def test_letters_that_a_tokenizer_lacks_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+async def test_letters_that_a_tokenizer_lacks_are_told(tmp_path, caplog):
     mine = tmp_path / "mine.jsonl"
     rows = ({"prompt": "Ask "[: n % 5] + f"{n}+1=", "answer": n + 1} for n in range(40))
     mine.write_text("\n".join(map(json.dumps, rows)))
@@ -143,5 +142,5 @@ async def test_letters_that_a_tokenizer_lacks_are_told(tmp_path: Path, caplog: p
         (2000 * GB, "2,000.0 GB"),
     ],
 )
-def test_sizes_are_told_in_one_form(size: float, text: str):
+def test_sizes_are_told_in_one_form(size, text):
     assert rounded(size) == text

@@ -59,7 +59,7 @@ def ran(line: list[str], known: dict[str, str]) -> subprocess.CompletedProcess[s
     )
 
 
-def test_the_list_of_what_is_tried_is_complete(tmp_path: Path):
+def test_the_list_of_what_is_tried_is_complete(tmp_path):
     """Whatever asks for a name or dials, in a process or one that it starts, is heard of."""
     code = "import socket, subprocess, sys; subprocess.run([sys.executable, '-P', '-c', sys.argv[1]])"
     inner = "import socket; socket.socket(socket.AF_INET, socket.SOCK_DGRAM).connect(('127.0.0.9', 9))"
@@ -68,7 +68,7 @@ def test_the_list_of_what_is_tried_is_complete(tmp_path: Path):
     assert [one[:2] for one in strangers(tmp_path)] == [("socket.connect", "('127.0.0.9', 9)")]
 
 
-def test_a_node_dials_nobody_but_hub_and_peers_from_the_first_second_to_the_last(tmp_path: Path):
+def test_a_node_dials_nobody_but_hub_and_peers_from_the_first_second_to_the_last(tmp_path):
     """A daemon, its compute process and what they start, with a model from the hub and rows of the owner's; libraries
     send no reports.
     """
@@ -102,7 +102,7 @@ def test_security_md_names_every_host_that_the_program_does():
 
 
 @pytest.mark.slow
-def test_a_model_of_pickles_is_named_to_no_service_that_would_convert_it(tmp_path: Path):
+def test_a_model_of_pickles_is_named_to_no_service_that_would_convert_it(tmp_path):
     pickled = io.BytesIO()
     torch.save(load_file(BUILT_IN_DIR / "tiny-a" / "model.safetensors"), pickled)
     files = {name: data for name, data in MODEL.items() if name != "model.safetensors"}
@@ -138,7 +138,7 @@ KERNELS = ("kernels", FROM_THE_HUB, {"lora": True, "optimiser": "adamw8bit"})
 
 @pytest.mark.parametrize(("module", "text", "settings"), [pytest.param(*NO_CUDA, marks=pytest.mark.slow), KERNELS])
 def test_training_does_without_a_broken_library_and_without_compiled_code_from_the_hub(
-    module: str, text: str, settings: dict[str, object], tmp_path: Path
+    module, text, settings, tmp_path
 ):
     (tmp_path / f"{module}.py").write_text(text)
     with running(Hub()) as hub:
@@ -176,7 +176,7 @@ RELAY = "/ip4/45.33.7.9/tcp/4001/p2p/12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDB
 
 @pytest.mark.skipif(not NETWORKS, reason="needs root, ip and strace")
 @pytest.mark.parametrize("relays", [(), pytest.param((RELAY,), marks=pytest.mark.slow)], ids=["alone", "with-a-relay"])
-def test_the_network_daemon_dials_its_router_and_peers_and_nobody_else(relays: tuple[str, ...], tmp_path: Path):
+def test_the_network_daemon_dials_its_router_and_peers_and_nobody_else(relays, tmp_path):
     """With a public address, the default host and no peers, or one that never answers; loopback is its own metrics."""
     line = command("join", "--home", str(tmp_path / "home"), "--device", "cpu", "--steps", "3", *STILL)
     line += [part for relay in relays for part in ("--relay", relay)]

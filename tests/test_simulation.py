@@ -111,9 +111,7 @@ def test_every_byte_sent_is_received_or_lost_or_under_way():
 
 
 @pytest.mark.parametrize(("fast", "slow"), [(1500.0, 1501.0), (60.0, 600.0)])
-def test_two_nodes_of_any_speeds_train_on_one_anothers_groups(
-    fast: float, slow: float, monkeypatch: pytest.MonkeyPatch
-):
+def test_two_nodes_of_any_speeds_train_on_one_anothers_groups(fast, slow, monkeypatch):
     """As method.md derives it, of steps that take so many seconds alone; a fifth of groups has no signal."""
     machines = [Machine(seconds / 40, 0.4 * seconds, 2.5e6, False) for seconds in (slow, fast)]
     monkeypatch.setattr(simulated, "draw_machine", lambda scenario, rng: machines.pop())
@@ -189,7 +187,7 @@ def test_fast_authors_do_not_serve_everybody():
     assert figures["upload_max_over_mean"] < 2 and figures["authors_per_batch"] > 10
 
 
-def test_a_view_holds_64_and_who_has_peers_enough_greets_less(monkeypatch: pytest.MonkeyPatch):
+def test_a_view_holds_64_and_who_has_peers_enough_greets_less(monkeypatch):
     """Beside nodes that never have enough, and greet whom they hear of."""
     scenario = Scenario(nodes=72, seconds=12.0, arrival_seconds=4.0)
     settled = Simulation(scenario).run()

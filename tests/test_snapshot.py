@@ -58,7 +58,7 @@ def no_copies(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
-def test_a_snapshots_size_is_counted(kind: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_snapshots_size_is_counted(kind, tmp_path, monkeypatch):
     """At the first one there is nothing on disk to go by, and the optimiser's state only begins with the first step."""
     engine = opened_engine(**kind)
     for steps in (0, 1):
@@ -80,7 +80,7 @@ def test_a_snapshots_size_is_counted(kind: dict[str, Any], tmp_path: Path, monke
             assert same(written(directory), copies)
 
 
-def test_lack_is_said_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
+def test_lack_is_said_once(tmp_path, monkeypatch, caplog):
     engine = opened_engine()
     free(monkeypatch, 1)
     for _ in range(3):
@@ -88,7 +88,7 @@ def test_lack_is_said_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capl
     assert caplog.text.count("training waits while it is written") == 1
 
 
-def test_a_copy_that_does_not_fit_after_all_is_written_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_copy_that_does_not_fit_after_all_is_written_at_once(tmp_path, monkeypatch):
     engine = opened_engine()
     whole = engine.learner.state
 
@@ -110,9 +110,7 @@ def test_a_copy_that_does_not_fit_after_all_is_written_at_once(tmp_path: Path, m
         (OSError(errno.EFBIG, "File too large"), OSError),
     ],
 )
-def test_a_full_disk_is_a_persons_business_and_another_fault_is_not(
-    error: Exception, told: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_full_disk_is_a_persons_business_and_another_fault_is_not(error, told, tmp_path, monkeypatch):
     def fail(*_: object, **__: object) -> None:
         raise error
 
@@ -129,7 +127,7 @@ shapes = st.lists(st.integers(0, 4), max_size=3)
 
 
 @given(st.dictionaries(st.text(), st.tuples(dtypes, shapes), max_size=6), st.dictionaries(st.text(), st.text()))
-def test_a_file_is_read_by_the_formats_own_library(parts: dict[str, Any], metadata: dict[str, str]):
+def test_a_file_is_read_by_the_formats_own_library(parts, metadata):
     tensors = {name: torch.arange(math.prod(shape)).reshape(shape).to(dtype) for name, (dtype, shape) in parts.items()}
     tensors.pop("__metadata__", None)
     with tempfile.TemporaryDirectory() as directory:
@@ -144,14 +142,14 @@ def test_a_file_is_read_by_the_formats_own_library(parts: dict[str, Any], metada
         assert torch.equal(found[name].float(), tensor.float())
 
 
-def test_large_and_transposed_tensors_are_written_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_large_and_transposed_tensors_are_written_in_parts(tmp_path, monkeypatch):
     monkeypatch.setattr(tensorfile, "_PART", 7)
     tensors = {"a": torch.randn(5, 9).T, "b": torch.randn(3).bfloat16(), "c": torch.tensor(2)}
     write_tensors(tmp_path / "file", tensors)
     assert same(load_file(tmp_path / "file"), tensors)
 
 
-def test_a_file_that_is_written_again_leaves_those_who_read_it_what_they_read(tmp_path: Path):
+def test_a_file_that_is_written_again_leaves_those_who_read_it_what_they_read(tmp_path):
     path = tmp_path / "file"
     write_tensors(path, {"a": torch.zeros(100_000)})
     before = load_file(path)["a"]
@@ -159,6 +157,6 @@ def test_a_file_that_is_written_again_leaves_those_who_read_it_what_they_read(tm
     assert not before.any() and load_file(path)["a"].all()
 
 
-def test_a_dtype_that_no_file_holds_is_named(tmp_path: Path):
+def test_a_dtype_that_no_file_holds_is_named(tmp_path):
     with pytest.raises(FtisError, match=r"odd is of torch\.complex64"):
         write_tensors(tmp_path / "file", {"odd": torch.zeros(1, dtype=torch.complex64)})

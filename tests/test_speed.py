@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ from ftis_node.policy.load import load_policy
 from tests.support.small_models import arithmetic_settings
 
 
-def test_segments_grow_in_every_process_but_under_wsl2_unless_the_owner_sets_the_allocator(tmp_path: Path):
+def test_segments_grow_in_every_process_but_under_wsl2_unless_the_owner_sets_the_allocator(tmp_path):
     known = {"HOME": "/"}
     expand_segments(known)
     assert known == {"HOME": "/", "PYTORCH_CUDA_ALLOC_CONF": GROWING}
@@ -35,7 +34,7 @@ def test_segments_grow_in_every_process_but_under_wsl2_unless_the_owner_sets_the
 
 
 @pytest.mark.parametrize(("free", "emptied"), [(1, 1), (11, 0)])
-def test_a_nearly_full_gpu_gets_cached_blocks_back(free: int, emptied: int, monkeypatch: pytest.MonkeyPatch):
+def test_a_nearly_full_gpu_gets_cached_blocks_back(free, emptied, monkeypatch):
     calls: list[int] = []
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 100))
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append(1))
@@ -46,7 +45,7 @@ def test_a_nearly_full_gpu_gets_cached_blocks_back(free: int, emptied: int, monk
 
 
 @pytest.mark.parametrize("widens", [True, False])
-def test_scores_are_summed_in_fp32_also_where_torch_cannot_widen(widens: bool, monkeypatch: pytest.MonkeyPatch):
+def test_scores_are_summed_in_fp32_also_where_torch_cannot_widen(widens, monkeypatch):
     """A stand-in for a tensor of a GPU shows which product is asked for."""
     asked: list[Any] = []
     monkeypatch.setattr(cache, "_WIDENS", widens)
@@ -61,7 +60,7 @@ def test_scores_are_summed_in_fp32_also_where_torch_cannot_widen(widens: bool, m
     assert (first.dtype, options) == ((torch.bfloat16, {"out_dtype": torch.float32}) if widens else (torch.float32, {}))
 
 
-def test_cudnns_attention_is_not_taken(monkeypatch: pytest.MonkeyPatch):
+def test_cudnns_attention_is_not_taken(monkeypatch):
     told: list[bool] = []
     monkeypatch.setattr("ftis_node.policy.load.use_device", lambda _: torch.device("cuda"))
     monkeypatch.setattr(torch.backends.cuda, "enable_cudnn_sdp", told.append)

@@ -5,7 +5,6 @@ import logging
 import math
 import random
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -55,7 +54,7 @@ def waiting(author: bytes, round: int, born: float) -> Scored:
 # --- bans -------------------------------------------------------------------------------------------------------------
 
 
-def test_three_refused_packets_within_an_hour_are_a_ban_and_one_a_day_is_none(clock: Clock):
+def test_three_refused_packets_within_an_hour_are_a_ban_and_one_a_day_is_none(clock):
     reputation = Reputation(clock)
     for _ in range(10):
         reputation.refused(ALICE, "malformed")
@@ -69,7 +68,7 @@ def test_three_refused_packets_within_an_hour_are_a_ban_and_one_a_day_is_none(cl
     assert reputation.banned(ALICE) is None and reputation.report(BOB).refused == {"EOS interior": 3}
 
 
-def test_each_ban_is_longer_than_the_one_before_and_a_good_day_forgives(clock: Clock):
+def test_each_ban_is_longer_than_the_one_before_and_a_good_day_forgives(clock):
     reputation = Reputation(clock)
     for longer in (1, 4, 16):
         reputation.ban(ALICE, "it lied")
@@ -83,7 +82,7 @@ def test_each_ban_is_longer_than_the_one_before_and_a_good_day_forgives(clock: C
     assert reputation.banned(ALICE) is None
 
 
-def test_of_a_banned_author_nothing_is_pulled_and_why_is_told(clock: Clock, caplog: pytest.LogCaptureFixture):
+def test_of_a_banned_author_nothing_is_pulled_and_why_is_told(clock, caplog):
     caplog.set_level(logging.WARNING)
     reputation = Reputation(clock)
     assert reputation.may_be_pulled(ALICE, 48)
@@ -92,7 +91,7 @@ def test_of_a_banned_author_nothing_is_pulled_and_why_is_told(clock: Clock, capl
     assert reputation.left_alone() == {ALICE: "it signed two different announcements of one round"}
 
 
-def test_a_peer_that_passes_on_forgeries_is_left_alone_and_one_that_fails_is_only_asked_less(clock: Clock):
+def test_a_peer_that_passes_on_forgeries_is_left_alone_and_one_that_fails_is_only_asked_less(clock):
     reputation, rng = Reputation(clock), random.Random(0)
     reputation.failed(BOB)
     chosen = Counter(reputation.pick([ALICE, BOB, CAROL], rng) for _ in range(300))
@@ -110,7 +109,7 @@ def test_a_peer_that_passes_on_forgeries_is_left_alone_and_one_that_fails_is_onl
 
 
 @pytest.mark.parametrize("apart", [0.0, 0.05, 0.5, 2.0])
-def test_honest_claims_are_never_held_against_anybody_however_far_the_policies_are_apart(apart: float):
+def test_honest_claims_are_never_held_against_anybody_however_far_the_policies_are_apart(apart):
     rng = np.random.default_rng(0)
     for number in range(4):
         reputation = Reputation(Clock())
@@ -171,7 +170,7 @@ def test_claims_that_rounding_lowers_are_never_doubted():
 
 
 @pytest.mark.parametrize(("lie", "apart"), [(0.9, 0.05), (0.5, 0.5), (0.7, 1.0), (0.8, 1.672)])
-def test_row_10_too_low_claims_lead_to_a_ban_within_a_few_steps(lie: float, apart: float):
+def test_row_10_too_low_claims_lead_to_a_ban_within_a_few_steps(lie, apart):
     rng, reputation = young()
     steps = 0
     while reputation.banned(ALICE) is None:
@@ -188,14 +187,14 @@ def test_row_10_too_high_claims_earn_nothing_and_need_no_ban():
     assert reputation.report(ALICE).mean_importance < 0.1 and reputation.banned(ALICE) is None
 
 
-def test_doubted_claims_count_half_and_build_no_record(clock: Clock):
+def test_doubted_claims_count_half_and_build_no_record(clock):
     reputation = Reputation(clock)
     reputation.trained(ALICE, 5, figures(64, paid=5.0))  # 148 to 1
     assert reputation.weight(ALICE) == 0.5 and reputation.report(ALICE).record == 0
     assert "doubted" in reputation.report(ALICE).standing
 
 
-def test_a_defence_that_is_off_gathers_evidence_and_does_nothing(clock: Clock):
+def test_a_defence_that_is_off_gathers_evidence_and_does_nothing(clock):
     reputation = Reputation(clock, ())
     for _ in range(10):
         reputation.trained(ALICE, 1, figures(64, excess=300.0, squares=64.0, paid=10.0))
@@ -208,7 +207,7 @@ def test_a_defence_that_is_off_gathers_evidence_and_does_nothing(clock: Clock):
 # --- newcomers --------------------------------------------------------------------------------------------------------
 
 
-def test_row_15_who_has_no_record_shares_a_quarter_unless_nobody_has_one(clock: Clock):
+def test_row_15_who_has_no_record_shares_a_quarter_unless_nobody_has_one(clock):
     reputation = Reputation(clock)
     reputation.trained(ALICE, 5, figures())
     assert reputation.newcomers_room(24) is None
@@ -218,7 +217,7 @@ def test_row_15_who_has_no_record_shares_a_quarter_unless_nobody_has_one(clock: 
     assert reputation.newcomers_room(24) is None
 
 
-def test_row_15_eight_sybils_get_a_quarter_of_the_batch_together(clock: Clock):
+def test_row_15_eight_sybils_get_a_quarter_of_the_batch_together(clock):
     reputation, pool = Reputation(clock), Pool(lambda: 600.0, clock, random.Random(0))
     established(reputation, ALICE)
     for number in range(8):
@@ -234,7 +233,7 @@ def test_row_15_eight_sybils_get_a_quarter_of_the_batch_together(clock: Clock):
 # --- rounds, floods, memory -------------------------------------------------------------------------------------------
 
 
-def test_row_32_what_was_pulled_of_an_author_is_counted_by_the_step(clock: Clock):
+def test_row_32_what_was_pulled_of_an_author_is_counted_by_the_step(clock):
     reputation = Reputation(clock)
     for _ in range(48):
         reputation.note_pull(ALICE, step_seconds=10.0)
@@ -243,7 +242,7 @@ def test_row_32_what_was_pulled_of_an_author_is_counted_by_the_step(clock: Clock
     assert reputation.pulled(ALICE) == pytest.approx(24)
 
 
-def test_row_31_identities_without_number_do_not_fill_the_books_nor_push_out_a_record(clock: Clock):
+def test_row_31_identities_without_number_do_not_fill_the_books_nor_push_out_a_record(clock):
     reputation = Reputation(clock)
     established(reputation, ALICE)
     reputation.equivocated(BOB)
@@ -255,7 +254,7 @@ def test_row_31_identities_without_number_do_not_fill_the_books_nor_push_out_a_r
     assert reputation.established(ALICE) and reputation.banned(BOB) is not None
 
 
-def test_row_17_who_calls_without_end_is_not_answered_and_others_are(clock: Clock):
+def test_row_17_who_calls_without_end_is_not_answered_and_others_are(clock):
     calls = Budgets(clock, 50.0, 200.0)
     assert [calls.take(ALICE) for _ in range(205)] == [True] * 200 + [False] * 5
     assert calls.take(BOB)
@@ -275,7 +274,7 @@ def test_row_17_who_calls_without_end_is_not_answered_and_others_are(clock: Cloc
 # --- what is told and kept --------------------------------------------------------------------------------------------
 
 
-def test_records_and_bans_outlive_the_process(tmp_path: Path, clock: Clock):
+def test_records_and_bans_outlive_the_process(tmp_path, clock):
     before = Reputation(clock)
     established(before, ALICE)
     before.trained(ALICE, 1, figures(64, paid=3.0))
@@ -299,9 +298,7 @@ DAMAGED = ["", "[]", "{}", '{"authors": {"zz": {}}}', '{"authors": []}', "\x00",
 
 
 @pytest.mark.parametrize("text", DAMAGED)
-def test_row_21_a_damaged_book_makes_everybody_a_newcomer(
-    tmp_path: Path, text: str, clock: Clock, caplog: pytest.LogCaptureFixture
-):
+def test_row_21_a_damaged_book_makes_everybody_a_newcomer(tmp_path, text, clock, caplog):
     path = tmp_path / "standing.json"
     path.write_text(text)
     books = ReputationFile(path, reputation := Reputation(clock))
@@ -310,7 +307,7 @@ def test_row_21_a_damaged_book_makes_everybody_a_newcomer(
     assert json.loads(path.read_text()) == {"authors": {}}
 
 
-def test_what_a_peer_is_told_to_be_is_in_plain_words(clock: Clock):
+def test_what_a_peer_is_told_to_be_is_in_plain_words(clock):
     reputation = Reputation(clock)
     assert reputation.report(ALICE).standing == "newcomer"
     reputation.admitted(ALICE, completions=4, tokens=40)
@@ -322,7 +319,7 @@ def test_what_a_peer_is_told_to_be_is_in_plain_words(clock: Clock):
     assert reputation.report(ALICE).standing == "established"
 
 
-def test_whose_groups_teach_nothing_is_pulled_from_less_and_again_when_they_do(clock: Clock):
+def test_whose_groups_teach_nothing_is_pulled_from_less_and_again_when_they_do(clock):
     subject, author = Reputation(clock), b"a"
 
     def pulled_a_step() -> int:
@@ -343,9 +340,7 @@ def test_whose_groups_teach_nothing_is_pulled_from_less_and_again_when_they_do(c
 
 
 @pytest.mark.parametrize("delivered", [4, 400])
-def test_row_69_of_two_holders_who_delivered_less_lately_is_asked_more_but_four_times_at_most(
-    clock: Clock, delivered: int
-):
+def test_row_69_of_two_holders_who_delivered_less_lately_is_asked_more_but_four_times_at_most(clock, delivered):
     reputation, rng = Reputation(clock), random.Random(0)
     for _ in range(delivered):
         reputation.delivered(BOB)

@@ -2,8 +2,7 @@
 
 import itertools
 import math
-import random
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import astuple
 
 import numpy as np
@@ -96,7 +95,7 @@ def test_sums_that_rounding_tells_apart_are_equal():
     assert paired_permutation(parts, [0, 0, 0]) == 1 and paired_permutation([0.3, 0.2, 0.1], [0.2, 0.1, 0]) == 2 / 8
 
 
-def test_drawn_flips_come_near_all_flips(monkeypatch: pytest.MonkeyPatch):
+def test_drawn_flips_come_near_all_flips(monkeypatch):
     exact = paired_permutation(DARWIN, [0] * 15)
     monkeypatch.setattr(subject, "EXACT_UP_TO", 14)
     drawn = [paired_permutation(DARWIN, [0] * 15) for _ in range(2)]
@@ -111,7 +110,7 @@ def test_many_pairs_have_a_p_above_nothing():
 
 @EVERY
 @given(seeds, st.randoms(use_true_random=False), st.integers(-50, 50))
-def test_p_knows_neither_names_nor_order_nor_level(pairs: Pairs, shuffler: random.Random, shift: int):
+def test_p_knows_neither_names_nor_order_nor_level(pairs, shuffler, shift):
     a, b = split(pairs)
     p = paired_permutation(a, b)
     tost = astuple(equivalent(a, b))
@@ -205,6 +204,6 @@ def test_a_target_is_reached_on_the_line_between_two_evaluations():
         lambda: reached([(1, 0.1), (0, 0.2)], 0.15),
     ],
 )
-def test_values_that_mean_nothing_are_refused(mistake: Callable[[], object]):
+def test_values_that_mean_nothing_are_refused(mistake):
     with pytest.raises(ValueError):
         mistake()

@@ -4,7 +4,6 @@ import asyncio
 import dataclasses
 import math
 import sqlite3
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,7 +28,7 @@ NOTHING = Waiting(0)
 
 
 @pytest.mark.parametrize(("others", "own"), [(0, 24), (1, 12), (2, 8), (3, 6), (4, 6), (50, 6)])
-def test_a_node_makes_its_part_of_the_batch_but_no_less_than_a_quarter(tmp_path: Path, others: int, own: int):
+def test_a_node_makes_its_part_of_the_batch_but_no_less_than_a_quarter(tmp_path, others, own):
     node = stepper(tmp_path, others)
     assert vertical(node).own_quota() == own == math.ceil(max(1 / (1 + others), OWN_SHARE_FLOOR) * BATCH)
     assert node.want().groups == 2 * (BATCH - own), "one step and one ahead"
@@ -67,7 +66,7 @@ def test_what_waits_need_not_come_and_what_has_no_room_in_a_batch_is_not_counted
     assert foreign(5, 1.5, waiting) == 8 - 8, "six by newcomers and two others"
 
 
-async def test_a_batch_counts_what_came_for_it(tmp_path: Path):
+async def test_a_batch_counts_what_came_for_it(tmp_path):
     node = stepper(tmp_path, 3)
     for number in range(10):
         node.pool.add(scored(1, number, 0, boot_seconds()))
@@ -84,9 +83,7 @@ def test_what_a_checkpoint_of_an_earlier_version_says_of_needed_rows_is_left_alo
 
 
 @pytest.mark.parametrize(("pace", "found"), [(0.0, 1), (791.0, 2), (5000.0, 3)])
-async def test_after_a_restart_the_pool_has_again_what_is_young_enough_at_the_nodes_own_pace(
-    tmp_path: Path, pace: float, found: int
-):
+async def test_after_a_restart_the_pool_has_again_what_is_young_enough_at_the_nodes_own_pace(tmp_path, pace, found):
     """Ages are counted from when the author made a group, not from its arrival here or from the start."""
     node = stepper(tmp_path, max_age=600.0)
     author = identity(1).author
@@ -109,7 +106,7 @@ async def test_after_a_restart_the_pool_has_again_what_is_young_enough_at_the_no
     assert came == {one.group.key: pytest.approx(age, abs=60) for one, age in zip(arrived[:found], ages, strict=False)}
 
 
-def test_of_a_banned_author_nothing_waits(tmp_path: Path):
+def test_of_a_banned_author_nothing_waits(tmp_path):
     node = stepper(tmp_path)
     ours, theirs = (scored(number, 0, 0, boot_seconds()) for number in (1, 2))
     assert node.pool.add(ours) and node.pool.add(theirs)
@@ -117,7 +114,7 @@ def test_of_a_banned_author_nothing_waits(tmp_path: Path):
     assert node.pool.take(9) == [ours] and not node.pool.add(theirs) and len(node.pool) == 0
 
 
-async def test_of_a_removed_member_nothing_waits_once_the_removal_is_heard(tmp_path: Path):
+async def test_of_a_removed_member_nothing_waits_once_the_removal_is_heard(tmp_path):
     founder = identity(1)
     ann = identity(2)
     who = {"run_id": RUN.id, "member": ann.author, "issuer": founder.author, "issued_at": int(unix_seconds())}
@@ -134,7 +131,7 @@ async def test_of_a_removed_member_nothing_waits_once_the_removal_is_heard(tmp_p
     assert len(node.pool) == 0, "nor what was scored meanwhile"
 
 
-def test_idleness_is_of_the_latest_steps_together(tmp_path: Path):
+def test_idleness_is_of_the_latest_steps_together(tmp_path):
     node = stepper(tmp_path, others=0)
     assert node.idle_share() is None, "no step yet"
     for _ in range(8):
@@ -144,7 +141,7 @@ def test_idleness_is_of_the_latest_steps_together(tmp_path: Path):
     assert node.idle_share() == pytest.approx(0.5 / 8)
 
 
-def test_a_listener_makes_nothing_and_an_objective_for_own_samples_only_pulls_nothing(tmp_path: Path):
+def test_a_listener_makes_nothing_and_an_objective_for_own_samples_only_pulls_nothing(tmp_path):
     for node, found in (
         (stepper(tmp_path, 2, own_share=0.0), (0, 2 * BATCH)),
         (stepper(tmp_path, 3, own_only=True), (BATCH, 0)),
@@ -174,7 +171,7 @@ async def test_what_is_written_to_disk_does_not_keep_the_worker_waiting():
     assert order == ["asked", "written", "answered"]
 
 
-async def test_peers_are_told_the_time_at_which_a_round_is_announced(tmp_path: Path):
+async def test_peers_are_told_the_time_at_which_a_round_is_announced(tmp_path):
     """Not that before it was generated, which takes minutes on a CPU: they would think that this clock is behind."""
 
     class Slow:
@@ -211,7 +208,7 @@ async def test_where_the_disk_is_full_the_worker_is_not_waited_for():
 
 @pytest.mark.parametrize("listens", [True, False])
 async def test_a_disk_that_fills_while_a_group_is_scored_ends_the_step_and_loses_no_group(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, listens: bool
+    tmp_path, monkeypatch, caplog, listens
 ):
     class Dull:
         async def call(self, request: Any) -> Any:

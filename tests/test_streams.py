@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import psutil
 import pytest
@@ -127,7 +126,7 @@ async def ask_ahead(writer: asyncio.StreamWriter) -> None:
             await asyncio.wait_for(P2P.send_protobuf(request(60, 100), writer), 1.0)
 
 
-async def test_row_33_a_stranger_who_never_reads_costs_no_socket(scene: Scene, monkeypatch: pytest.MonkeyPatch):
+async def test_row_33_a_stranger_who_never_reads_costs_no_socket(scene, monkeypatch):
     monkeypatch.setattr(inbound, "STALL_SECONDS", 1.0)
     scene.served._lookups = inbound.Budgets(time.monotonic, 1e6, 1e6)  # else it takes a while to fill all that buffers
     monkeypatch.setattr(p2pd, "LINGER_SECONDS", 0.5)
@@ -140,7 +139,7 @@ async def test_row_33_a_stranger_who_never_reads_costs_no_socket(scene: Scene, m
     await scene.answer(1)
 
 
-async def test_row_33_callers_that_stop_or_vanish_leave_nothing(scene: Scene, monkeypatch: pytest.MonkeyPatch):
+async def test_row_33_callers_that_stop_or_vanish_leave_nothing(scene, monkeypatch):
     half = P2P.MESSAGE_MARKER + (1000).to_bytes(P2P.HEADER_LEN, P2P.BYTEORDER) + b"x"
     patience = inbound.STALL_SECONDS
     for sent, vanishing in ((b"", True), (half, True), (b"", False), (half, False)):
@@ -155,7 +154,7 @@ async def test_row_33_callers_that_stop_or_vanish_leave_nothing(scene: Scene, mo
         await scene.nothing_is_left()  # also where the callers hold on
 
 
-async def test_row_33_what_is_no_request_ends_the_stream_and_leaves_nothing(scene: Scene):
+async def test_row_33_what_is_no_request_ends_the_stream_and_leaves_nothing(scene):
     for rubbish in (b"\x07", P2P.MESSAGE_MARKER + (3).to_bytes(8, "big") + b"\xff\xff\xff"):
         reader, writer = await scene.open()
         writer.write(rubbish)
@@ -164,7 +163,7 @@ async def test_row_33_what_is_no_request_ends_the_stream_and_leaves_nothing(scen
         writer.close()
 
 
-async def test_row_33_streams_end_with_their_node(scene: Scene):
+async def test_row_33_streams_end_with_their_node(scene):
     opened = [await scene.open() for _ in range(3)]
     await eventually(lambda: len(scene.served._streams) == 3, "they are open")
     scene.served.end_streams()
@@ -174,7 +173,7 @@ async def test_row_33_streams_end_with_their_node(scene: Scene):
 
 
 async def test_row_33_peers_outside_the_view_share_a_part_and_the_oldest_silent_stream_makes_room(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch,
 ):
     monkeypatch.setattr(inbound, "limit", lambda: 4 * 16)
     bound = Streams()
@@ -211,7 +210,7 @@ async def test_row_33_peers_outside_the_view_share_a_part_and_the_oldest_silent_
         task.cancel()
 
 
-async def test_row_41_a_streams_requests_have_a_budget_and_wait(scene: Scene, monkeypatch: pytest.MonkeyPatch):
+async def test_row_41_a_streams_requests_have_a_budget_and_wait(scene, monkeypatch):
     monkeypatch.setattr(inbound, "STALL_SECONDS", 2.0)
     now = 0.0
     scene.served._lookups = inbound.Budgets(lambda: now, 0.01, 3 * (inbound.LOOKUPS_A_REQUEST + OWN.digests))
@@ -227,7 +226,7 @@ async def test_row_41_a_streams_requests_have_a_budget_and_wait(scene: Scene, mo
     writer.close()
 
 
-async def test_row_41_who_hangs_up_or_sends_too_much_ahead_leaves_no_requests_to_work_off(scene: Scene):
+async def test_row_41_who_hangs_up_or_sends_too_much_ahead_leaves_no_requests_to_work_off(scene):
     for sent in (p2pd.SENT_AHEAD, 100 * p2pd.SENT_AHEAD):
         scene.served._lookups = inbound.Budgets(lambda: 0.0, 1e-3, 1.0)
         _, writer = await scene.open()
@@ -241,7 +240,7 @@ async def test_row_41_who_hangs_up_or_sends_too_much_ahead_leaves_no_requests_to
         writer.close()
 
 
-async def test_row_41_a_stream_whose_caller_is_no_longer_admitted_answers_no_further_request(scene: Scene):
+async def test_row_41_a_stream_whose_caller_is_no_longer_admitted_answers_no_further_request(scene):
     before = scene.busy.answered
     reader, writer = stream = await scene.open()
     await asked(stream, 2)
@@ -253,7 +252,7 @@ async def test_row_41_a_stream_whose_caller_is_no_longer_admitted_answers_no_fur
     writer.close()
 
 
-async def test_row_41_a_ban_ends_the_peers_streams(tmp_path: Path):
+async def test_row_41_a_ban_ends_the_peers_streams(tmp_path):
     async with member(1, tmp_path) as bob, member(2, tmp_path, [bob.address]) as alice:
         await eventually(lambda: bob.met(alice) and alice.met(bob), "they meet")
         reader, writer = stream = await opened(alice.transport, bob.author)

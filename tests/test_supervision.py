@@ -42,7 +42,7 @@ HARMS: tuple[Callable[[Member], object], ...] = (
 )
 
 
-async def test_a_node_whose_p2pd_is_killed_frozen_or_deaf_is_back_where_it_was_and_goes_on(tmp_path: Path):
+async def test_a_node_whose_p2pd_is_killed_frozen_or_deaf_is_back_where_it_was_and_goes_on(tmp_path):
     async with pair(tmp_path) as (one, two):
         await eventually(lambda: len(sockets_of(one)) == 2, "all sockets are there")
         addresses = await one.transport.addresses()
@@ -58,7 +58,7 @@ async def test_a_node_whose_p2pd_is_killed_frozen_or_deaf_is_back_where_it_was_a
         assert one.met(two) and two.met(one)
 
 
-async def test_a_p2pd_that_cannot_be_spoken_to_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_a_p2pd_that_cannot_be_spoken_to_is_ended(tmp_path, monkeypatch):
     async def fails(**_: Any) -> None:
         raise OSError(24, "Too many open files")
 
@@ -71,7 +71,7 @@ async def test_a_p2pd_that_cannot_be_spoken_to_is_ended(tmp_path: Path, monkeypa
 
 
 async def test_while_ones_own_p2pd_is_slow_no_peer_is_blamed_and_it_has_longer_after_each_restart(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path, monkeypatch, caplog
 ):
     """To start and to answer. On a crowded machine nodes would else do little but start it again."""
     identify = Client.identify
@@ -108,9 +108,7 @@ async def test_while_ones_own_p2pd_is_slow_no_peer_is_blamed_and_it_has_longer_a
         await eventually(lambda: set(one.admitted) == made, "it goes on")
 
 
-async def test_a_port_taken_meanwhile_is_given_up_and_peers_know_the_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+async def test_a_port_taken_meanwhile_is_given_up_and_peers_know_the_next(tmp_path, monkeypatch):
     """By its address they find the node, and name it, when the connections have ended."""
     async with pair(tmp_path) as (other, node):
         port = node.transport.port

@@ -63,7 +63,7 @@ async def gets(who: Member, keys: set[Key]) -> None:
     assert len(who.admitted) == len(set(who.admitted)) and set(who.admitted) == keys
 
 
-async def test_everybody_ends_with_all_groups_of_the_others_each_admitted_once(swarms: Swarms):
+async def test_everybody_ends_with_all_groups_of_the_others_each_admitted_once(swarms):
     nodes = await swarms.meeting(3)
     made: dict[Member, set[Key]] = {node: set() for node in nodes}
     for _ in range(4):
@@ -79,7 +79,7 @@ async def test_everybody_ends_with_all_groups_of_the_others_each_admitted_once(s
     assert list(served.values()) == [2] * 72, "every packet goes over the wire once to each of two"
 
 
-async def test_a_node_pulls_no_more_than_it_wants(swarms: Swarms):
+async def test_a_node_pulls_no_more_than_it_wants(swarms):
     first, second = await swarms.meeting(2)
     second.appetite = 3
     first.make(10)
@@ -90,7 +90,7 @@ async def test_a_node_pulls_no_more_than_it_wants(swarms: Swarms):
     await eventually(lambda: len(second.admitted) == 5, "it got what it wanted then")
 
 
-async def test_when_one_leaves_the_others_go_on_and_who_comes_late_meets_all_and_catches_up(swarms: Swarms):
+async def test_when_one_leaves_the_others_go_on_and_who_comes_late_meets_all_and_catches_up(swarms):
     first, second, third = await swarms.meeting(3)
     made = first.make(4)
     await gets(second, made)
@@ -108,7 +108,7 @@ async def test_when_one_leaves_the_others_go_on_and_who_comes_late_meets_all_and
     await gets(third, made | more | late.make(2))
 
 
-async def test_a_node_restarted_on_another_port_is_found_again_and_repeats_nothing(swarms: Swarms):
+async def test_a_node_restarted_on_another_port_is_found_again_and_repeats_nothing(swarms):
     first, second, third = await swarms.meeting(3)
     before = first.make(3)
     await gets(second, before)
@@ -125,7 +125,7 @@ async def test_a_node_restarted_on_another_port_is_found_again_and_repeats_nothi
     assert second.swarm.reputation.banned(again.author) is None
 
 
-async def test_who_was_restarted_and_knows_nobody_is_told_everything_again(swarms: Swarms):
+async def test_who_was_restarted_and_knows_nobody_is_told_everything_again(swarms):
     first, second = await swarms.meeting(2)
     second.appetite = 0
     made = first.make(3)
@@ -138,9 +138,7 @@ async def test_who_was_restarted_and_knows_nobody_is_told_everything_again(swarm
     await gets(again, made)
 
 
-async def test_row_69_70_a_holder_that_is_away_or_busy_for_a_while_costs_no_packet(
-    swarms: Swarms, monkeypatch: pytest.MonkeyPatch
-):
+async def test_row_69_70_a_holder_that_is_away_or_busy_for_a_while_costs_no_packet(swarms, monkeypatch):
     first, second = await swarms.meeting(2)
     made = first.make(4)
     await gets(second, made)
@@ -164,7 +162,7 @@ async def test_row_69_70_a_holder_that_is_away_or_busy_for_a_while_costs_no_pack
     assert len(asked) >= 8
 
 
-async def test_row_77_a_node_that_restarts_tells_of_the_packets_that_it_has_on_disk(swarms: Swarms):
+async def test_row_77_a_node_that_restarts_tells_of_the_packets_that_it_has_on_disk(swarms):
     made = (first := await swarms.join(1)).make(3)
     for _ in range(2):
         await swarms.leave(first)
@@ -182,7 +180,7 @@ async def test_row_77_a_node_that_restarts_tells_of_the_packets_that_it_has_on_d
 # --- who is to blame --------------------------------------------------------------------------------------------------
 
 
-async def test_a_bad_author_is_refused_then_ignored_and_alone_blamed(swarms: Swarms):
+async def test_a_bad_author_is_refused_then_ignored_and_alone_blamed(swarms):
     reason = str(Reason.EOS_INTERIOR)  # `test_admission` has all reasons
     good, bad, judge = await swarms.meeting(3)
     good.appetite = 0
@@ -203,7 +201,7 @@ async def test_a_bad_author_is_refused_then_ignored_and_alone_blamed(swarms: Swa
     assert judge.store.seen(bad.author, 0, 0), "it would be fetched again after a restart"
 
 
-async def test_wrong_bytes_are_held_against_the_holder(swarms: Swarms, caplog: pytest.LogCaptureFixture):
+async def test_wrong_bytes_are_held_against_the_holder(swarms, caplog):
     caplog.set_level(logging.INFO, "ftis_node.swarm.pulling")
     author = await swarms.join(1)
     holder = await swarms.join(2, author)
@@ -227,7 +225,7 @@ async def test_wrong_bytes_are_held_against_the_holder(swarms: Swarms, caplog: p
     await gets(victim, made)
 
 
-async def test_a_silent_holder_does_not_keep_the_node_from_the_others(swarms: Swarms):
+async def test_a_silent_holder_does_not_keep_the_node_from_the_others(swarms):
     first, second, third = await swarms.meeting(3)
     silence = asyncio.Event()
 
@@ -245,9 +243,7 @@ async def test_a_silent_holder_does_not_keep_the_node_from_the_others(swarms: Sw
     silence.set()
 
 
-async def test_who_waited_longest_is_asked_first_and_who_has_just_asked_is_not(
-    swarms: Swarms, monkeypatch: pytest.MonkeyPatch
-):
+async def test_who_waited_longest_is_asked_first_and_who_has_just_asked_is_not(swarms, monkeypatch):
     """And those who are silent hold the others up for a moment only."""
     swarm = (await swarms.join(1)).swarm
     sessions = swarm.membership.sessions
@@ -269,7 +265,7 @@ async def test_who_waited_longest_is_asked_first_and_who_has_just_asked_is_not(
     assert asked == peers
 
 
-async def test_an_announcement_of_any_round_that_can_be_signed_breaks_nothing(swarms: Swarms):
+async def test_an_announcement_of_any_round_that_can_be_signed_breaks_nothing(swarms):
     first, second = await swarms.meeting(2)
     body = packet(first.author, 2**64 - 1, 0)
     entry = ftis_pb2.Entry(announcement=announcement(first.identity, 2**64 - 1, [body]).encode())
@@ -283,7 +279,7 @@ async def test_an_announcement_of_any_round_that_can_be_signed_breaks_nothing(sw
 # --- strangers, and the end -------------------------------------------------------------------------------------------
 
 
-async def test_who_has_left_the_view_is_still_answered(swarms: Swarms):
+async def test_who_has_left_the_view_is_still_answered(swarms):
     first, second = await swarms.meeting(2)
     second.appetite = 0
     [(_, round, _)] = first.make(1)
@@ -297,7 +293,7 @@ async def test_who_has_left_the_view_is_still_answered(swarms: Swarms):
     assert [packet_digest(data) for data in fetched if data] == [target.ref.digest]
 
 
-async def test_a_closed_swarm_answers_nothing_and_leaves_no_task_behind(swarms: Swarms):
+async def test_a_closed_swarm_answers_nothing_and_leaves_no_task_behind(swarms):
     first, second = await swarms.meeting(2)
     second.make(2)
     await gets(first, {(second.author, 0, 0), (second.author, 0, 1)})
@@ -309,7 +305,7 @@ async def test_a_closed_swarm_answers_nothing_and_leaves_no_task_behind(swarms: 
     assert loops == Counter(one_each), "those of the first"
 
 
-async def test_a_loop_that_meets_an_unforeseen_error_goes_on(swarms: Swarms, caplog: pytest.LogCaptureFixture):
+async def test_a_loop_that_meets_an_unforeseen_error_goes_on(swarms, caplog):
     first, second = await swarms.meeting(2)
     trade = second.pulling.trade
     failed = asyncio.Event()

@@ -63,7 +63,7 @@ def everything(known: Known) -> int:
     return -1
 
 
-def test_there_is_one_announcement_an_author_and_round_and_of_two_that_differ_the_first_stands(bench: Bench):
+def test_there_is_one_announcement_an_author_and_round_and_of_two_that_differ_the_first_stands(bench):
     assert bench.add(signed(1, 0)) is Outcome.NEW
     assert bench.add(signed(1, 0), first_sender=PEERS[1]) is Outcome.KNOWN
     assert bench.add(signed(1, 1)) is bench.add(signed(2, 0)) is Outcome.NEW
@@ -71,7 +71,7 @@ def test_there_is_one_announcement_an_author_and_round_and_of_two_that_differ_th
     assert len(bench.table) == 3 and bench.known(1).announcement == signed(1, 0)
 
 
-def test_who_told_is_known_to_know_and_to_hold_what_it_says(bench: Bench):
+def test_who_told_is_known_to_know_and_to_hold_what_it_says(bench):
     bench.add(signed(1, 0, packets=3), first_sender=PEERS[0], held=0b001)
     bench.add(signed(1, 0, packets=3), first_sender=PEERS[0], held=0b100)
     bench.add(signed(1, 0, packets=3), first_sender=PEERS[1], held=0b11111000)
@@ -89,7 +89,7 @@ def test_who_told_is_known_to_know_and_to_hold_what_it_says(bench: Bench):
 
 @given(ages=st.lists(st.tuples(st.floats(0, 150), st.floats(0, 60)), min_size=1, max_size=30))
 @example(ages=[(0.0, 1.9), (0.0, 40.0), (0.0, 60.0)])  # 1001.9 + 100, and the clock, differ in the last bit
-def test_row_18_nobody_makes_an_announcement_much_older_or_younger_than_it_is(ages: list[tuple[float, float]]):
+def test_row_18_nobody_makes_an_announcement_much_older_or_younger_than_it_is(ages):
     bench = Bench()
     heard, claims = None, []
     for number, (claimed, passed) in enumerate(ages):
@@ -109,7 +109,7 @@ def test_row_18_nobody_makes_an_announcement_much_older_or_younger_than_it_is(ag
             assert min(heard, max(claims)) - AGE_SLACK * MAX_AGE - ROUNDING <= known.born <= heard + ROUNDING
 
 
-def test_row_18_what_left_is_taken_in_again_but_for_no_longer_than_since_it_was_first_heard_of(bench: Bench):
+def test_row_18_what_left_is_taken_in_again_but_for_no_longer_than_since_it_was_first_heard_of(bench):
     bench.add(signed(1, 0), age=MAX_AGE - 1)
     bench.clock.now += 50
     bench.table.expire()
@@ -122,7 +122,7 @@ def test_row_18_what_left_is_taken_in_again_but_for_no_longer_than_since_it_was_
     assert bench.add(signed(1, 0), age=0.0) is Outcome.OLD
 
 
-def test_what_is_too_old_is_neither_taken_nor_kept_nor_chosen(bench: Bench):
+def test_what_is_too_old_is_neither_taken_nor_kept_nor_chosen(bench):
     assert bench.add(signed(1, 0), age=MAX_AGE + 1) is Outcome.OLD
     bench.add(signed(1, 1), age=MAX_AGE - 10)
     bench.add(signed(1, 2), age=0)
@@ -139,7 +139,7 @@ def small() -> Bench:
     return Bench(capacity=4 * FIRST_SENDER_PART)
 
 
-def test_an_introducer_with_much_to_tell_displaces_its_own_oldest(small: Bench):
+def test_an_introducer_with_much_to_tell_displaces_its_own_oldest(small):
     small.add(signed(9, 0), first_sender=PEERS[1])
     for round in range(300):
         small.clock.now += 0.1
@@ -149,7 +149,7 @@ def test_an_introducer_with_much_to_tell_displaces_its_own_oldest(small: Bench):
     assert small.known(9), "another first sender's stays"
 
 
-def test_who_tells_first_of_what_others_made_cannot_make_it_vanish(small: Bench):
+def test_who_tells_first_of_what_others_made_cannot_make_it_vanish(small):
     liar, honest = PEERS[:2]
     small.add(signed(9, 0), first_sender=liar)
     assert small.add(signed(9, 0), first_sender=honest) is Outcome.KNOWN
@@ -163,7 +163,7 @@ def test_who_tells_first_of_what_others_made_cannot_make_it_vanish(small: Bench)
     assert small.table.get(author(9).author, 0) is None, "of its own part it is the oldest"
 
 
-def test_an_authors_part_is_bounded_by_number_and_by_bytes_and_its_oldest_make_room(small: Bench):
+def test_an_authors_part_is_bounded_by_number_and_by_bytes_and_its_oldest_make_room(small):
     for round in range(10):
         small.clock.now += 0.1
         assert small.add(signed(1, round), first_sender=PEERS[round]) is Outcome.NEW
@@ -179,7 +179,7 @@ def test_an_authors_part_is_bounded_by_number_and_by_bytes_and_its_oldest_make_r
             assert len(few) * size <= bytes_max and len(few._authors.of(made.author)) <= 3
 
 
-def test_nobody_is_told_what_it_told_or_was_told(bench: Bench):
+def test_nobody_is_told_what_it_told_or_was_told(bench):
     bench.add(signed(1, 0), first_sender=PEERS[0])
     bench.add(signed(2, 0), first_sender=PEERS[1])
     [only] = bench.table.sample(10, PEERS[0])
@@ -190,7 +190,7 @@ def test_nobody_is_told_what_it_told_or_was_told(bench: Bench):
     assert len(bench.table.sample(10, PEERS[0])) == 2, "it was started anew and may have forgotten all"
 
 
-def test_recent_authors_are_those_of_recent_announcements(bench: Bench):
+def test_recent_authors_are_those_of_recent_announcements(bench):
     bench.add(signed(1, 0), age=50)
     bench.add(signed(2, 0), age=5)
     assert bench.table.recent_authors(10) == {author(2).author}
@@ -201,7 +201,7 @@ def test_recent_authors_are_those_of_recent_announcements(bench: Bench):
     count=st.integers(1, 40),
     seed=st.integers(0, 100),
 )
-def test_authors_take_turns_and_nothing_is_chosen_twice(rounds: dict[int, int], count: int, seed: int):
+def test_authors_take_turns_and_nothing_is_chosen_twice(rounds, count, seed):
     bench = Bench(seed=seed)
     for number, many in rounds.items():
         for round in range(many):
@@ -214,7 +214,7 @@ def test_authors_take_turns_and_nothing_is_chosen_twice(rounds: dict[int, int], 
         assert had == 2 * many or had >= max(taken.values()) - 1, "an author was passed over"
 
 
-def test_what_is_done_on_its_way_or_unwanted_is_not_chosen(bench: Bench):
+def test_what_is_done_on_its_way_or_unwanted_is_not_chosen(bench):
     bench.add(signed(1, 0, packets=4))
     known = bench.known(1)
     known.done, known.pulling = 0b0001, 0b0010
@@ -222,7 +222,7 @@ def test_what_is_done_on_its_way_or_unwanted_is_not_chosen(bench: Bench):
     assert {target.index for target in bench.table.choose(10, lambda known: ~(1 << 3))} == {2}
 
 
-def test_what_may_be_had_of_some_peers_is_what_they_hold_and_everything_of_its_author(bench: Bench):
+def test_what_may_be_had_of_some_peers_is_what_they_hold_and_everything_of_its_author(bench):
     bench.add(signed(1, 0, packets=4))
     known = bench.known(1)
     one, other = author(2).author, author(3).author
@@ -232,7 +232,7 @@ def test_what_may_be_had_of_some_peers_is_what_they_hold_and_everything_of_its_a
     assert known.held_among({author(1).author}) & known.unsettled == 0b1111
 
 
-def test_row_76_for_identities_without_number_nobody_in_the_view_is_forgotten(bench: Bench):
+def test_row_76_for_identities_without_number_nobody_in_the_view_is_forgotten(bench):
     table = bench.table = Table(MAX_AGE, bench.clock, random.Random(0), view={PEERS[0]})
     bench.add(signed(1, 0, packets=3), first_sender=PEERS[0], held=0b101)
     for number in range(PEERS_MAX + 10):
@@ -243,7 +243,7 @@ def test_row_76_for_identities_without_number_nobody_in_the_view_is_forgotten(be
     assert table.sample(1, PEERS[0]) == [], "it is not told again"
 
 
-def test_the_fresher_of_two_is_preferred(bench: Bench):
+def test_the_fresher_of_two_is_preferred(bench):
     for number in range(1, 11):
         bench.add(signed(number, 0, packets=1), age=float(number))
     first = Counter(bench.table.choose(1, everything)[0].known.announcement.author for _ in range(500))
@@ -252,13 +252,13 @@ def test_the_fresher_of_two_is_preferred(bench: Bench):
     assert 60 < freshest < 140, "the freshest wins whenever it is drawn, one time in five"
 
 
-def test_of_one_author_the_freshest_goes_first(bench: Bench):
+def test_of_one_author_the_freshest_goes_first(bench):
     for round, age in enumerate((30, 10, 20)):
         bench.add(signed(1, round, packets=1), age=age)
     assert [target.known.announcement.round for target in bench.table.choose(3, everything)] == [1, 2, 0]
 
 
-def test_of_an_authors_packets_of_about_one_age_one_that_others_hold_is_chosen_first(bench: Bench):
+def test_of_an_authors_packets_of_about_one_age_one_that_others_hold_is_chosen_first(bench):
     """Else all would load it from the author as soon as it announces it."""
     for round, age in ((0, 99.0), (1, 40.0), (2, 5.0)):
         bench.add(signed(1, round), age=age, first_sender=PEERS[0], held=0b010 if round < 2 else 0)

@@ -34,14 +34,14 @@ def found(cli: Cli, *line: str, code: int = 0) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("rule", ["integer", "exact", "math"])
-def test_every_gold_answer_is_put_to_the_rule(rule: str, cli: Cli, tmp_path: Path):
+def test_every_gold_answer_is_put_to_the_rule(rule, cli, tmp_path):
     told = found(cli, file_of(tmp_path, *SUMS), "--reward", rule)
     assert (told["accepted"], told["refused"], told["undecided"]) == (30, 0, 0) and told["reward"] == rule
     assert told["rows"] + told["held_out"] == 30 and told["troubles"] == told["unchecked"] == []
     assert 0 < told["longest"] <= told["prompt_tokens"]
 
 
-def test_doubles_empty_rows_and_long_prompts_are_told_with_their_lines(cli: Cli, tmp_path: Path):
+def test_doubles_empty_rows_and_long_prompts_are_told_with_their_lines(cli, tmp_path):
     file = file_of(tmp_path, *SUMS, SUMS[0], (SUMS[1][0], "77"), ("x" * 5000, "1"), blank="\n")
     told = found(cli, file, code=1)
     assert (told["duplicates"], told["contradictions"], told["empty"]) == (2, 1, 32)
@@ -52,7 +52,7 @@ def test_doubles_empty_rows_and_long_prompts_are_told_with_their_lines(cli: Cli,
     assert code == 1 and "error: 1 question with different answers" in out and "Keep one answer of each." in out
 
 
-def test_a_rule_that_refuses_gold_answers_is_told(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_rule_that_refuses_gold_answers_is_told(cli, tmp_path, monkeypatch):
     file = file_of(tmp_path, *SUMS, ("Which is it?", r"12 \text{ or } \boxed{13} or"))
     told = found(cli, file, "--reward", "math", code=1)
     assert told["refused"] == 1 and "refuses the gold answer of 1 row: Line 31" in told["troubles"][0]["what"]
@@ -68,7 +68,7 @@ def test_a_rule_that_refuses_gold_answers_is_told(cli: Cli, tmp_path: Path, monk
 
 
 @pytest.mark.skipif(not can_lock_in(), reason="nothing can lock code in here (landlock, seccomp, x86-64)")
-def test_what_cannot_be_checked_is_told_and_a_rule_that_pays_for_nothing_is_refused(cli: Cli, tmp_path: Path):
+def test_what_cannot_be_checked_is_told_and_a_rule_that_pays_for_nothing_is_refused(cli, tmp_path):
     golds = [(f"Write f{n}.", f"assert f{n}(1) == {n}") for n in range(20)]
     told = found(cli, file_of(tmp_path, *golds), "--reward", "tests")
     assert told["undecided"] == 20 and "20 rows: the gold answer is no answer itself" in told["unchecked"][0]
@@ -76,7 +76,7 @@ def test_what_cannot_be_checked_is_told_and_a_rule_that_pays_for_nothing_is_refu
     assert ">nan</answer>' on 16 of 16 rows" in told["troubles"][0]["what"]
 
 
-def test_an_absent_model_and_no_task_are_told(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_an_absent_model_and_no_task_are_told(cli, tmp_path, monkeypatch):
     monkeypatch.delenv("FTIS_MODEL")
     assert found(cli, file_of(tmp_path, *SUMS), "--model", "tiny-bpe", "--rows", "1")["model"] == "tiny-bpe"
     told = found(cli, file_of(tmp_path, *SUMS))
@@ -97,7 +97,7 @@ def test_an_absent_model_and_no_task_are_told(cli: Cli, tmp_path: Path, monkeypa
     assert code == 2 and out == "" and "line 1, is no header with `answer`" in err
 
 
-def test_what_a_model_could_learn_is_sampled_and_said_with_advice(cli: Cli):
+def test_what_a_model_could_learn_is_sampled_and_said_with_advice(cli):
     told = found(cli, "arithmetic", "--model", "tiny-a", "--rows", "4")["learnable"]
     assert (told["rows"], told["samples"]) == (4, 32) and told["groups_with_signal"] > 0 and told["advice"] == []
     code, out, _ = cli("task", "check", "arithmetic", "--model", "tiny-bpe", "--completion-tokens", "2")
@@ -106,9 +106,7 @@ def test_what_a_model_could_learn_is_sampled_and_said_with_advice(cli: Cli):
 
 
 @pytest.mark.parametrize(("a_row", "together"), [(25.0, [1, 2, 1, 1]), (0.01, [1, 7]), (500.0, [1])])
-def test_a_check_begins_as_many_rows_as_are_done_in_time(
-    a_row: float, together: list[int], cli: Cli, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_check_begins_as_many_rows_as_are_done_in_time(a_row, together, cli, monkeypatch):
     """Two minutes, at most one of them at a time."""
     calls: list[int] = []
     plain = learnable.generate
@@ -123,7 +121,7 @@ def test_a_check_begins_as_many_rows_as_are_done_in_time(
     assert calls == together
 
 
-def test_ctrl_c_keeps_what_was_sampled_until_then(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_ctrl_c_keeps_what_was_sampled_until_then(cli, tmp_path, monkeypatch):
     plain = learnable.generate
 
     def generate(policy: Any, prompts: Any, **kwargs: Any) -> Any:
@@ -140,7 +138,7 @@ def test_ctrl_c_keeps_what_was_sampled_until_then(cli: Cli, tmp_path: Path, monk
     assert len((tmp_path / "kept.jsonl").read_text().splitlines()) == 1 and (tmp_path / "kept.heldout.jsonl").exists()
 
 
-def test_a_wording_of_ones_own_is_kept_beside_the_rows(cli: Cli, tmp_path: Path):
+def test_a_wording_of_ones_own_is_kept_beside_the_rows(cli, tmp_path):
     kept = tmp_path / "kept.jsonl"
     line = ("task", "filter", "arithmetic", "--model", "tiny-a", "-o", str(kept), "--samples", "2", "--rows", "2")
     code, out, _ = cli(*line, "--template", "0+{question}", "--low", "0", "--high", "1", "--completion-tokens", "9")
@@ -149,7 +147,7 @@ def test_a_wording_of_ones_own_is_kept_beside_the_rows(cli: Cli, tmp_path: Path)
     assert json.loads(kept.read_text().splitlines()[0]).keys() == {"question", "answer"}
 
 
-def test_rows_that_teach_are_kept_also_by_a_command_that_goes_on(cli: Cli, tmp_path: Path):
+def test_rows_that_teach_are_kept_also_by_a_command_that_goes_on(cli, tmp_path):
     kept = tmp_path / "kept.jsonl"
     tried = tmp_path / "kept.jsonl.tried"
     line = ("task", "filter", "arithmetic", "--model", "tiny-a", "-o", str(kept), "--samples", "4", "--rows", "12")
@@ -169,7 +167,7 @@ def test_rows_that_teach_are_kept_also_by_a_command_that_goes_on(cli: Cli, tmp_p
     assert found(cli, str(kept))["rows"] > 0, "it is a task"
 
 
-def test_a_filter_refuses_what_it_cannot_do_and_overwrites_nothing(cli: Cli, tmp_path: Path):
+def test_a_filter_refuses_what_it_cannot_do_and_overwrites_nothing(cli, tmp_path):
     kept = tmp_path / "kept.jsonl"
     line = ("task", "filter", "arithmetic", "--model", "tiny-a", "-o", str(kept), "--rows", "2", "--samples", "2")
 

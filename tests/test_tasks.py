@@ -51,7 +51,7 @@ def test_arithmetic_never_changes():
     assert (len(task.train), task.template, task.reward, task.completion_tokens) == (1310, "{question}", "integer", 16)
 
 
-def test_a_text_run_lets_through_what_a_token_run_does(tmp_path: Path):
+def test_a_text_run_lets_through_what_a_token_run_does(tmp_path):
     assert load_task("arithmetic").text == load_task("arithmetic-4").text == TextCaps(16, 64, 64)
     file = write(tmp_path / "r.jsonl", *({"question": f"{i}", "answer": i} for i in range(20)))
     rows = [(f"{i}", i) for i in range(9)]
@@ -79,20 +79,20 @@ def test_gsm8k_holds_every_row_and_every_gold_is_an_integer():
     assert sum(e.answer.startswith("-") for e in (*task.train, *task.held_out)) == 5
 
 
-def test_gsm8k_golds_follow_the_hashes(tmp_path: Path):
+def test_gsm8k_golds_follow_the_hashes(tmp_path):
     golds = {"12 is it\n#### 12": "12", "#### 1,234": "1234", "one #### two\n#### -5": "-5", "####  7 ": "7"}
     file = write(tmp_path / "g.jsonl", *({"question": f"q{text}?", "answer": text} for text in golds))
     task = load_task("gsm8k", data=file)
     assert {e.question[1:-1]: e.answer for e in (*task.train, *task.held_out)} == golds
 
 
-def test_gsm8k_without_a_gold_names_the_line(tmp_path: Path):
+def test_gsm8k_without_a_gold_names_the_line(tmp_path):
     file = write(tmp_path / "g.jsonl", {"question": "q", "answer": "#### 1"}, {"question": "r", "answer": "1"})
     with pytest.raises(UsageError, match="line 2"):
         load_task("gsm8k", data=file)
 
 
-def test_the_template_is_plain_text_and_leaves_braces_in_questions_alone(tmp_path: Path):
+def test_the_template_is_plain_text_and_leaves_braces_in_questions_alone(tmp_path):
     file = write(
         tmp_path / "g.jsonl", *({"question": f"{{x}} {{question}} {i}", "answer": f"#### {i}"} for i in range(3))
     )
@@ -106,7 +106,7 @@ def test_the_template_is_plain_text_and_leaves_braces_in_questions_alone(tmp_pat
 # Local files
 
 
-def test_a_tenth_of_a_local_file_is_held_out_by_its_hash(tmp_path: Path):
+def test_a_tenth_of_a_local_file_is_held_out_by_its_hash(tmp_path):
     file = write(tmp_path / "mine.jsonl", *questions(1000))
     task = load_task(str(file))
     assert len(task.train) + len(task.held_out) == 1000 and 70 <= len(task.held_out) <= 130
@@ -115,7 +115,7 @@ def test_a_tenth_of_a_local_file_is_held_out_by_its_hash(tmp_path: Path):
     assert load_task("mine.jsonl", data=file) == task
 
 
-def test_the_prompts_of_a_run_do_not_depend_on_what_a_node_evaluates_on(tmp_path: Path):
+def test_the_prompts_of_a_run_do_not_depend_on_what_a_node_evaluates_on(tmp_path):
     file = write(tmp_path / "a.jsonl", *questions(50))
     other = write(tmp_path / "b.jsonl", *questions(4, first=100))
     task = load_task(str(file), eval_data=other)
@@ -124,18 +124,18 @@ def test_the_prompts_of_a_run_do_not_depend_on_what_a_node_evaluates_on(tmp_path
 
 
 @pytest.mark.parametrize("count", range(2, 12))
-def test_at_least_one_row_is_held_out_and_one_is_left(tmp_path: Path, count: int):
+def test_at_least_one_row_is_held_out_and_one_is_left(tmp_path, count):
     task = load_task(str(write(tmp_path / "few.jsonl", *questions(count))))
     assert task.train and task.held_out and len(task.train) + len(task.held_out) == count
 
 
-def test_equal_questions_are_never_on_both_sides(tmp_path: Path):
+def test_equal_questions_are_never_on_both_sides(tmp_path):
     task = load_task(str(write(tmp_path / "twice.jsonl", *questions(20), *questions(20))))
     assert not {e.question for e in task.train} & {e.question for e in task.held_out}
 
 
 @pytest.mark.parametrize("name", ["w.jsonl", "W.JSONL"])
-def test_blank_lines_windows_line_ends_and_a_byte_order_mark_are_accepted(tmp_path: Path, name: str):
+def test_blank_lines_windows_line_ends_and_a_byte_order_mark_are_accepted(tmp_path, name):
     file = tmp_path / name
     rows = enumerate(["1", '"2"', "3.0", '"4.0"', "-5.00", '" 6,000. "'])
     lines = (f'{{"question": "q{number}", "answer": {answer}}}\r\n\r\n' for number, answer in rows)
@@ -177,14 +177,14 @@ GOOD_LINE = b'{"question": "a", "answer": 1}\n'
         (b'{"question": "a", "answer": ' + b"9" * 9000 + b"}", "line 1, is not JSON"),
     ],
 )
-def test_a_file_that_cannot_be_used_says_where(tmp_path: Path, content: bytes, message: str):
+def test_a_file_that_cannot_be_used_says_where(tmp_path, content, message):
     file = tmp_path / "bad.jsonl"
     file.write_bytes(content)
     with pytest.raises(UsageError, match=message):
         load_task(str(file))
 
 
-def test_training_and_evaluation_use_the_same_field(tmp_path: Path):
+def test_training_and_evaluation_use_the_same_field(tmp_path):
     other = write(tmp_path / "e.jsonl", {"prompt": "1+1=", "answer": 2})
     with pytest.raises(UsageError, match="'prompt'"):
         load_task(str(write(tmp_path / "t.jsonl", *questions(5))), eval_data=other)
@@ -209,7 +209,7 @@ class Files(Quiet):
         self.wfile.write(body)
 
 
-def test_a_download_lands_in_one_piece_is_not_repeated_and_mended_if_it_is_damaged(tmp_path: Path):
+def test_a_download_lands_in_one_piece_is_not_repeated_and_mended_if_it_is_damaged(tmp_path):
     target = tmp_path / "cache" / "file"
     with served(Files) as url:
         remote = Remote(f"{url}/good", len(CONTENT), DIGEST)
@@ -224,14 +224,14 @@ def test_a_download_lands_in_one_piece_is_not_repeated_and_mended_if_it_is_damag
     ("path", "reason"),
     [("wrong", "sha256 is not"), ("long", "more than"), ("short", "only"), ("truncated", "only"), ("missing", "404")],
 )
-def test_a_wrong_download_is_refused_and_leaves_nothing(tmp_path: Path, path: str, reason: str):
+def test_a_wrong_download_is_refused_and_leaves_nothing(tmp_path, path, reason):
     with served(Files) as url, pytest.raises(UserError, match=reason) as caught:
         cached(Remote(f"{url}/{path}", len(CONTENT), DIGEST), tmp_path / "file")
     assert "--data" in caught.value.fix
     assert list(tmp_path.iterdir()) == []
 
 
-def test_without_network_a_person_is_told_to_name_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_without_network_a_person_is_told_to_name_a_file(tmp_path, monkeypatch):
     with served(Files) as url:
         pass
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -242,7 +242,7 @@ def test_without_network_a_person_is_told_to_name_a_file(tmp_path: Path, monkeyp
     assert not (tmp_path / "ftis-node").exists()
 
 
-def test_the_cache_is_the_users(monkeypatch: pytest.MonkeyPatch):
+def test_the_cache_is_the_users(monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
     assert cache_dir() == Path("/somewhere/ftis-node")
     monkeypatch.setenv("XDG_CACHE_HOME", "")

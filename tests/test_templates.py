@@ -43,7 +43,7 @@ def rows(tmp_path: Path) -> str:
 
 @pytest.mark.parametrize("rule", INTEGERS)
 @pytest.mark.parametrize("form", FORMS)
-def test_a_rule_rewards_its_own_form_and_no_other(rule: str, form: str):
+def test_a_rule_rewards_its_own_form_and_no_other(rule, form):
     verdict = score(rule, FORMS[form].format("1,234"), "1234")
     own = form == form_of(rule)
     assert (verdict.reward, verdict.formatted) == (float(own), own) and verdict.lenient
@@ -60,7 +60,7 @@ def test_a_rule_rewards_its_own_form_and_no_other(rule: str, form: str):
         ("integer-boxed", r"\boxed{}", 0, False),
     ],
 )
-def test_the_last_answer_of_the_form_counts(rule: str, text: str, reward: float, formatted: bool):
+def test_the_last_answer_of_the_form_counts(rule, text, reward, formatted):
     verdict = score(rule, text, "12")
     assert (verdict.reward, verdict.formatted) == (reward, formatted) and verdict.lenient >= reward
 
@@ -73,7 +73,7 @@ def test_mathematics_has_a_form_in_its_rule_too():
 
 
 @pytest.mark.parametrize("unit", ["\\boxed{", "{", "}", "9", "\\"])
-def test_hostile_text_in_a_box_raises_nothing(unit: str):
+def test_hostile_text_in_a_box_raises_nothing(unit):
     for text in (unit * 200_000, r"\boxed{" + unit * 200_000):
         assert score("integer-boxed", text, "12").reward == 0
 
@@ -105,7 +105,7 @@ def test_a_text_has_the_question_once_one_name_and_nothing_to_copy():
         (None, None, "integer"),
     ],
 )
-def test_a_named_template_goes_with_its_rule(rows: str, template: str | None, reward: str | None, rule: str):
+def test_a_named_template_goes_with_its_rule(rows, template, reward, rule):
     task = load_task(rows, template=template, reward=reward)
     assert task.reward == rule
     assert known_as(task.template) == (template if template in TEMPLATES else None) or template is None
@@ -126,7 +126,7 @@ def test_a_named_template_goes_with_its_rule(rows: str, template: str | None, re
         (None, "integer-box", "no reward rule 'integer-box'", "Did you mean 'integer-boxed'"),
     ],
 )
-def test_what_cannot_go_together_is_refused(rows: str, template: str | None, reward: str | None, what: str, fix: str):
+def test_what_cannot_go_together_is_refused(rows, template, reward, what, fix):
     with pytest.raises(UsageError) as refused:
         load_task(rows, template=template, reward=reward)
     assert what in refused.value.what and fix in refused.value.fix
@@ -155,11 +155,11 @@ def test_a_function_s_task_takes_the_name_that_goes_with_its_rule():
     ],
 )
 def test_a_trained_model_is_asked_in_its_run_s_words_where_they_go_with_the_task(
-    rows: str,
-    of_run: tuple[str | None, str | None],
-    asked: tuple[str, str | None],
-    named: dict[str, str],
-    expected: tuple[str | None, str],
+    rows,
+    of_run,
+    asked,
+    named,
+    expected,
 ):
     words, rule = of_run
     name, of_task = asked
@@ -172,7 +172,7 @@ def test_a_trained_model_is_asked_in_its_run_s_words_where_they_go_with_the_task
     assert (known_as(found.template) or (found.template if expected[0] else None), found.reward) == expected
 
 
-def test_eval_ask_and_check_ask_a_home_as_its_run_did(rows: str, cli: Cli, tmp_path: Path):
+def test_eval_ask_and_check_ask_a_home_as_its_run_did(rows, cli, tmp_path):
     home = tmp_path / "home"
     home.mkdir()
     engine = Engine()
@@ -212,9 +212,7 @@ def test_eval_ask_and_check_ask_a_home_as_its_run_did(rows: str, cli: Cli, tmp_p
         (None, "Say it.\n{question}", (None, "integer")),
     ],
 )
-def test_only_what_nobody_chose_is_asked_otherwise_in_a_chat(
-    rows: str, reward: str | None, template: str | None, in_chat: tuple[str | None, str | None]
-):
+def test_only_what_nobody_chose_is_asked_otherwise_in_a_chat(rows, reward, template, in_chat):
     found = load_task(rows, reward=reward, template=template).in_chat()
     words, rule = in_chat
     assert (known_as(found.template), found.reward) == (words, rule or rule_in(IN_CHAT, "integer"))
@@ -225,7 +223,7 @@ def test_only_what_nobody_chose_is_asked_otherwise_in_a_chat(
     assert load_task("arithmetic").in_chat() == load_task("arithmetic")
 
 
-def test_a_new_run_asks_instruct_models_in_the_words_that_were_measured(rows: str, cli: Cli, tmp_path: Path):
+def test_a_new_run_asks_instruct_models_in_the_words_that_were_measured(rows, cli, tmp_path):
     folder = tmp_path / "instruct"
     file = tmp_path / "run.toml"
     shutil.copytree(resolve("tiny-bpe"), folder)
@@ -274,7 +272,7 @@ def dry(monkeypatch: pytest.MonkeyPatch, cli: Cli) -> Cli:
     return partial(cli, "join", "--dry-run", "--device", "cpu", "--model", "tiny-bpe")
 
 
-def test_a_run_holds_text_and_rule_and_others_see_the_name(rows: str, cli: Cli, dry: Cli, tmp_path: Path):
+def test_a_run_holds_text_and_rule_and_others_see_the_name(rows, cli, dry, tmp_path):
     file = tmp_path / "run.toml"
     home = ("--home", str(tmp_path / "home"))
     line = ("run", "new", "--task", rows, "--model", "tiny-bpe", "--template", "boxed", "-o", str(file))
@@ -292,9 +290,7 @@ def test_a_run_holds_text_and_rule_and_others_see_the_name(rows: str, cli: Cli, 
     assert code == 0 and "template  boxed-example; judged by integer-boxed" in out
 
 
-def test_a_stranger_s_template_is_shown_escaped_and_refused_if_nothing_could_earn(
-    rows: str, cli: Cli, dry: Cli, tmp_path: Path
-):
+def test_a_stranger_s_template_is_shown_escaped_and_refused_if_nothing_could_earn(rows, cli, dry, tmp_path):
     file = tmp_path / "run.toml"
     home = ("--home", str(tmp_path / "home"))
     assert cli("run", "new", "--task", rows, "--model", "tiny-bpe", "-o", str(file))[0] == 0
@@ -318,7 +314,7 @@ def test_tasks_of_the_package_take_the_form_of_a_run():
 # --- what a model could learn -----------------------------------------------------------------------------------------
 
 
-def test_rows_are_checked_and_filtered_by_the_form(rows: str, cli: Cli, monkeypatch: pytest.MonkeyPatch):
+def test_rows_are_checked_and_filtered_by_the_form(rows, cli, monkeypatch):
     monkeypatch.setenv("FTIS_MODEL", "tiny-bpe")
     code, out, _ = cli("task", "check", rows, "--template", "boxed", "--json")
     told = json.loads(out)

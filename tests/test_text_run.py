@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -65,7 +64,7 @@ def numbers() -> Opened:
     return opened("tiny-numbers")
 
 
-def test_models_of_three_tokenizers_agree_on_the_prompts_and_on_every_reward(chars: Opened, numbers: Opened):
+def test_models_of_three_tokenizers_agree_on_the_prompts_and_on_every_reward(chars, numbers):
     author, context = chars
     reader, theirs = numbers
     assert theirs.prompt_digests == context.prompt_digests and theirs.run == context.run
@@ -80,7 +79,7 @@ def test_models_of_three_tokenizers_agree_on_the_prompts_and_on_every_reward(cha
 
 
 @pytest.mark.parametrize("cap", [4, 40])
-async def test_no_honest_author_is_struck_by_readers_of_another_tokenizer_or_itself(cap: int, tmp_path: Path):
+async def test_no_honest_author_is_struck_by_readers_of_another_tokenizer_or_itself(cap, tmp_path):
     nodes = {model: opened(model, completion_tokens=cap) for model in ("tiny-chars", "tiny-numbers", "tiny-bpe")}
     keys = {model: Identity(bytes([place]) * 32).author for place, model in enumerate(nodes)}
     written = {}
@@ -103,7 +102,7 @@ async def test_no_honest_author_is_struck_by_readers_of_another_tokenizer_or_its
     assert unread or cap > 12
 
 
-def test_a_step_on_anothers_group_learns_over_chunks(numbers: Opened):
+def test_a_step_on_anothers_group_learns_over_chunks(numbers):
     author, context = numbers
     learner, _ = opened("tiny-bpe")
     rows = drawn(context)
@@ -124,7 +123,7 @@ def as_text(packet: Packet, prompt: str, run: Run) -> bytes:
 
 
 @pytest.mark.parametrize("source", ["own", "peer"])
-def test_with_one_tokenizer_a_text_run_trains_bit_for_bit_as_a_token_run(source: str):
+def test_with_one_tokenizer_a_text_run_trains_bit_for_bit_as_a_token_run(source):
     tokens, context = opened("tiny-a", any_tokenizer=False)
     text, text_context = opened("tiny-a", completion_tokens=16)
     rows = drawn(context)
@@ -174,7 +173,7 @@ def refusal(context: AdmissionContext, data: bytes, parts: Mapping[str, Any] = {
     return found.reason if isinstance(found, Rejection) else None
 
 
-def test_a_completion_that_reaches_the_cap_in_bytes_is_cut_there(chars: Opened):
+def test_a_completion_that_reaches_the_cap_in_bytes_is_cut_there(chars):
     engine, context = chars
     packets = text_packets(engine, context.run, completion_bytes=5)
     made = [completion(text, engine.policy.tokenizer) for text in ("1234", "12345", "123456789")]
@@ -184,7 +183,7 @@ def test_a_completion_that_reaches_the_cap_in_bytes_is_cut_there(chars: Opened):
     assert refusal(context, data, completion_bytes=5) is None
 
 
-def test_a_token_without_text_ends_a_completion_unfinished(chars: Opened):
+def test_a_token_without_text_ends_a_completion_unfinished(chars):
     engine, context = chars
     tokenizer = engine.policy.tokenizer
     plain = completion("12", tokenizer)
@@ -200,7 +199,7 @@ def test_a_token_without_text_ends_a_completion_unfinished(chars: Opened):
     assert own is not None and own.token_ids.tolist() == plain.token_ids[:1].tolist() and not own.finished
 
 
-def test_the_cap_in_tokens_holds_for_the_readers_tokens_too(chars: Opened, numbers: Opened):
+def test_the_cap_in_tokens_holds_for_the_readers_tokens_too(chars, numbers):
     author, context = numbers
     reader, _ = chars
     long = "<think>12 13</think><answer>13</answer>"
@@ -244,7 +243,7 @@ def written(*pieces: bytes, end: float | None = -1.0, claim: float = -1.0) -> Te
         (written(b"1", end=0.5), Reason.LOGPROB_OUT_OF_RANGE),
     ],
 )
-def test_admission_of_text(chars: Opened, made: TextCompletion, reason: Reason | None):
+def test_admission_of_text(chars, made, reason):
     engine, context = chars
     slot = Slot(AUTHOR, 7, 0, 1)
     two = [made, written(b"1")]
@@ -260,7 +259,7 @@ def test_admission_of_text(chars: Opened, made: TextCompletion, reason: Reason |
     assert refusal(context, data, parts, completion_tokens=4, completion_bytes=6) is reason
 
 
-def test_packets_of_the_other_kind_are_refused(chars: Opened):
+def test_packets_of_the_other_kind_are_refused(chars):
     engine, context = chars
     tokens, token_context = opened("tiny-a", any_tokenizer=False, completion_tokens=64)
     for one, other in ((engine, token_context), (tokens, context)):
@@ -273,7 +272,7 @@ def test_packets_of_the_other_kind_are_refused(chars: Opened):
         tokens.packets.read(engine.generate([0], AUTHOR, 7, 1).groups[0].packet).completions(own=False)
 
 
-def test_a_tokenizer_that_cannot_write_the_task_is_told(chars: Opened):
+def test_a_tokenizer_that_cannot_write_the_task_is_told(chars):
     engine, context = chars
     facts = engine.load(arithmetic_settings(model="tiny-chars"), "arithmetic")
     with pytest.raises(UsageError, match="can take no part in a run of any tokenizer: it lacks letters"):
@@ -285,7 +284,7 @@ def test_a_prompt_longer_than_the_run_allows_is_refused():
         opened("tiny-chars", prompt_bytes=5)
 
 
-def test_row_47_right_answers_that_nobody_can_read_are_no_signal(chars: Opened):
+def test_row_47_right_answers_that_nobody_can_read_are_no_signal(chars):
     engine, context = chars
     row = context.row_of(AUTHOR, 7, 0)
     example = engine.task.train[row]
@@ -301,7 +300,7 @@ def test_row_47_right_answers_that_nobody_can_read_are_no_signal(chars: Opened):
     assert engine.score(row, group(b"\xff", b"1")) == [1.0, 1.0, 0.0]
 
 
-def test_row_47_no_way_of_cutting_a_text_raises_the_judged_weight_and_none_passes_the_cap(numbers: Opened):
+def test_row_47_no_way_of_cutting_a_text_raises_the_judged_weight_and_none_passes_the_cap(numbers):
     """The same text and the same claim in all, cut by chance; the claim is spread so that some pieces look unlikely."""
     reader, _ = numbers
     text = b"<think>12 13</think><answer>13</answer>"

@@ -61,21 +61,21 @@ def prints(qwen: dict[str, Any]) -> dict[str, str]:
 
 
 @real
-def test_qwens_base_instruct_and_coder_share_one_fingerprint(qwen: dict[str, Any], prints: dict[str, str]):
+def test_qwens_base_instruct_and_coder_share_one_fingerprint(qwen, prints):
     assert qwen["base"].eos_token != qwen["instruct"].eos_token
     assert qwen["base"].chat_template != qwen["instruct"].chat_template
     assert len(prints) == 3 and len(set(prints.values())) == 1
 
 
 @real
-def test_qwens_base_and_instruct_end_alike_and_not_at_a_word_of_html(qwen: dict[str, Any]):
+def test_qwens_base_and_instruct_end_alike_and_not_at_a_word_of_html(qwen):
     assert {end_ids(tokenizer) for tokenizer in qwen.values()} == {(151643, 151645)}
     assert "</s>" in qwen["base"].get_vocab(), "an ordinary word of this vocabulary, which ends nothing"
 
 
 @real
 @pytest.mark.skipif(not GPT2.is_dir(), reason=f"the GPT-2 tokenizer is not at {GPT2}")
-def test_tokenizers_of_different_families_differ(prints: dict[str, str]):
+def test_tokenizers_of_different_families_differ(prints):
     gpt2 = GPT2Tokenizer.from_pretrained(GPT2)
     assert len({prints["base"], fingerprint(gpt2), fingerprint(tiny_tokenizer())}) == 3
 
@@ -127,7 +127,7 @@ def changed(name: str) -> Any:
 
 
 @pytest.mark.parametrize("change", MEANINGFUL)
-def test_whatever_changes_ids_or_text_changes_the_fingerprint(change: str):
+def test_whatever_changes_ids_or_text_changes_the_fingerprint(change):
     assert fingerprint(changed(change)) != fingerprint(from_state(bpe_state()))
 
 
@@ -169,6 +169,6 @@ def test_a_model_is_refused_where_most_of_every_question_gets_lost():
 
 
 @real
-def test_a_real_tokenizer_has_something_for_everything(qwen: dict[str, Any]):
+def test_a_real_tokenizer_has_something_for_everything(qwen):
     text = REASONING.replace("{question}", "数 \U0001f600 \\frac{1}{2} e\u0301 \u095c") + "".join(TAGS)
     assert unwritable(backend_of(qwen["base"]), text) == ""

@@ -69,7 +69,7 @@ def samples(draw: st.DrawFn, kind: str) -> tuple[str, list[int]]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_token_writes_what_the_tokenizer_itself_decodes(kind: str):
+def test_every_token_writes_what_the_tokenizer_itself_decodes(kind):
     words = tokenizer(kind)
     own = codec(kind)
     special = {index for index, entry in words.added_tokens_decoder.items() if entry.special}
@@ -86,7 +86,7 @@ def test_every_token_writes_what_the_tokenizer_itself_decodes(kind: str):
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=30)
 @given(data=st.data())
-def test_own_samples_come_back_as_they_were(kind: str, data: st.DataObject):
+def test_own_samples_come_back_as_they_were(kind, data):
     own = codec(kind)
     ids = data.draw(st.lists(st.sampled_from([i for i, size in enumerate(own._sizes) if size]), max_size=20))
     for finished in (True, False):
@@ -106,7 +106,7 @@ def test_own_samples_come_back_as_they_were(kind: str, data: st.DataObject):
 @pytest.mark.parametrize(("author", "reader"), PAIRS)
 @settings(max_examples=15)
 @given(data=st.data())
-def test_a_finished_text_keeps_bytes_claims_and_every_common_end(author: str, reader: str, data: st.DataObject):
+def test_a_finished_text_keeps_bytes_claims_and_every_common_end(author, reader, data):
     text, ids = data.draw(samples(author))
     sample = completion([*ids, codec(author).end])
     sent = codec(author).to_text(sample)
@@ -133,7 +133,7 @@ def test_a_finished_text_keeps_bytes_claims_and_every_common_end(author: str, re
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=30)
 @given(text=TEXTS)
-def test_one_tokenizer_reads_its_own_encoding_token_by_token(kind: str, text: str):
+def test_one_tokenizer_reads_its_own_encoding_token_by_token(kind, text):
     own = codec(kind)
     assume(own.rewritten(text) == text)
     sample = completion([*encoded(kind, text), own.end])
@@ -176,7 +176,7 @@ def test_an_unfinished_text_in_own_tokens_loses_nothing():
 
 
 @pytest.mark.parametrize("kind", ["prepending", "unigram"])
-def test_an_unfinished_text_loses_a_character_that_was_cut_and_the_chunk_before_it(kind: str):
+def test_an_unfinished_text_loses_a_character_that_was_cut_and_the_chunk_before_it(kind):
     half = "\U0001f600".encode()[:2]
     own = [written(kind, [index]) for index in encoded(kind, "8-3")]
     assert own == [b"8", b"-", b"3"]
@@ -205,7 +205,7 @@ def test_a_piece_without_text_is_left_out():
 
 
 @pytest.mark.parametrize("sample", [as_text("", 0), as_text("12", 2), as_text(b"\xf0\x9f", 1, 1)])
-def test_an_unfinished_text_of_which_nothing_is_left_is_empty(sample: TextCompletion):
+def test_an_unfinished_text_of_which_nothing_is_left_is_empty(sample):
     assert codec("26 words").from_text(sample) is Unreadable.EMPTY
 
 
@@ -226,7 +226,7 @@ def test_a_text_of_nothing_but_its_end_is_an_end():
     ],
 )
 @pytest.mark.parametrize("kind", ["26 words", "prepending"])
-def test_bytes_that_are_no_utf8_are_counted(kind: str, sample: TextCompletion):
+def test_bytes_that_are_no_utf8_are_counted(kind, sample):
     assert codec(kind).from_text(sample) is Unreadable.NOT_UTF8
 
 
@@ -244,7 +244,7 @@ def test_a_mark_for_a_space_is_no_space():
 
 @needs_real
 @pytest.mark.parametrize("kind", ["qwen", "gpt2"])
-def test_text_that_spells_a_special_token_is_plain_text(kind: str):
+def test_text_that_spells_a_special_token_is_plain_text(kind):
     text = "8<|im_end|><|endoftext|>3"
     made = read(kind, as_text(text, *[1] * len(text), end=-1.0))
     special = {index for index, entry in tokenizer(kind).added_tokens_decoder.items() if entry.special}
@@ -252,7 +252,7 @@ def test_text_that_spells_a_special_token_is_plain_text(kind: str):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_spelling_is_read_as_an_end(kind: str):
+def test_no_spelling_is_read_as_an_end(kind):
     text = "8" + str(tokenizer(kind).eos_token)
     made = codec(kind).from_text(as_text(text, *[1] * len(text), end=-1.0))
     assert made is Unreadable.CANNOT_WRITE or codec(kind).end not in made.token_ids[:-1].tolist()
@@ -320,14 +320,14 @@ def test_what_a_tokenizer_does_for_training_does_not_reach_the_codec():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_tokenizer_that_writes_what_the_task_needs_can_take_part(kind: str):
+def test_a_tokenizer_that_writes_what_the_task_needs_can_take_part(kind):
     """A real one even where it composes accents."""
     more = ["cafe\u0301 \U0001f600 数 \\frac{1}{2}", "".join(TAGS)] if kind in REAL else []
     assert refusal(codec(kind), ["1+2-3=", "<answer>8</answer>", *more]) == ""
 
 
 @pytest.mark.parametrize("kind", ["26 words", "no decoder"])
-def test_a_tokenizer_without_emoji_is_refused_only_where_they_are_needed(kind: str):
+def test_a_tokenizer_without_emoji_is_refused_only_where_they_are_needed(kind):
     why = refusal(codec(kind), ["1+2-3=", "1 \U0001f600"])
     assert "cannot write '\U0001f600', which this task needs" in why and "choose a model" in why
 
@@ -360,7 +360,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("unit", HOSTILE.values(), ids=HOSTILE)
 @pytest.mark.parametrize("kind", KINDS)
-def test_hostile_text_takes_time_in_proportion(kind: str, unit: str):
+def test_hostile_text_takes_time_in_proportion(kind, unit):
     """Pieces of one byte each. Four times the bytes would take sixteen times as long, if time went with the square."""
     own = codec(kind)
     times = {}

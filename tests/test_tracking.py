@@ -57,9 +57,7 @@ def child(path: Path, body: str, monkeypatch: pytest.MonkeyPatch) -> None:
         ("trackio", {"TRACKIO_SPACE_ID": "ann/curves"}, {"HTTPS_PROXY", "HF_TOKEN"}),
     ],
 )
-def test_row_65_a_tracker_gets_numbers_and_its_own_variables_only(
-    kind: Tracked, switch: dict[str, str], more: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_row_65_a_tracker_gets_numbers_and_its_own_variables_only(kind, switch, more, tmp_path, monkeypatch):
     child(tmp_path, "import os, sys; print(sys.argv[1:], *os.environ, sys.stdin.read())", monkeypatch)
     secrets = {"AWS_SECRET", "WANDB_API_KEY", "TRACKIO_KEY", "HF_TOKEN", "HTTPS_PROXY", "http_proxy", "FTIS_X"}
     for name, value in {**dict.fromkeys(secrets, "s3cr3t"), **switch}.items():
@@ -77,9 +75,7 @@ def test_row_65_a_tracker_gets_numbers_and_its_own_variables_only(
 
 
 @pytest.mark.parametrize("body", ["raise SystemExit(3)", "import time; time.sleep(600)"])
-def test_a_tracker_that_dies_or_hangs_holds_nothing_up(
-    body: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-):
+def test_a_tracker_that_dies_or_hangs_holds_nothing_up(body, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(tracking, "CLOSING_SECONDS", 0.5)
     child(tmp_path, body, monkeypatch)
     tracker = Tracker("trackio", tmp_path / "track", "mine")
@@ -110,9 +106,7 @@ def installed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 
 @pytest.mark.slow
-def test_the_real_trackers_keep_the_figures_and_tell_nothing_else(
-    installed: tuple[Tracked, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_the_real_trackers_keep_the_figures_and_tell_nothing_else(installed, tmp_path, monkeypatch):
     kind, folder = installed
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(folder)])))
     monkeypatch.setenv("FTIS_TEST_SECRET", "s3cr3t")

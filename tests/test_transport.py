@@ -81,7 +81,7 @@ async def first(stream: AsyncGenerator[ftis_pb2.FetchChunk, None], count: int) -
     return [(await asyncio.wait_for(anext(stream), PATIENCE)).packet for _ in range(count)]
 
 
-async def test_an_address_is_this_nodes_own_and_leads_to_it(two: Two):
+async def test_an_address_is_this_nodes_own_and_leads_to_it(two):
     alice, bob = two
     (address, *_) = addresses = await bob.addresses()
     assert all(one.endswith(f"/p2p/{BOB.peer_id}") for one in addresses)
@@ -92,7 +92,7 @@ async def test_an_address_is_this_nodes_own_and_leads_to_it(two: Two):
     assert alice.up and (await alice.health()) is not None
 
 
-async def test_where_nobody_is_nobody_is_reached(two: Two):
+async def test_where_nobody_is_nobody_is_reached(two):
     alice, _ = two
     with pytest.raises(Unreachable):
         await alice.connect(CAROL.author, [f"/ip4/127.0.0.1/tcp/9/p2p/{CAROL.peer_id}"])
@@ -100,26 +100,26 @@ async def test_where_nobody_is_nobody_is_reached(two: Two):
         await alice.connect(CAROL.author, [])
 
 
-async def test_anothers_address_does_not_lead_to_a_peer(two: Two):
+async def test_anothers_address_does_not_lead_to_a_peer(two):
     alice, bob = two
     theirs = [address.replace(BOB.peer_id, CAROL.peer_id) for address in await bob.addresses()]
     with pytest.raises(Unreachable):
         await alice.connect(CAROL.author, theirs)
 
 
-async def test_the_one_who_answers_knows_the_caller(two: Two):
+async def test_the_one_who_answers_knows_the_caller(two):
     answer = await two[0].handshake(BOB.author, ftis_pb2.Handshake(agent="a"), PATIENCE)
     assert (answer.agent, answer.run_id) == ("a", ALICE.author)
     assert list((await two[0].exchange(BOB.author, ftis_pb2.ExchangeRequest(wanted=[7]), PATIENCE)).wanted) == [7]
 
 
 @pytest.mark.parametrize("request_", [ftis_pb2.ExchangeRequest(again=True), ftis_pb2.ExchangeRequest()])
-async def test_an_error_and_silence_reach_the_caller(two: Two, request_: ftis_pb2.ExchangeRequest):
+async def test_an_error_and_silence_reach_the_caller(two, request_):
     with pytest.raises(Exception):  # noqa: B017 - whatever the network raises
         await two[0].exchange(BOB.author, request_, 0.5)
 
 
-async def test_a_caller_that_is_not_admitted_gets_no_answer(two: Two):
+async def test_a_caller_that_is_not_admitted_gets_no_answer(two):
     DOOR.open = False
     with pytest.raises(Exception, match="calls too often"):
         await two[0].handshake(BOB.author, ftis_pb2.Handshake(), PATIENCE)
@@ -128,13 +128,13 @@ async def test_a_caller_that_is_not_admitted_gets_no_answer(two: Two):
         await asyncio.wait_for(anext(stream), 0.5)
 
 
-async def test_a_stream_brings_its_chunks_in_order(two: Two):
+async def test_a_stream_brings_its_chunks_in_order(two):
     stream = await two[0].fetch(BOB.author, asked(b"a", b"b"))
     assert await first(stream, 4) == [b"", b"packet"] * 2
     await stream.aclose()
 
 
-async def test_who_ends_streams_ends_them(two: Two):
+async def test_who_ends_streams_ends_them(two):
     stream = await two[0].fetch(BOB.author, asked(b"a"))
     await first(stream, 2)
     two[1].end_streams(ALICE.author)
@@ -142,7 +142,7 @@ async def test_who_ends_streams_ends_them(two: Two):
         await asyncio.wait_for(anext(stream), 0.5)
 
 
-async def test_a_node_that_serves_no_more_does_not_answer(two: Two):
+async def test_a_node_that_serves_no_more_does_not_answer(two):
     """The last test of the two."""
     await two[1].serve_no_more()
     with pytest.raises(Exception):  # noqa: B017 - whatever the network raises

@@ -11,7 +11,6 @@ from ftis_node.errors import UsageError
 from ftis_node.tasks import load_task
 from ftis_node.tasks.jail import can_lock_in
 from ftis_node.tasks.trial import ROWS, refuse_broken, refuse_unskilled, unskilled
-from tests.support.cli import Cli
 
 RULES = """
 import math, os, signal, time
@@ -62,7 +61,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("name", ["anything", "all_numbers", "nan", "words", "nothing"])
-def test_row_55_a_reward_that_pays_for_no_skill_is_refused(name: str, cli: Cli, folder: Path):
+def test_row_55_a_reward_that_pays_for_no_skill_is_refused(name, cli, folder):
     line = ["--task", f"lucky:pays_{name}", "--any-tokenizer", "-o", str(folder / "run.toml")]
     code, _, err = cli("run", "new", *line)
     assert code == 2 and "on 16 of 16 rows whose right answers differ" in err, err
@@ -70,7 +69,7 @@ def test_row_55_a_reward_that_pays_for_no_skill_is_refused(name: str, cli: Cli, 
 
 
 @pytest.mark.parametrize("name", ["labels", "numbers", "echo", "shaped", "style", "hangs"])
-def test_row_55_an_honest_reward_passes(name: str):
+def test_row_55_an_honest_reward_passes(name):
     assert unskilled(load_task(f"lucky:{name}", code=True)) is None
 
 
@@ -84,9 +83,7 @@ def test_row_55_an_honest_reward_passes(name: str):
         ("some", ""),
     ],
 )
-def test_a_reward_function_that_gives_no_verdict_is_told_before_a_run(
-    name: str, why: str, cli: Cli, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_reward_function_that_gives_no_verdict_is_told_before_a_run(name, why, cli, monkeypatch):
     monkeypatch.setenv("FTIS_MODEL", "tiny-bpe")
     code, out, _ = cli("task", "check", f"lucky:broken_{name}")
     assert code == 1 and "error: The reward function of lucky:broken_" in out and "Mend it: it returns a Score" in out
@@ -112,7 +109,7 @@ def lines(rule: str) -> Sequence[object]:
 
 
 @pytest.mark.parametrize("rule", ["integer", "exact", "math", "regex", "tests"])
-def test_row_55_the_built_in_rules_pay_for_skill_only(rule: str, folder: Path):
+def test_row_55_the_built_in_rules_pay_for_skill_only(rule, folder):
     if (rule == "tests" and not can_lock_in()) or (rule == "math" and not importlib.util.find_spec("math_verify")):
         pytest.skip("this machine cannot judge by that rule")
     rows = [json.dumps({"question": f"What is number {n}?", "answer": gold}) for n, gold in enumerate(lines(rule))]
@@ -121,14 +118,14 @@ def test_row_55_the_built_in_rules_pay_for_skill_only(rule: str, folder: Path):
     assert len(task.train) >= ROWS // 2 and unskilled(task) is None
 
 
-def test_row_55_a_pattern_that_matches_everything_is_refused(folder: Path):
+def test_row_55_a_pattern_that_matches_everything_is_refused(folder):
     rows = [json.dumps({"question": f"What is number {n}?", "answer": f"(?s).*|{n}"}) for n in range(40)]
     (folder / "rows.jsonl").write_text("\n".join(rows))
     with pytest.raises(UsageError, match="rewards"):
         refuse_unskilled(load_task("rows.jsonl", reward="regex"))
 
 
-def test_trying_ends_in_time_and_says_so(caplog: pytest.LogCaptureFixture):
+def test_trying_ends_in_time_and_says_so(caplog):
     caplog.set_level("INFO")
     task = load_task("lucky:hangs", code=True)
     assert unskilled(task) is None and "Trying answers without skill on lucky:hangs" in caplog.text

@@ -51,7 +51,7 @@ def test_the_usual_length_follows_ones_own_successes():
 
 
 @pytest.mark.parametrize("tokens", [2048, 64])
-def test_what_is_left_out_weighs_nothing_and_stays_in_the_divisor(monkeypatch: pytest.MonkeyPatch, tokens: int):
+def test_what_is_left_out_weighs_nothing_and_stays_in_the_divisor(monkeypatch, tokens):
     monkeypatch.setattr(trust, "NEAR_IMPOSSIBLE", math.inf)
     careful = learner(defences=(LIKELIHOOD,), objective="tis", micro_batch_tokens=tokens)
     told = careful.step([*OWN, *FOREIGN]).diagnostics.sources

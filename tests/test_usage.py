@@ -12,7 +12,7 @@ def spend(usage: Usage, clock: Clock, part: str, seconds: float) -> None:
         clock.now += seconds
 
 
-def test_time_that_no_work_took_was_idle(clock: Clock):
+def test_time_that_no_work_took_was_idle(clock):
     usage = Usage(clock)
     clock.now += 7  # loading is nobody's idleness
     spend(usage, clock, "generate", 3)
@@ -30,7 +30,7 @@ def test_time_that_no_work_took_was_idle(clock: Clock):
     assert asdict(usage.step_ended()) == pytest.approx(told), "from the end of the step before"
 
 
-def test_work_that_failed_took_its_time_all_the_same(clock: Clock):
+def test_work_that_failed_took_its_time_all_the_same(clock):
     usage = Usage(clock)
     with pytest.raises(ValueError), usage.of("generate"):
         clock.now += 2

@@ -11,7 +11,7 @@ import pytest
 from ftis_node.errors import UsageError
 from ftis_node.tasks import Replay, load_task, scoring, source_of
 from ftis_node.tasks.jail import can_lock_in
-from tests.support.daemons import Join, run_cli
+from tests.support.daemons import run_cli
 from tests.support.learning import learn, pair
 
 pytestmark = [
@@ -157,7 +157,7 @@ def test_an_environments_rewards_are_its_weighted_mean():
     assert source_of("verifiers:ftis_digits").check() == task
 
 
-def test_a_changed_environment_makes_its_rows_anew(installed: Path):
+def test_a_changed_environment_makes_its_rows_anew(installed):
     made = []
     for verb in ("Say", "Name"):
         (installed / "ftis_changed.py").write_text((BEGIN + DIGITS + END).replace("Say", verb))
@@ -166,7 +166,7 @@ def test_a_changed_environment_makes_its_rows_anew(installed: Path):
     assert made[0].data != made[1].data
 
 
-def test_an_environment_that_evaluates_what_it_is_given_is_in_the_jail(tmp_path: Path):
+def test_an_environment_that_evaluates_what_it_is_given_is_in_the_jail(tmp_path):
     task = load_task("verifiers:ftis_trusting")
     row = next(row for row in task.train if row.question.endswith("for 0."))
     path = tmp_path / "ran"
@@ -202,7 +202,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("name", "what"), REFUSED.items())
-def test_what_a_receiver_cannot_reward_is_refused_with_a_sentence(name: str, what: str):
+def test_what_a_receiver_cannot_reward_is_refused_with_a_sentence(name, what):
     with pytest.raises(UsageError) as refused:
         source_of(f"verifiers:ftis_{name}").check()
     assert what in refused.value.what
@@ -227,7 +227,7 @@ def play(name: str, question: str, *answers: str) -> Replay | None:
         (("1", "3", "2"), Replay(("Higher.",), False, 0.0)),
     ],
 )
-def test_an_episode_is_played_again_with_its_answers(answers: tuple[str, ...], replay: Replay):
+def test_an_episode_is_played_again_with_its_answers(answers, replay):
     assert play("ftis_guesses", "Game 1: guess my number from 1 to 9.", *answers) == replay
 
 
@@ -244,7 +244,7 @@ def test_what_an_environment_says_at_too_great_a_length_is_a_failure():
     assert play("ftis_opening", "Be brief.\n\nSay a digit, the best for 0. Say 3.", "x" * 40_000) is None
 
 
-def test_two_daemons_learn_from_each_other_in_episodes_of_two_answers(tmp_path: Path, join: Join):
+def test_two_daemons_learn_from_each_other_in_episodes_of_two_answers(tmp_path, join):
     task = load_task("verifiers:ftis_guesses")
     models = pair(tmp_path, task, "0123456789", later=("Higher.", "Lower."))
     refused = run_cli("run", "new", "--any-tokenizer", "--task", task.name, "-o", str(tmp_path / "any.toml"))

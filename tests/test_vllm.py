@@ -3,7 +3,7 @@
 import json
 import logging
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -57,7 +57,7 @@ def step(engine: Engine) -> Any:
 # --- a server that is there -------------------------------------------------------------------------------------------
 
 
-def test_each_steps_weights_sample_the_next_groups(server: VllmServer, engine: Engine, tmp_path: Path):
+def test_each_steps_weights_sample_the_next_groups(server, engine, tmp_path):
     (tmp_path / "ftis-node").mkdir()  # somebody's checkout
     seen = []
     for _ in range(4):
@@ -70,7 +70,7 @@ def test_each_steps_weights_sample_the_next_groups(server: VllmServer, engine: E
     assert list(server.adapters) == server.loaded[-1:]
 
 
-def test_what_it_samples_is_as_asked(server: VllmServer, engine: Engine):
+def test_what_it_samples_is_as_asked(server, engine):
     groups = [completions_of(group) for group in engine.generate(ROWS).groups]
     assert [len(group) for group in groups] == [8] * 4
     for group in groups:
@@ -83,12 +83,12 @@ def test_what_it_samples_is_as_asked(server: VllmServer, engine: Engine):
     assert (asked["top_p"], asked["top_k"], asked["repetition_penalty"]) == (1.0, 0, 1.0)
 
 
-def test_an_evaluation_is_this_nodes_own(server: VllmServer, engine: Engine):
+def test_an_evaluation_is_this_nodes_own(server, engine):
     asked = len(server.asked)
     assert engine.evaluate().prompts == 40 and len(server.asked) == asked
 
 
-def test_rows_of_the_owners_own_are_never_told_to_it(server: VllmServer, tmp_path: Path):
+def test_rows_of_the_owners_own_are_never_told_to_it(server, tmp_path):
     engine = opened(server, tmp_path / "weights", own_data=own_rows(tmp_path))
     report = engine.step(batch_of(ROWS, engine.generate(ROWS).groups, uneven=True), own_data=3)
     assert report.own_data_groups == 3 and report.generator.away is None
@@ -96,7 +96,7 @@ def test_rows_of_the_owners_own_are_never_told_to_it(server: VllmServer, tmp_pat
     assert all(tuple(prompt) in known for asked in server.asked for prompt in asked["prompt"])
 
 
-def test_a_checkpoint_that_comes_back_is_given_to_it(server: VllmServer, tmp_path: Path):
+def test_a_checkpoint_that_comes_back_is_given_to_it(server, tmp_path):
     engine = opened(server, tmp_path / "weights")
     (tmp_path / "kept").mkdir()
     engine.save(str(tmp_path / "kept"))
@@ -133,14 +133,14 @@ def doubled(choice: dict[str, Any]) -> dict[str, Any]:
         ("change", doubled, "off by"),
     ],
 )
-def test_what_is_missing_is_named(server: VllmServer, tmp_path: Path, switch: str, value: Any, words: str):
+def test_what_is_missing_is_named(server, tmp_path, switch, value, words):
     setattr(server, switch, value)
     with pytest.raises(UsageError) as refusal:
         opened(server, tmp_path)
     assert words in f"{refusal.value.what} {refusal.value.fix}"
 
 
-def test_a_key_goes_with_every_question(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_key_goes_with_every_question(tmp_path, monkeypatch):
     server = VllmServer(key="secret").start()
     with pytest.raises(UsageError, match="another key"):
         opened(server, tmp_path)
@@ -159,7 +159,7 @@ def test_a_key_goes_with_every_question(tmp_path: Path, monkeypatch: pytest.Monk
         (None, ["http://127.0.0.1", "http://localhost:8000", "http://[::1]", "http://127.8.8.8"]),
     ],
 )
-def test_off_this_machine_it_needs_a_key(words: str | None, urls: Sequence[str]):
+def test_off_this_machine_it_needs_a_key(words, urls):
     for url in urls:
         if words is None:
             assert Server.of(f"{url}/", "folder", None).url == url
@@ -178,7 +178,7 @@ def test_off_this_machine_it_needs_a_key(words: str | None, urls: Sequence[str])
         ({}, {"lora": True, "quantisation": "nf4"}, "four bits"),
     ],
 )
-def test_what_a_server_cannot_sample_from_is_refused(chosen: dict[str, Any], home: dict[str, Any], words: str):
+def test_what_a_server_cannot_sample_from_is_refused(chosen, home, words):
     with pytest.raises(UsageError, match=words) as refusal:
         settle(arithmetic_settings(engine="vllm", **chosen), Workload(16, 16, 4, 4), home)
     assert "--lora and quantisation=none" in refusal.value.fix
@@ -194,7 +194,7 @@ def test_where_nobody_chose_it_has_layers_to_sample_from():
 
 
 @pytest.mark.usefixtures("at_once")
-def test_a_node_samples_by_itself_until_the_server_is_there(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+def test_a_node_samples_by_itself_until_the_server_is_there(tmp_path, caplog):
     caplog.set_level(logging.INFO)
     server = VllmServer().start()
     server.stop()
@@ -211,7 +211,7 @@ def test_a_node_samples_by_itself_until_the_server_is_there(tmp_path: Path, capl
 
 
 @pytest.mark.usefixtures("at_once")
-def test_one_that_breaks_or_talks_nonsense_is_done_without(server: VllmServer, engine: Engine):
+def test_one_that_breaks_or_talks_nonsense_is_done_without(server, engine):
     for change in (
         {"token_ids": [1] * 999},
         {"token_ids": [10**6]},
@@ -242,12 +242,12 @@ def test_one_that_breaks_or_talks_nonsense_is_done_without(server: VllmServer, e
     assert step(engine).away is None
 
 
-def test_one_that_dies_in_the_middle_of_an_answer_is_away(server: VllmServer, engine: Engine):
+def test_one_that_dies_in_the_middle_of_an_answer_is_away(server, engine):
     server.cut = True
     assert "Incomplete" in step(engine).away
 
 
-def test_what_it_samples_can_be_interrupted(server: VllmServer, engine: Engine):
+def test_what_it_samples_can_be_interrupted(server, engine):
     server.slow.set()
     threading.Timer(0.3, engine.interrupt).start()
     with pytest.raises(Interrupted):
@@ -256,19 +256,19 @@ def test_what_it_samples_can_be_interrupted(server: VllmServer, engine: Engine):
     assert step(engine).away is None
 
 
-def test_weights_that_cannot_be_written_are_no_end(engine: Engine, tmp_path: Path):
+def test_weights_that_cannot_be_written_are_no_end(engine, tmp_path):
     engine.policy.server.folder = tmp_path / "file"
     (tmp_path / "file").write_text("")
     step(engine)
     assert "cannot be written" in step(engine).away
 
 
-def test_a_folder_is_told_by_its_whole_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_a_folder_is_told_by_its_whole_path(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     assert Server.of("http://localhost:1", "weights", None).folder == tmp_path / "weights"
 
 
-def test_one_that_is_away_is_left_alone_for_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_one_that_is_away_is_left_alone_for_a_while(tmp_path, monkeypatch):
     now = [100.0]
     monkeypatch.setattr(vllm.time, "monotonic", lambda: now[0])
     server = VllmServer().start()
@@ -281,7 +281,7 @@ def test_one_that_is_away_is_left_alone_for_a_while(tmp_path: Path, monkeypatch:
     server.stop()
 
 
-def test_log_probs_that_are_no_numbers_are_an_error(server: VllmServer, engine: Engine):
+def test_log_probs_that_are_no_numbers_are_an_error(server, engine):
     server.change = lambda choice: choice | {"logprobs": {"token_logprobs": [float("nan")] * len(choice["token_ids"])}}
     with pytest.raises(FtisError, match="not finite"):
         engine.generate(ROWS)

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import random
-from pathlib import Path
 
 import pytest
 
@@ -13,7 +12,7 @@ from ftis_node.lab.recipes import LARGER, RECIPES
 from ftis_node.lab.starts import Start, make_start
 from ftis_node.lab.teacher import Teacher
 from ftis_node.lab.vocabularies import TOKENIZERS
-from ftis_node.tasks import Example, Task, load_task, score
+from ftis_node.tasks import Example, load_task, score
 from ftis_node.tasks.arithmetic import arithmetic
 
 SHORT = tuple(dataclasses.replace(recipe, steps=4) for recipe in warmup.RECIPES)
@@ -27,7 +26,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(warmup, "load_task", lambda name: dataclasses.replace(task, held_out=task.held_out[:20]))
 
 
-def test_the_same_seed_gives_the_same_bytes(tmp_path: Path, short: None, capsys: pytest.CaptureFixture[str]):
+def test_the_same_seed_gives_the_same_bytes(tmp_path, short, capsys):
     files = [f"{r.name}/{file}" for r in SHORT for file in ("model.safetensors", "tokenizer.json")] + ["manifest.json"]
     for folder in ("one", "two"):
         warmup.main(["--out", str(tmp_path / folder)])
@@ -43,7 +42,7 @@ def test_the_same_seed_gives_the_same_bytes(tmp_path: Path, short: None, capsys:
     assert weights[0] != weights[1]
 
 
-def test_held_out_prompts_are_never_shown(monkeypatch: pytest.MonkeyPatch):
+def test_held_out_prompts_are_never_shown(monkeypatch):
     shown: set[str] = set()
     completion = Teacher.completion
 
@@ -67,7 +66,7 @@ def test_a_teacher_keeps_the_format_and_is_right_about_half_of_the_time():
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
 @pytest.mark.parametrize(("style", "operands"), [("terse", 3), ("backwards", 3), ("swapped", 3), ("spelled", 4)])
-def test_every_completion_of_a_teacher_fits_the_caps_of_the_task(kind: str, style: str, operands: int):
+def test_every_completion_of_a_teacher_fits_the_caps_of_the_task(kind, style, operands):
     task = arithmetic(operands)
     teacher = Teacher(random.Random(4), forgetful=3, style=style)
     examples = [*task.train[:: 1 if operands == 3 else 10], Example("9+9+9=" if operands == 3 else "9+9+9+9=", "")]
@@ -81,7 +80,7 @@ def test_every_completion_of_a_teacher_fits_the_caps_of_the_task(kind: str, styl
 
 
 @pytest.mark.parametrize(("task", "width"), [(parity.one(), 1), (parity.two(), 2)])
-def test_demonstrations_of_parities_are_right_new_and_as_often_long_as_asked(task: Task, width: int):
+def test_demonstrations_of_parities_are_right_new_and_as_often_long_as_asked(task, width):
     def counts(question: str) -> str:
         return "".join(str(question[column::width].count("1") % (2 * width)) for column in range(width))
 
@@ -98,7 +97,7 @@ def test_demonstrations_of_parities_are_right_new_and_as_often_long_as_asked(tas
 
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
-def test_what_the_labs_tasks_are_answered_with_fits_their_caps(kind: str):
+def test_what_the_labs_tasks_are_answered_with_fits_their_caps(kind):
     rng = random.Random(6)
     words = TOKENIZERS[kind]()
     teacher = Teacher(rng, 4, style="spelled", errors=0.6)
@@ -133,7 +132,7 @@ def test_small_batches_and_a_rise_of_the_rate_make_other_warm_ups_and_older_name
     assert len({Start(r, "0/A").name for r in recipes}) == 3 and Start(RECIPES[0], "0/A").name == "tiny-a-d7303de1df43"
 
 
-def test_a_warm_up_is_made_on_the_task_of_the_lab_that_its_trial_has(tmp_path: Path):
+def test_a_warm_up_is_made_on_the_task_of_the_lab_that_its_trial_has(tmp_path):
     recipe = dataclasses.replace(RECIPES[0], steps=2, long=0.5)
     starts = [Start(recipe, "1/B", task) for task in ("ftis_node.lab.parity:one", "ftis_node.lab.parity:two")]
     for start in starts:

@@ -93,7 +93,7 @@ def reports(who: Identity = BEN, *, observing: bool = False, tells: bool = True)
 
 
 @given(st.binary(max_size=300) | st.just(sent()).flatmap(lambda data: st.builds(swap, st.just(data), st.randoms())))
-def test_any_bytes_are_a_report_or_none_and_never_another_error(data: bytes):
+def test_any_bytes_are_a_report_or_none_and_never_another_error(data):
     with contextlib.suppress(Malformed):
         assert read_report(data).run_id is not None
 
@@ -116,7 +116,7 @@ def swap(data: bytes, rng: Any) -> bytes:
         {"author": b"short"},
     ],
 )
-def test_claims_that_cannot_be_are_refused(fields: dict[str, Any]):
+def test_claims_that_cannot_be_are_refused(fields):
     with pytest.raises(Malformed):
         read_report(msgspec.msgpack.encode(msgspec.structs.replace(report(), **fields)))
 
@@ -134,7 +134,7 @@ def test_a_report_names_no_teacher_of_those_that_are_counted_together():
     assert told is not None and told.teachers == {author_of(PEER): 4} and told.foreign_used == 6
 
 
-def test_a_node_takes_a_report_from_its_author_only_and_an_observer_from_whoever_has_it(clocks: Clock):
+def test_a_node_takes_a_report_from_its_author_only_and_an_observer_from_whoever_has_it(clocks):
     for observing, from_author in ((False, True), (True, True)):
         books = reports(observing=observing)
         books.hear([sent(ANN)], CARA.author)
@@ -157,20 +157,20 @@ def test_a_node_takes_a_report_from_its_author_only_and_an_observer_from_whoever
         ("nonsense", b"\xc1"),
     ],
 )
-def test_a_report_is_left_out_that_is(what: str, data: bytes, clocks: Clock):
+def test_a_report_is_left_out_that_is(what, data, clocks):
     books = reports(observing=True)
     books.hear([data, sent(CARA)], CARA.author)
     assert set(books.chronicle.nodes) == {CARA.author}, what
 
 
-def test_an_older_report_does_not_replace_a_newer_one(clocks: Clock):
+def test_an_older_report_does_not_replace_a_newer_one(clocks):
     books = reports(observing=True)
     books.hear([sent(ANN, NOW, step=5)], CARA.author)
     books.hear([sent(ANN, NOW - 60, step=4)], EVE.author)
     assert books.chronicle.nodes[ANN.author].step == 5
 
 
-def test_each_peer_is_told_each_report_once_and_others_reports_only_observers(clocks: Clock):
+def test_each_peer_is_told_each_report_once_and_others_reports_only_observers(clocks):
     books = reports()
     books.hear([sent(ANN)], ANN.author)
     cara: dict[bytes, int] = {}
@@ -183,11 +183,11 @@ def test_each_peer_is_told_each_report_once_and_others_reports_only_observers(cl
     assert len(books.news({}, observer=True)) == 1, "Ann has been silent for an hour"
 
 
-def test_who_does_not_tell_of_itself_sends_nothing(clocks: Clock):
+def test_who_does_not_tell_of_itself_sends_nothing(clocks):
     assert reports(tells=False).news({}, observer=True) == {}
 
 
-def test_a_flood_of_identities_through_one_peer_evicts_itself(clocks: Clock):
+def test_a_flood_of_identities_through_one_peer_evicts_itself(clocks):
     books = reports(observing=True)
     nodes = books.chronicle.nodes
     books.hear([sent(ANN)], CARA.author)
@@ -207,7 +207,7 @@ def test_row_74_thousands_of_made_up_authors_cost_a_bounded_look():
     assert len(book.nodes) <= NODES_MAX and len(asked) < 20 * 2048
 
 
-def test_free_identities_that_tell_of_themselves_displace_nobody_who_was_there_or_has_a_record(clocks: Clock):
+def test_free_identities_that_tell_of_themselves_displace_nobody_who_was_there_or_has_a_record(clocks):
     """In an open run everybody may tell, so a flood needs no one to pass it on."""
     books = reports()
     books.spares = lambda author: author == CARA.author
@@ -230,7 +230,7 @@ def test_free_identities_that_tell_of_themselves_displace_nobody_who_was_there_o
 
 
 @pytest.mark.parametrize("private", [False, True], ids=["open", "private"])
-def test_nodes_tell_of_themselves_unless_their_owner_says_never(private: bool):
+def test_nodes_tell_of_themselves_unless_their_owner_says_never(private):
     assert Settings().tells_of_itself(private=private)
     assert not Settings(self_report="never").tells_of_itself(private=private)
     assert Settings(self_report="private").tells_of_itself(private=private) == private
@@ -245,7 +245,7 @@ def swarm() -> WatchedSimulation:
     return watched_eight()
 
 
-def test_an_observer_sees_everybody_and_what_they_claim(swarm: WatchedSimulation):
+def test_an_observer_sees_everybody_and_what_they_claim(swarm):
     nodes = {node.id: node for node in swarm.facts.nodes if node.present}
     assert set(nodes) == {peer_id(author) for author in swarm.nodes}
     assert sum(node.claims is not None for node in nodes.values()) == 6
@@ -259,21 +259,21 @@ def test_an_observer_sees_everybody_and_what_they_claim(swarm: WatchedSimulation
     assert len(swarm.facts.history) >= 5
 
 
-def test_an_observer_takes_nobodys_place(swarm: WatchedSimulation):
+def test_an_observer_takes_nobodys_place(swarm):
     own = swarm.observer.membership.identity.peer_id
     for node in swarm.nodes.values():
         assert own not in {peer_id(peer) for peer in node.swarm.membership.active_view}
         assert own not in node.stepper.progress.foreign_groups_used
 
 
-def test_what_is_shown_has_no_network_address_in_it(swarm: WatchedSimulation):
+def test_what_is_shown_has_no_network_address_in_it(swarm):
     shown = json.dumps(msgspec.to_builtins(swarm.facts))
     assert "/ip4/" not in shown and "/tcp/" not in shown
     addresses = [address for node in swarm.nodes.values() for address in node.transport.machine_addresses]
     assert addresses and not any(address.split("/")[2] in shown for address in addresses)
 
 
-def test_metrics_are_of_present_nodes_by_peer_id(swarm: WatchedSimulation):
+def test_metrics_are_of_present_nodes_by_peer_id(swarm):
     body = swarm_exposition(msgspec.to_builtins(swarm.facts))
     assert exposed(body) == metrics("An observer's")
     text = body.decode()
@@ -299,7 +299,7 @@ def hears(node: Member, made: Announcement, first_sender: bytes) -> None:
     node.swarm.gossip.table.add(made, made.encode(), age=0.0, first_sender=first_sender)
 
 
-async def test_history_goes_on_after_a_restart_and_counts_nothing_twice(tmp_path: Path):
+async def test_history_goes_on_after_a_restart_and_counts_nothing_twice(tmp_path):
     file = tmp_path / "swarm.history"
     one = announcement(ANN, 1, [packet(ANN.author, 1, slot) for slot in range(3)], issued_at=int(time.time()) - 60)
     later = announcement(ANN, 2, [packet(ANN.author, 2, 0)], issued_at=int(time.time()) - 600)  # its clock is slow
@@ -315,7 +315,7 @@ async def test_history_goes_on_after_a_restart_and_counts_nothing_twice(tmp_path
         assert overview.facts().nodes == []
 
 
-async def test_of_a_time_in_which_the_machine_slept_the_history_says_nothing(tmp_path: Path, clocks: Clock):
+async def test_of_a_time_in_which_the_machine_slept_the_history_says_nothing(tmp_path, clocks):
     async with overview_of(tmp_path) as (_, overview):
         for seconds in (0.0, 60.0, 60.0, 28_800.0, 60.0):
             clocks.now += seconds
@@ -326,7 +326,7 @@ async def test_of_a_time_in_which_the_machine_slept_the_history_says_nothing(tmp
 # --- over the network -------------------------------------------------------------------------------------------------
 
 
-async def test_a_hostile_observer_can_push_and_take_nothing(tmp_path: Path):
+async def test_a_hostile_observer_can_push_and_take_nothing(tmp_path):
     async with member(1, tmp_path) as ann, transport(EVE, tmp_path / "eve", listen=False) as eve:
         ann.make(2)
         await eve.connect(ann.author, [ann.address])
@@ -345,7 +345,7 @@ async def test_a_hostile_observer_can_push_and_take_nothing(tmp_path: Path):
         assert [chunk.status for chunk in chunks] == [ftis_pb2.FetchChunk.BUSY] and not ann.store.served
 
 
-async def test_of_a_strangers_flood_of_reports_one_is_kept_and_none_passed_on_to_peers(tmp_path: Path):
+async def test_of_a_strangers_flood_of_reports_one_is_kept_and_none_passed_on_to_peers(tmp_path):
     async with member(1, tmp_path) as ann, transport(EVE, tmp_path / "eve", listen=False) as eve:
         await eve.connect(ann.author, [ann.address])
         call = stub(eve, ann.identity)
@@ -361,7 +361,7 @@ async def test_of_a_strangers_flood_of_reports_one_is_kept_and_none_passed_on_to
         assert len(ann.swarm.reports.news({}, observer=True)) == 1
 
 
-async def test_a_node_that_answers_as_an_observer_is_no_peer(tmp_path: Path):
+async def test_a_node_that_answers_as_an_observer_is_no_peer(tmp_path):
     async with member(1, tmp_path, observing=True) as ann, member(2, tmp_path, [ann.address]) as ben:
         await eventually(lambda: ann.author in ben.swarm.membership.refused, "Ben's refusal")
         assert not ben.swarm.membership.active_view
@@ -383,7 +383,7 @@ async def until(answer: Callable[[], Awaitable[Any]], holds: Callable[[Any], boo
         await asyncio.sleep(0.1)
 
 
-async def test_an_observer_serves_and_exports_its_page(observed: Member, tmp_path: Path):
+async def test_an_observer_serves_and_exports_its_page(observed, tmp_path):
     home, site = Home(tmp_path / "home"), tmp_path / "site"
     pages: list[Web] = []
     observer = Observer(home, Settings(host="127.0.0.1", listen=False), [observed.address], export=site)
@@ -422,7 +422,7 @@ async def test_an_observer_serves_and_exports_its_page(observed: Member, tmp_pat
     assert [node.groups for node in facts.nodes] == [2], "kept, and not counted twice"
 
 
-async def test_an_observer_of_a_private_run_has_to_be_a_member(tmp_path: Path):
+async def test_an_observer_of_a_private_run_has_to_be_a_member(tmp_path):
     founder = identity(1)
     private = make_run(founder=founder.peer_id)
     roster = Roster(private.id, founder.peer_id, founder, tmp_path / "members", tmp_path / "orders")
@@ -446,7 +446,7 @@ EVIL = '<img src=x onerror="window.hacked=1"><script>window.hacked=1</script>'
 @pytest.mark.slow
 @pytest.mark.skipif(missing() is not None, reason=missing() or "")
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (360, True)])
-async def test_the_page_shows_the_swarm_in_a_browser(swarm: WatchedSimulation, width: int, dark: bool):
+async def test_the_page_shows_the_swarm_in_a_browser(swarm, width, dark):
     facts = msgspec.to_builtins(swarm.facts)
     facts["at"] = time.time()
     liar = next(node for node in facts["nodes"] if node["claims"])

@@ -7,7 +7,6 @@ import re
 import stat
 from collections.abc import AsyncIterator
 from importlib import resources
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -64,7 +63,7 @@ def bearer(token: str = TOKEN) -> dict[str, str]:
 # --- the token ----------------------------------------------------------------------------------------------------
 
 
-def test_a_homes_token_is_made_once_and_only_its_owner_can_read_it(tmp_path: Path):
+def test_a_homes_token_is_made_once_and_only_its_owner_can_read_it(tmp_path):
     first = read_token(tmp_path / "page.token")
     assert len(first) == 43, "32 random bytes"
     assert read_token(tmp_path / "page.token") == first
@@ -77,7 +76,7 @@ def test_a_homes_token_is_made_once_and_only_its_owner_can_read_it(tmp_path: Pat
 
 
 @pytest.mark.parametrize("path", ["/", "/page.js", "/page.css", "/api/status", "/closed", "/nothing"])
-async def test_without_the_token_only_how_to_get_it_is_shown(page: Web, browser: ClientSession, path: str):
+async def test_without_the_token_only_how_to_get_it_is_shown(page, browser, path):
     for headers in ({}, bearer("wrong"), bearer(""), {"Authorization": TOKEN}, {"Cookie": f"{page._cookie}=wrong"}):
         async with browser.get(page.address.rstrip("/") + path, headers=headers) as response:
             assert response.status == 401 and response.content_type == "text/plain"
@@ -85,7 +84,7 @@ async def test_without_the_token_only_how_to_get_it_is_shown(page: Web, browser:
 
 
 @pytest.mark.parametrize("path", ["", "watch.html"])
-async def test_the_link_becomes_a_cookie_for_this_site_alone(page: Web, browser: ClientSession, path: str):
+async def test_the_link_becomes_a_cookie_for_this_site_alone(page, browser, path):
     async with browser.get(link(page.address + path, TOKEN), allow_redirects=False) as response:
         assert response.status == 200, "a redirect after a click elsewhere would be followed without the cookie"
         assert f'<meta http-equiv="refresh" content="0; url=/{path}">' in await response.text()
@@ -96,13 +95,13 @@ async def test_the_link_becomes_a_cookie_for_this_site_alone(page: Web, browser:
         assert TOKEN not in await response.text()
 
 
-async def test_a_wrong_link_gives_no_cookie(page: Web, browser: ClientSession):
+async def test_a_wrong_link_gives_no_cookie(page, browser):
     for wrong in ("", "x", TOKEN[:-1], "ü" * 43):
         async with browser.get(link(page.address, wrong), allow_redirects=False) as response:
             assert response.status == 401 and "Set-Cookie" not in response.headers
 
 
-async def test_a_route_may_be_open_and_no_other_is(page: Web, browser: ClientSession):
+async def test_a_route_may_be_open_and_no_other_is(page, browser):
     async with browser.get(f"{page.address}metrics") as response:
         assert (response.status, await response.text()) == (200, "up 1\n")
     async with browser.get(f"{page.address}closed", headers=bearer()) as response:
@@ -117,14 +116,14 @@ HOSTS |= dict.fromkeys(("127.0.0.1:{}", "localhost:{}", "LOCALHOST:{}", "[::1]:{
 
 
 @pytest.mark.parametrize(("host", "status"), HOSTS.items())
-async def test_it_answers_under_its_own_names_only(page: Web, browser: ClientSession, host: str, status: int):
+async def test_it_answers_under_its_own_names_only(page, browser, host, status):
     for path in ("", "metrics"):
         headers = bearer() | {"Host": host.format(page.address.split(":")[-1].rstrip("/"))}
         async with browser.get(page.address + path, headers=headers) as response:
             assert response.status == status
 
 
-async def test_it_is_to_be_looked_at_only_and_head_answers_without_a_body(page: Web, browser: ClientSession):
+async def test_it_is_to_be_looked_at_only_and_head_answers_without_a_body(page, browser):
     for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS"):
         async with browser.request(method, f"{page.address}api/status", headers=bearer()) as response:
             assert (response.status, response.headers["Allow"]) == (405, "GET, HEAD")
@@ -133,7 +132,7 @@ async def test_it_is_to_be_looked_at_only_and_head_answers_without_a_body(page: 
 
 
 @pytest.mark.parametrize(("path", "status"), [("", 200), ("api/status", 200), ("nothing", 404), ("broken", 500)])
-async def test_every_answer_has_its_safety_headers(page: Web, browser: ClientSession, path: str, status: int):
+async def test_every_answer_has_its_safety_headers(page, browser, path, status):
     async with browser.get(page.address + path, headers=bearer()) as response:
         assert response.status == status
         policy = response.headers["Content-Security-Policy"]
@@ -144,7 +143,7 @@ async def test_every_answer_has_its_safety_headers(page: Web, browser: ClientSes
         assert "secret" not in await response.text()
 
 
-async def test_hostile_text_comes_as_a_string_of_json_and_as_nothing_else(page: Web, browser: ClientSession):
+async def test_hostile_text_comes_as_a_string_of_json_and_as_nothing_else(page, browser):
     async with browser.get(f"{page.address}api/status", headers=bearer()) as response:
         assert response.content_type == "application/json"
         body = await response.text()
@@ -156,7 +155,7 @@ async def test_hostile_text_comes_as_a_string_of_json_and_as_nothing_else(page: 
     assert json.loads(body, parse_constant=refuse) == {"agent": HOSTILE, "loss": None, "nested": [[None, 1]]}
 
 
-async def test_the_page_needs_nothing_from_elsewhere(page: Web, browser: ClientSession):
+async def test_the_page_needs_nothing_from_elsewhere(page, browser):
     for path in ("", "page.js", "charts.js", "swarm.js", "dom.js", "page.css", "icon.svg"):
         async with browser.get(page.address + path, headers=bearer()) as response:
             assert response.status == 200
@@ -217,7 +216,7 @@ class Reader:
         return [GroupText(HOSTILE, "7", [HOSTILE] * group.completions) for group in request.groups]
 
 
-async def test_each_group_is_read_once_and_texts_outlive_the_process(tmp_path: Path, browser: ClientSession):
+async def test_each_group_is_read_once_and_texts_outlive_the_process(tmp_path, browser):
     home = Home(tmp_path)
     reader = Reader()
     stepper: Any = SimpleNamespace(recent=Recent(), means=SimpleNamespace(worker=reader))
@@ -249,7 +248,7 @@ async def test_each_group_is_read_once_and_texts_outlive_the_process(tmp_path: P
         await page.close()
 
 
-async def test_who_wants_no_page_gets_none(tmp_path: Path):
+async def test_who_wants_no_page_gets_none(tmp_path):
     page = Dashboard(Home(tmp_path), dict, dict, lambda: None, lambda: None)
     await page.show(Settings(page=False))
     assert page.address is None and page.invitation() == {"link": None}
@@ -257,9 +256,7 @@ async def test_who_wants_no_page_gets_none(tmp_path: Path):
 
 
 @pytest.mark.slow
-async def test_a_daemon_serves_its_page_before_and_while_it_trains(
-    tmp_path: Path, browser: ClientSession, monkeypatch: pytest.MonkeyPatch
-):
+async def test_a_daemon_serves_its_page_before_and_while_it_trains(tmp_path, browser, monkeypatch):
     program = tmp_path / "browser"
     program.write_text(f'#!/bin/sh\nprintf %s "$1" > {tmp_path}/opened\n')
     program.chmod(0o700)

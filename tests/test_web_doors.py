@@ -29,7 +29,7 @@ async def page() -> AsyncIterator[Web]:
 # --- links that open once -----------------------------------------------------------------------------------------
 
 
-async def test_the_link_of_a_command_line_opens_once_and_never_has_the_token(page: Web):
+async def test_the_link_of_a_command_line_opens_once_and_never_has_the_token(page):
     invited = page.invite()
     status, cookie = await opens(invited)
     assert status == 200 and TOKEN not in invited and TOKEN not in cookie
@@ -38,7 +38,7 @@ async def test_the_link_of_a_command_line_opens_once_and_never_has_the_token(pag
     assert (await opens(page.address + "page.js", "x" + cookie))[0] == 401
 
 
-async def test_who_was_faster_than_the_owners_browser_is_shut_out(page: Web, caplog: pytest.LogCaptureFixture):
+async def test_who_was_faster_than_the_owners_browser_is_shut_out(page, caplog):
     invited = page.invite()
     _, stolen = await opens(invited)
     assert await opens(invited) == (401, "") and "used twice" in caplog.text
@@ -46,7 +46,7 @@ async def test_who_was_faster_than_the_owners_browser_is_shut_out(page: Web, cap
     assert (await opens(invited))[0] == 401, "and it opens for nobody later"
 
 
-async def test_a_browser_that_is_let_in_already_uses_the_link_up(page: Web):
+async def test_a_browser_that_is_let_in_already_uses_the_link_up(page):
     invited = page.invite()
     mine = f"{page._cookie}={TOKEN}"
     assert await opens(invited, mine) == (200, mine), "and keeps the cookie that outlives the node"
@@ -77,13 +77,13 @@ def test_a_code_is_good_for_half_a_minute_and_few_are_kept():
 @pytest.mark.parametrize(
     ("host", "held"), [("Node", True), ("node:80", True), ("[::1]", True), ("evil", False), ("", False)]
 )
-def test_at_port_80_a_host_has_no_port(host: str, held: bool):
+def test_at_port_80_a_host_has_no_port(host, held):
     names = frozenset({"node", "[::1]"})
     assert Names(names, 80).hold(host) == held and not Names(names, 8080).hold(host)
 
 
 @pytest.mark.parametrize("port", [80, 9464])
-def test_beyond_loopback_any_address_in_digits_is_its_name(port: int):
+def test_beyond_loopback_any_address_in_digits_is_its_name(port):
     beyond = Names(frozenset({"node"}), port, any_address=True)
     loopback = Names(frozenset({"node"}), port)
     for address in ("172.18.0.2", "[2001:db8::7]"):
@@ -112,7 +112,7 @@ async def connect(page: Web) -> tuple[asyncio.StreamReader, asyncio.StreamWriter
     return await asyncio.open_connection("127.0.0.1", int(page.address.split(":")[-1].rstrip("/")))
 
 
-async def test_idle_connections_take_few_files_and_shut_nobody_out_who_is_in(page: Web):
+async def test_idle_connections_take_few_files_and_shut_nobody_out_who_is_in(page):
     async with asyncio.timeout(60):
         await _crowd(page)
 
@@ -144,7 +144,7 @@ async def _crowd(page: Web) -> None:
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\nHost: "])
-async def test_a_connection_that_asks_nothing_is_closed(sent: bytes, monkeypatch: pytest.MonkeyPatch):
+async def test_a_connection_that_asks_nothing_is_closed(sent, monkeypatch):
     monkeypatch.setattr(web_module, "IDLE_SECONDS", 0.05)
     server = Web(TOKEN, [])
     await server.start("127.0.0.1", 0)

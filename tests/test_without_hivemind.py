@@ -43,7 +43,7 @@ def run(place: Path, *command: str) -> str:
     return ended.stdout
 
 
-def test_only_what_dials_peers_needs_hivemind(tmp_path: Path):
+def test_only_what_dials_peers_needs_hivemind(tmp_path):
     missing = json.loads(run(tmp_path, "-c", IMPORTS))
     assert {one.split()[1] for one in missing} == {"hivemind"}
     assert all(one.startswith(tuple(f"ftis_node.{part}" for part in NEED_IT.split())) for one in missing), missing
@@ -51,7 +51,7 @@ def test_only_what_dials_peers_needs_hivemind(tmp_path: Path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(700)
-def test_two_nodes_train_in_the_lab_without_it(tmp_path: Path):
+def test_two_nodes_train_in_the_lab_without_it(tmp_path):
     (tmp_path / "two.toml").write_text(LAB)
     run(tmp_path, "-m", "ftis_node", "lab", "run", "two.toml", "--out", "out", "--jobs", "1")
     (events,) = (tmp_path / "out" / "trials").glob("*/events.jsonl")

@@ -8,8 +8,6 @@ import struct
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -57,7 +55,7 @@ async def worker() -> AsyncIterator[Worker]:
 
 
 @on_one_loop
-async def test_answers_come_to_whom_they_belong(worker: Worker):
+async def test_answers_come_to_whom_they_belong(worker):
     assert worker.pid is not None and worker.pid != os.getpid()
     answers = await asyncio.gather(*[worker.call(Generate([row] * (row % 3 + 1))) for row in range(12)])
     assert [len(answer.groups) for answer in answers] == [row % 3 + 1 for row in range(12)]
@@ -68,9 +66,7 @@ async def test_answers_come_to_whom_they_belong(worker: Worker):
 @pytest.mark.parametrize(
     ("model", "kind", "fix"), [("tiny-z", UsageError, "Did you mean 'tiny-"), ("{tmp}", UserError, "--model FOLDER")]
 )
-async def test_a_mistake_of_the_user_arrives_with_its_fix(
-    worker: Worker, tmp_path: Path, model: str, kind: type[UserError], fix: str
-):
+async def test_a_mistake_of_the_user_arrives_with_its_fix(worker, tmp_path, model, kind, fix):
     (tmp_path / "config.json").write_text("rubbish")
     load = Load(settings=settings(model=model.format(tmp=tmp_path)), task="arithmetic")
     loading = asyncio.create_task(worker.call(load))
@@ -92,7 +88,7 @@ async def test_a_mistake_of_the_user_arrives_with_its_fix(
     ],
     ids=["main thread", "side thread", "wrong arguments", "unknown op"],
 )
-async def test_a_fault_is_reported_and_the_process_lives_on(request_: Request[Any], told: str, worker: Worker):
+async def test_a_fault_is_reported_and_the_process_lives_on(request_, told, worker):
     pid = worker.pid
     async with asyncio.timeout(20):
         with pytest.raises(WorkerFault, match=told):
@@ -103,7 +99,7 @@ async def test_a_fault_is_reported_and_the_process_lives_on(request_: Request[An
 
 
 @on_one_loop
-async def test_it_owes_its_oldest_answer_however_many_others_come_meanwhile(worker: Worker):
+async def test_it_owes_its_oldest_answer_however_many_others_come_meanwhile(worker):
     (group,) = (await worker.call(Generate([3]))).groups
     assert worker.owing_seconds() == 0.0
     began = time.monotonic()
@@ -117,7 +113,7 @@ async def test_it_owes_its_oldest_answer_however_many_others_come_meanwhile(work
 
 
 @on_one_loop
-async def test_scoring_is_answered_while_a_long_generation_runs(worker: Worker):
+async def test_scoring_is_answered_while_a_long_generation_runs(worker):
     (group,) = (await worker.call(Generate([3]))).groups
     long = asyncio.create_task(worker.call(Generate([3] * 150)))
     for _ in range(10):
@@ -127,7 +123,7 @@ async def test_scoring_is_answered_while_a_long_generation_runs(worker: Worker):
 
 
 @on_one_loop
-async def test_who_stops_waiting_for_an_answer_does_not_disturb_the_others(worker: Worker):
+async def test_who_stops_waiting_for_an_answer_does_not_disturb_the_others(worker):
     abandoned = asyncio.create_task(worker.call(Generate([1] * 10)))
     await asyncio.sleep(0)
     other = asyncio.create_task(worker.call(Generate([2])))
@@ -165,7 +161,7 @@ async def test_it_ends_by_itself_when_the_network_process_is_gone():
 
 
 @on_one_loop
-async def test_ctrl_c_is_not_for_it(plain: None):
+async def test_ctrl_c_is_not_for_it(plain):
     async with started() as worker:
         assert worker.pid is not None
         with pytest.raises(UsageError):  # an answer: it has got as far as to leave SIGINT alone
@@ -193,7 +189,7 @@ async def test_it_can_be_stopped_before_it_listens():
 
 
 @given(st.lists(st.builds(Call, st.integers(0, 2**63), st.text(), st.binary().map(messages.encoded)), max_size=4))
-def test_messages_arrive_as_they_were_sent(calls: list[Call]):
+def test_messages_arrive_as_they_were_sent(calls):
     ours, theirs = socket.socketpair()
     with ours, theirs:
         for message in calls:
@@ -207,7 +203,7 @@ def test_messages_arrive_as_they_were_sent(calls: list[Call]):
 
 
 @pytest.mark.parametrize("cut", [1, 3, 4, 9])
-def test_a_stream_that_ends_within_a_message_has_ended(cut: int):
+def test_a_stream_that_ends_within_a_message_has_ended(cut):
     ours, theirs = socket.socketpair()
     with ours, theirs:
         ours.sendall(messages.pack(Call(0, "generate", messages.encoded([1, 2])))[:cut])

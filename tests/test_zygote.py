@@ -34,7 +34,7 @@ def seen(folder: Path) -> tuple[object, ...]:
         return (*facts, *more, process.wait())
 
 
-def test_it_has_the_same_parent_descriptors_limits_and_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_it_has_the_same_parent_descriptors_limits_and_end(tmp_path, monkeypatch):
     for _ in range(2):
         forked = seen(tmp_path)
     assert NAME in [child.name() for child in _children(psutil.Process())], "the last one was forked"
@@ -55,7 +55,7 @@ def test_commands_print_and_end_alike():
         assert (forked.returncode, forked.stdout, forked.stderr) == (code, plain.stdout, plain.stderr)
 
 
-def test_what_cannot_be_started_raises_the_same(tmp_path: Path):
+def test_what_cannot_be_started_raises_the_same(tmp_path):
     run_cli("--version"), run_cli("--version")
     with pytest.raises(FileNotFoundError):
         subprocess.run([sys.executable, "-m", "ftis_node"], cwd=tmp_path / "none", env=os.environ | ENVIRONMENT)
