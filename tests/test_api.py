@@ -52,14 +52,14 @@ def socket_path() -> Iterator[Path]:
 
 
 @pytest.fixture
-async def stopped(socket_path: Path) -> AsyncIterator[asyncio.Event]:
+async def stopped(socket_path) -> AsyncIterator[asyncio.Event]:
     event = asyncio.Event()
 
-    async def stop(_: Any) -> dict[str, Any]:
+    async def stop(_):
         event.set()
         return {"stopping": True}
 
-    def fail() -> dict[str, Any]:
+    def fail():
         raise RuntimeError("no worker")
 
     async with served(socket_path, {"/status": lambda: {"state": "ONLINE", "step": 3}, "/broken": fail}, stop=stop):
@@ -193,7 +193,7 @@ def test_a_dead_daemons_socket_is_as_none_and_a_silent_one_is_left(socket_path, 
     ],
 )
 async def test_commands_import_their_needs(needed, commands, socket_path, tmp_path):
-    async def ordered(_: Any) -> Any:
+    async def ordered(_):
         return status
 
     status = status_row(answered(**TRAINING), None) | {"page": "http://127.0.0.1/"}

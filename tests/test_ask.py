@@ -15,7 +15,7 @@ from tests.support.small_models import engine_in, home_in
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def home(tmp_path_factory) -> Path:
     """A home with a checkpoint of changed weights."""
     path = tmp_path_factory.mktemp("home")
     home_in(path, 3)

@@ -16,7 +16,6 @@ from ftis_node.preflight.redaction import Redactor
 from ftis_node.store.home import Home
 from ftis_node.swarm.identity import Identity
 from tests.support.begun import begun
-from tests.support.cli import Cli
 from tests.support.swarm import RUN
 
 KEY = b"\x5a" * 32
@@ -29,7 +28,7 @@ Report = Callable[..., tuple[dict[str, str], str]]
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
+def home(tmp_path, monkeypatch) -> Home:
     """A home below a person's own, with secrets in all kinds of places."""
     monkeypatch.setenv("HOME", str(tmp_path / "person"))
     place = Home(tmp_path / "person" / "node")
@@ -56,10 +55,10 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
 
 
 @pytest.fixture
-def report(cli: Cli, home: Home, tmp_path: Path) -> Report:
+def report(cli, home, tmp_path) -> Report:
     """Reports on the home in this process: the files that were packed, and stdout."""
 
-    def make(*flags: str) -> tuple[dict[str, str], str]:
+    def make(*flags):
         code, told, err = cli("bugreport", "--home", str(home.path), "--out", str(tmp_path / "r.tar.gz"), *flags)
         assert code == 0, err
         assert re.search(r"^ok +\w.*: .", err, re.MULTILINE)  # each finding with what was found

@@ -34,13 +34,13 @@ DIVERGED = step_report(bad_steps=5, diverged=True)
 
 
 @pytest.fixture(scope="module")
-def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def log(tmp_path_factory) -> Path:
     """What the compute process writes."""
     return tmp_path_factory.mktemp("log") / "worker.log"
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def worker(log: Path) -> AsyncIterator[Worker]:
+async def worker(log) -> AsyncIterator[Worker]:
     worker = Worker()
     with log.open("wb") as written:
         worker.start(written)
@@ -51,7 +51,7 @@ async def worker(log: Path) -> AsyncIterator[Worker]:
 
 
 @pytest.fixture
-def saving(tmp_path: Path) -> Saving:
+def saving(tmp_path) -> Saving:
     return Saving(tmp_path / "checkpoints", "tiny-a (full)", "adamw", MetricsLog(tmp_path / "metrics.jsonl"), 0)
 
 
@@ -171,7 +171,7 @@ async def test_a_home_keeps_its_lora_layers_and_refuses_others(worker, saving, t
     lora = Saving(home.checkpoints, "tiny-a (lora)", "adamw", saving._metrics, quantisation="nf4", layers=layers)
     await save(lora, worker)
 
-    def begun(**flags: object) -> tuple[Settings, dict[str, str]]:
+    def begun(**flags):
         return remembered.with_begun(home, *collect(task="arithmetic", flags=flags, environment={}))
 
     settings, origins = begun()
@@ -197,7 +197,7 @@ async def test_a_failed_last_checkpoint_is_told(saving, caplog, done):
     unheard: list[Any] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: unheard.append(context))
     saving.abandon()  # there is none
-    await saving.checkpoint(Failing(), Progress(step=1))  # type: ignore[arg-type]
+    await saving.checkpoint(Failing(), Progress(step=1))
     if done:
         await saving.wait(10)
     saving.abandon()
@@ -209,7 +209,7 @@ async def test_a_failed_last_checkpoint_is_told(saving, caplog, done):
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path, monkeypatch) -> Path:
     """A model in the folder `m` of the present directory."""
     shutil.copytree(BUILT_IN_DIR / "tiny-a", tmp_path / "here" / "m")
     monkeypatch.chdir(tmp_path / "here")

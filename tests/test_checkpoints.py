@@ -76,7 +76,7 @@ def test_one_killed_while_replacing_its_step_leaves_the_first(tmp_path, monkeypa
     store = stored(tmp_path, 4)
     rename = Path.rename
 
-    def die_at_the_second(path: Path, target: Path) -> Path:
+    def die_at_the_second(path, target):
         if path.suffix == ".partial":
             raise Killed
         return rename(path, target)

@@ -14,7 +14,7 @@ def cuts(draw: st.DrawFn) -> tuple[list[int], list[int]]:
     """Two ways to cut a text of 1 to 60 bytes into pieces."""
     size = draw(st.integers(1, 60))
 
-    def lengths() -> list[int]:
+    def lengths():
         inner = draw(st.sets(st.integers(1, size - 1), max_size=30)) if size > 1 else set()
         return [end - start for start, end in pairwise([0, *sorted(inner), size])]
 

@@ -26,7 +26,7 @@ HOUR = 3600.0
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+def clock(monkeypatch) -> SimpleNamespace:
     """A wall clock that may be set, and one that may not."""
     clock = SimpleNamespace(time=1.8e9, passed=1000.0)
     monkeypatch.setattr(sessions, "unix_seconds", lambda: clock.time)

@@ -56,7 +56,7 @@ def test_slots_have_one_row_for_all_in_an_epoch_and_a_table_can_find_it():
         assert row == OPENED.row_of(two, 999, slot, 4 * EPOCH - 1) == draw(SHARED.id, b"", 3, slot, ROWS)
     rows = {epoch: [OPENED.row_of(one, 7, slot, epoch * EPOCH) for slot in slots] for epoch in range(9)}
     assert len({tuple(found) for found in rows.values()}) == 9
-    trade = Trade(OPENED, None, Want, None)  # type: ignore[arg-type]
+    trade = Trade(OPENED, None, Want, None)
     assert trade.rows_of(announced(1, 7, [2, 5], 3 * EPOCH)) == {0: rows[3][2], 1: rows[3][5]}
     alone = replace(trade, context=CONTEXT)
     assert alone.rows_of(announced(1, 7, [2, 5], 3 * EPOCH)) == {}, "where rows are not common nobody asks for one"

@@ -137,7 +137,7 @@ def test_rows_that_are_learned_by_heart_show(groups, reward, correct, rule, told
 def test_a_model_that_became_worse_than_it_was_is_told_after_a_restart_too(tmp_path):
     """As the 0.5B at a learning rate of 3e-4: 27 of 44, then 7 and 4 of 22."""
 
-    def found(correct: int, prompts: int) -> Any:
+    def found(correct, prompts):
         return of_scores([Score(float(one < correct), formatted=True, lenient=True) for one in range(prompts)])
 
     before = found(27, 44)

@@ -98,7 +98,7 @@ def test_the_settings_that_owners_change_are_shown_first_and_each_page_says_when
 
 
 def test_no_infinity_gets_into_json(cli):
-    def refuse(name: str) -> None:
+    def refuse(name):
         raise AssertionError(f"{name} is no JSON")
 
     out = cli("config", "show", "--json", "--set", "wait=inf")[1]

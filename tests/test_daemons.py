@@ -94,7 +94,7 @@ def test_a_failed_compute_process_is_replaced(harm, join):
 
 
 @pytest.fixture(scope="module")
-def strangers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Daemon, Daemon]]:
+def strangers(tmp_path_factory) -> Iterator[tuple[Daemon, Daemon]]:
     """Two daemons of different runs; the second was told the first one's address. Both have a process group."""
     base = tmp_path_factory.mktemp("strangers")
     run_file = base / "other.toml"

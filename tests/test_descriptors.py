@@ -9,7 +9,6 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import psutil
 import pytest
@@ -52,7 +51,7 @@ def test_running_out_of_files_is_told_from_other_errors(tmp_path):
     assert ran_out(NONE_LEFT) and ran_out(OSError(errno.ENFILE, ""))
     assert not ran_out(OSError(errno.ENOSPC, "")) and not ran_out(ValueError("x"))
 
-    def unreadable(path: Path) -> sqlite3.Error:
+    def unreadable(path):
         with pytest.raises(sqlite3.Error) as error:
             sqlite3.connect(path)
         return error.value
@@ -76,7 +75,7 @@ async def test_who_runs_out_of_files_waits_until_some_are_closed_or_it_is_to_sto
 
 
 def test_row_33_a_limit_too_low_to_start_with_is_no_full_disk(tmp_path, monkeypatch):
-    def none_left(_: Home) -> Path:
+    def none_left(_):
         raise NONE_LEFT
 
     monkeypatch.setattr(Home, "make_runtime", none_left)

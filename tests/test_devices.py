@@ -91,12 +91,12 @@ NodeOf = Callable[[str, int], Node]
 
 
 @pytest.fixture(scope="module")
-def node_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeOf]:
+def node_of(tmp_path_factory) -> Iterator[NodeOf]:
     """By kind and number of ranks. Each is started once."""
     made: dict[tuple[str, int], Node] = {}
     folder = tmp_path_factory.mktemp("states")
 
-    def get(kind: str, ranks: int) -> Node:
+    def get(kind, ranks):
         kind = "full" if ranks == 1 and kind == "shards" else kind
         if (kind, ranks) not in made:
             made[kind, ranks] = Node(folder / f"{kind}-{ranks}", ranks, **KINDS[kind])
@@ -231,11 +231,11 @@ def test_rows_of_ones_own_are_trained_on_by_all(node_of):
 
 
 @pytest.fixture
-def failing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[..., Node]]:
+def failing(monkeypatch, tmp_path) -> Iterator[Callable[..., Node]]:
     """A compute process whose second rank fails once in this way."""
     made: list[Node] = []
 
-    def start(how: str, **settings: Any) -> Node:
+    def start(how, **settings):
         monkeypatch.setattr(Worker, "MODULE", "tests.support.ranks")
         monkeypatch.setenv("FTIS_TEST_FAILS", how)
         made.append(Node(tmp_path, 2, **{"lora": False, "sharded": False} | settings))
@@ -267,7 +267,7 @@ def test_shards_end_together_where_memory_is_short_in_one(failing):
 async def test_shards_without_room_take_half_the_next_time(tmp_path, monkeypatch):
     monkeypatch.setattr("ftis_node.node.compute.LONGEST_PAUSE", 0.0)
     process = ComputeProcess(JoinOptions(home=Home(tmp_path)), Home(tmp_path), lambda: None)
-    process.loaded = SimpleNamespace(settings=SimpleNamespace(micro_batch_tokens=1000))  # type: ignore[assignment]
+    process.loaded = SimpleNamespace(settings=SimpleNamespace(micro_batch_tokens=1000))
     await process.failed(WorkerDied("It was killed."))
     assert process._learned == {}
     await process.failed(WorkerDied("It was killed.", no_room=True))
@@ -325,7 +325,7 @@ async def died(kind: type[ask.Request[Any]], folder: Path) -> None:
         load = asyncio.create_task(worker.call(works[kind]))
         await asyncio.sleep(0.05)
 
-    def is_rank(child: psutil.Process) -> bool:
+    def is_rank(child):
         with suppress(psutil.Error):  # until it runs its program, any child has its parent's command line
             return "ftis_node.worker" in child.cmdline() != parent.cmdline()
         return False

@@ -17,7 +17,6 @@ from ftis_node.node.options import JoinOptions
 from ftis_node.node.run_source import agreed, remember_files
 from ftis_node.store.home import Home
 from ftis_node.swarm.address_book import AddressBook
-from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.invitation import invite, read_line
 from ftis_node.swarm.places import CHECKS_AT_ONCE, KEPT_MAX, Place, Places
 from ftis_node.swarm.sessions import Sessions
@@ -68,7 +67,7 @@ def test_row_62_an_invitation_that_names_what_only_an_owner_may_is_refused_befor
 
 @pytest.mark.parametrize(("host", "reached"), [("127.0.0.1", True), ("169.254.169.254", False), ("0.0.0.0", False)])
 async def test_row_62_a_name_that_leads_to_the_link_or_to_no_host_is_not_dialled(tmp_path, monkeypatch, host, reached):
-    async def leads(*_: object, **__: object) -> list[Any]:
+    async def leads(*_, **__):
         return [(2, 1, 6, "", (host, 0))]
 
     dialled = list[Any]()
@@ -188,11 +187,11 @@ def test_row_78_only_a_members_own_newest_word_says_where_it_is():
     members: Any = SimpleNamespace(private=True, admits=(ann.author, ben.author).__contains__)
     places = Places(run.id, EVE, members, {ann.author})
 
-    def place(who: Identity, at: int, signer: Identity | None = None, dial: str = "10.1.0.9", **other: Any) -> bytes:
+    def place(who, at, signer=None, dial="10.1.0.9", **other):
         fields = {"run_id": run.id, "member": who.author, "issued_at": at, "dial": (f"/ip4/{dial}/tcp/4001",)} | other
         return Place(**fields).signed_by(signer or who).encoded
 
-    def heard(data: bytes, peer: Identity = ben) -> list[str]:
+    def heard(data, peer=ben):
         return [text for found in places.hear([data], 1, peer.author) for text in found.addresses]
 
     assert heard(place(ann, 5)) == [f"/ip4/10.1.0.9/tcp/4001/p2p/{ann.peer_id}"]

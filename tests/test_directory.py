@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgpack
 import pytest
@@ -239,7 +238,7 @@ async def test_who_asks_while_a_nodes_dht_begins_is_answered(tmp_path, monkeypat
     add = GuardedDht.add_p2p_handlers
     told = []
 
-    async def asked_early(bob: GuardedDht, *about: Any) -> None:
+    async def asked_early(bob, *about):
         await add(bob, *about)
         told.append(await dht.look_up(BOB.author, KEY))
 
@@ -319,7 +318,7 @@ async def test_row_38_signatures_are_checked_in_another_thread(tmp_path):
     threads = set()
 
     class Watched(OwnerSigned):
-        def owner(self, record: DHTRecord) -> bytes | None:
+        def owner(self, record):
             threads.add(threading.get_ident())
             return super().owner(record)
 

@@ -39,13 +39,13 @@ from tests.support.swarm import RUN
 
 
 @pytest.fixture
-def doctor(cli: Cli) -> Cli:
+def doctor(cli) -> Cli:
     """The command in this process: exit code, stdout and stderr."""
     return partial(cli, "doctor")
 
 
 @pytest.fixture(autouse=True)
-def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_hub(monkeypatch) -> None:
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
 
@@ -65,15 +65,15 @@ def seen(look: Callable[[Case], Iterator[Finding]], case: Case) -> dict[str, Fin
 def test_a_check_that_breaks_or_hangs_is_a_finding_and_the_others_go_on(tmp_path):
     forever = threading.Event()
 
-    def breaks(_: Case) -> Iterator[Finding]:
+    def breaks(_):
         yield Finding("breaks", "ok", "So far.")
         raise ZeroDivisionError("a mistake of ours")
 
-    def hangs(_: Case) -> Iterator[Finding]:
+    def hangs(_):
         forever.wait()
         yield Finding("hangs", "ok", "Too late.")
 
-    def refuses(_: Case) -> Iterator[Finding]:
+    def refuses(_):
         raise UserError("It is broken.", "Mend it.")
         yield
 
@@ -224,7 +224,7 @@ def hub_that(answers: Callable[[str], int], monkeypatch: pytest.MonkeyPatch) -> 
     """A hub on loopback with a status code for each path."""
 
     class Handler(Quiet):
-        def do_HEAD(self) -> None:
+        def do_HEAD(self):
             self.send_response_only(answers(self.path))
             self.send_header("Content-Length", "0")
             self.end_headers()

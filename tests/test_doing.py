@@ -1,7 +1,6 @@
 """What a process says of its work, and what people see of it."""
 
 import io
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -11,7 +10,6 @@ from ftis_node.config.run import run_for
 from ftis_node.host.doing import advance, doing, now
 from ftis_node.observe import terminal
 from ftis_node.observe.live import node_view
-from ftis_node.policy.policy import Policy
 from ftis_node.policy.ready import ready
 from ftis_node.step_report import Doing
 from ftis_node.worker.engine import Engine
@@ -62,7 +60,7 @@ def test_each_long_work_of_an_engine_says_what_it_is_and_reaches_its_end(monkeyp
     seen: dict[str, Doing] = {}
     engine = opened_engine()
 
-    def watched(*told: Any, **more: Any) -> None:
+    def watched(*told, **more):
         advance(*told, **more)
         work = engine.watch().doing
         assert work is not None
@@ -85,7 +83,7 @@ def test_loading_says_so(monkeypatch):
     engine = Engine()
     before = engine.watch()
 
-    def checked(policy: Policy, texts: Sequence[str]) -> Policy:
+    def checked(policy, texts):
         seen.append(engine.watch())
         return ready(policy, texts)
 

@@ -49,7 +49,7 @@ ROOT_DIR = Path(__file__).parent.parent
 
 
 @pytest.fixture
-def join(monkeypatch: pytest.MonkeyPatch, cli: Cli) -> Cli:
+def join(monkeypatch, cli) -> Cli:
     """`join --dry-run` in this process, with no hub to ask: exit code, stdout and stderr."""
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     return partial(cli, "join", "--dry-run", "--device", "cpu")
@@ -245,7 +245,7 @@ def compute_refuses(line: Sequence[str]) -> UserError:
 
 
 @pytest.fixture(scope="module")
-def mistaken(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def mistaken(tmp_path_factory) -> Path:
     """The files and models that mistakes are made with."""
     folder = tmp_path_factory.mktemp("mistaken")
     rows = [json.dumps({"prompt": f"{n}+1=", "answer": n + 1}) for n in range(30)]

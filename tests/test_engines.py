@@ -216,7 +216,7 @@ def test_prompts_that_are_read_a_few_at_a_time_are_read_as_well(kind, monkeypatc
 
 
 def test_a_device_that_cannot_do_what_the_decoder_asks_leaves_the_model_alone(monkeypatch):
-    def unsupported(*_: object) -> None:
+    def unsupported(*_):
         raise RuntimeError("not implemented for this device")
 
     policy = policy_of("qwen2")

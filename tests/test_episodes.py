@@ -70,12 +70,12 @@ def grown(first: Completion, answers: list[Completion], said: list[list[int]], c
     heard = []
     heard_of = list(said)
 
-    def answering(contexts: Sequence[Sequence[int]], places: Sequence[tuple[int, int]], most: int) -> list[Completion]:
+    def answering(contexts, places, most):
         assert places == [(0, len(contexts[0]) - 2 - sum(map(len, heard_of[: len(asked) + 1])))]
         asked.append((list(contexts[0]), most))
         return [answers.pop(0)]
 
-    def following(number: int, episode: Completion) -> list[int]:
+    def following(number, episode):
         heard.append(episode.token_ids.tolist())
         return said.pop(0) if said else []
 
@@ -110,7 +110,7 @@ def test_what_anothers_cap_cut_off_goes_on():
     caps = []
     sampled = []
 
-    def answering(contexts: Sequence[Sequence[int]], places: Sequence[tuple[int, int]], most: int) -> list[Completion]:
+    def answering(contexts, places, most):
         caps.append((len(contexts), most))
         sampled.append(list(places))
         return [answer(*[3] * most, finished=False) for _ in contexts]
@@ -244,7 +244,7 @@ def test_an_environment_that_fails_gives_no_reward_and_vouches_for_nothing(monke
 
 
 @pytest.fixture
-def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
+def engine(monkeypatch) -> Engine:
     monkeypatch.setattr(engines, "load_task", lambda *_, **__: task())
     made = Engine()
     facts = made.load(arithmetic_settings(generation_batch=16, eval_prompts=6), "arithmetic")

@@ -36,7 +36,7 @@ def no_hub() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def run_text(tmp_path_factory: pytest.TempPathFactory) -> str:
+def run_text(tmp_path_factory) -> str:
     task = load_task("arithmetic")
     return dump_run_file(RunFile(run=RUN.model_copy(update={"data": task.data, "reward": task.reward})))
 

@@ -58,7 +58,7 @@ def a_node(home: Path, *peers: str) -> daemon.Node:
 
 
 def test_a_full_disk_ends_the_daemon_with_what_to_do(tmp_path, monkeypatch):
-    def full(_: Home) -> Path:
+    def full(_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(Home, "make_runtime", full)
@@ -72,7 +72,7 @@ def test_a_home_that_was_removed_is_not_called_full(tmp_path):
 
 
 def test_one_key_is_one_node(tmp_path, monkeypatch):
-    async def alive(*_: object) -> bool:
+    async def alive(*_):
         return True
 
     monkeypatch.setattr(assembly, "somebody_else", alive)
@@ -257,7 +257,7 @@ def test_pictures_need_matplotlib(monkeypatch, tmp_path):
 
 
 def test_a_folder_that_may_not_be_read(tmp_path, monkeypatch):
-    def forbidden(_: Path) -> None:
+    def forbidden(_):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
     monkeypatch.setattr(Path, "iterdir", forbidden)

@@ -47,7 +47,7 @@ Made = tuple[Path, dict[str, Any]]
 
 
 @pytest.fixture(scope="module", params=["full", "lora"])
-def either(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Made:
+def either(request, tmp_path_factory) -> Made:
     """A home with the checkpoint of an engine whose weights were changed; and that engine's own evaluation."""
     path = tmp_path_factory.mktemp(request.param)
     engine = home_in(path, 3, 12, lora=request.param == "lora", eval_prompts=200)
@@ -55,7 +55,7 @@ def either(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def home(tmp_path_factory) -> Path:
     """Such a home, of LoRA layers."""
     path = tmp_path_factory.mktemp("home")
     home_in(path, 3, 12)
@@ -202,8 +202,8 @@ def test_a_checkpoint_is_compared_with_its_base_model(home, tmp_path, monkeypatc
     assert right == [figures["correct"], base["correct"]]
     measure, begun = eval_cli._measure, []
 
-    def watched(*asked: Any) -> Any:
-        begun.append((now(), sys.stdout.buffer.getvalue()))  # type: ignore[attr-defined]  # click's
+    def watched(*asked):
+        begun.append((now(), sys.stdout.buffer.getvalue()))  # click's
         return measure(*asked)
 
     monkeypatch.setattr(eval_cli, "_measure", watched)
@@ -279,7 +279,7 @@ def test_what_does_not_fit_is_halved(monkeypatch):
     whole = greedy.generate
     sizes: list[int] = []
 
-    def small(policy: Policy, prompts: Any, **rest: Any) -> Any:
+    def small(policy, prompts, **rest):
         sizes.append(len(prompts))
         if len(prompts) > 4:
             raise torch.OutOfMemoryError("no")

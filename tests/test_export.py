@@ -68,7 +68,7 @@ def make_home(path: Path, *, lora: bool) -> Path:
 
 
 @pytest.fixture(scope="module")
-def homes(tmp_path_factory: pytest.TempPathFactory) -> Homes:
+def homes(tmp_path_factory) -> Homes:
     return {kind: make_home(tmp_path_factory.mktemp(kind), lora=kind == "lora") for kind in ("full", "lora")}
 
 

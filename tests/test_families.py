@@ -103,7 +103,7 @@ class Model(NamedTuple):
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
-def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
+def model(request, tmp_path_factory) -> Model:
     family: Family = FAMILIES[request.param]
     path = tmp_path_factory.mktemp(request.param)
     taken = family.special | dict(family.words)

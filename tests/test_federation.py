@@ -66,7 +66,7 @@ def test_public_rows_of_word_problems_are_nobodys_own():
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Trial:
+def whole(tmp_path_factory) -> Trial:
     """A trial that has run to its end."""
     running = Trial(spec(GAIN, **OWNERS), tmp_path_factory.mktemp("whole"), Path())
     running.run()

@@ -68,7 +68,7 @@ class Pair:
     async def say(self, *chunks: ftis_pb2.FetchChunk, silent: bool = False) -> None:
         """Answers every request with these; then it ends, or says no more."""
 
-        async def serve(request: ftis_pb2.FetchRequest, peer: bytes) -> AsyncIterator[ftis_pb2.FetchChunk]:
+        async def serve(request, peer):
             for one in chunks:
                 yield one
             if silent:
@@ -97,20 +97,20 @@ async def connected(path: Path) -> AsyncIterator[Pair]:
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def apart(tmp_path: Path) -> AsyncIterator[Pair]:
+async def apart(tmp_path) -> AsyncIterator[Pair]:
     """A pair that one test may spoil."""
     async with connected(tmp_path) as made:
         yield made
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def together(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pair]:
+async def together(tmp_path_factory) -> AsyncIterator[Pair]:
     async with connected(tmp_path_factory.mktemp("pair")) as made:
         yield made
 
 
 @pytest.fixture
-def pair(together: Pair) -> Pair:
+def pair(together) -> Pair:
     """The pair of all tests that say how Bob answers."""
     together.traffic = Traffic()
     return together
@@ -149,7 +149,7 @@ async def test_over_quic_all_arrives_too(tmp_path):
 async def test_what_is_over_the_limit_waits_and_then_is_busy(monkeypatch):
     now, slept = 100.0, []
 
-    async def sleep(seconds: float) -> None:
+    async def sleep(seconds):
         nonlocal now
         slept.append(seconds)
         now += seconds
@@ -222,7 +222,7 @@ async def test_a_holder_that_sends_just_often_enough_is_at_fault(pair, monkeypat
     monkeypatch.setattr(fetching, "CHUNK_SECONDS", 0.5)
     monkeypatch.setattr(fetching, "FETCH_SECONDS", 1.0)
 
-    async def serve(request: ftis_pb2.FetchRequest, peer: bytes) -> AsyncIterator[ftis_pb2.FetchChunk]:
+    async def serve(request, peer):
         for body in contents:
             await asyncio.sleep(0.2)  # the slowness is what is tested
             yield chunk(body)
@@ -233,7 +233,7 @@ async def test_a_holder_that_sends_just_often_enough_is_at_fault(pair, monkeypat
 
 
 async def test_a_holder_whose_handler_fails_is_at_fault(pair):
-    async def serve(request: ftis_pb2.FetchRequest, peer: bytes) -> AsyncIterator[ftis_pb2.FetchChunk]:
+    async def serve(request, peer):
         raise RuntimeError("my disk is gone")
         yield chunk(b"")
 
@@ -248,7 +248,7 @@ async def test_a_holder_without_the_service_or_without_a_connection_is_at_fault(
 
 
 async def test_a_length_header_of_four_gigabytes_is_the_holders_fault(apart):
-    async def handler(info, reader, writer):  # type: ignore[no-untyped-def]
+    async def handler(info, reader, writer):
         await P2P.receive_protobuf(ftis_pb2.FetchRequest, reader)
         writer.write(P2P.MESSAGE_MARKER + (1 << 32).to_bytes(8, "big") + bytes(100_000))
         with contextlib.suppress(Exception):
@@ -280,7 +280,7 @@ async def test_a_peer_that_fetches_twice_at_once_hears_busy(pair):
     uploads = Uploads(holding(contents), Traffic())
     first_out, go_on = asyncio.Event(), asyncio.Event()
 
-    async def serve(request: ftis_pb2.FetchRequest, peer: bytes) -> AsyncIterator[ftis_pb2.FetchChunk]:
+    async def serve(request, peer):
         async for made in uploads.serve(request, peer):
             yield made
             if made.status == HERE and not first_out.is_set():
@@ -302,7 +302,7 @@ async def test_who_would_wait_too_long_for_a_slot_hears_busy(monkeypatch):
     others = await slots_taken(uploads, contents)
     assert await read(uploads, ALICE.author, contents) == [BUSY, BUSY]
     assert await read(uploads, BOB.author, contents) == [HERE, HERE], "peers with a record have slots of their own"
-    await others[0].aclose()  # type: ignore[attr-defined]
+    await others[0].aclose()
     assert await read(uploads, ALICE.author, contents) == [HERE, HERE]
 
 
@@ -316,7 +316,7 @@ async def test_asking_often_takes_one_place_in_the_queue_only(monkeypatch):
     assert all(task.result() == [BUSY, BUSY] for task in greedy if task.done())
     modest = asyncio.create_task(read(uploads, BOB.author, contents))
     for other in others[:2]:
-        await other.aclose()  # type: ignore[attr-defined]
+        await other.aclose()
     assert await modest == [HERE, HERE]
     assert [HERE, HERE] in await asyncio.gather(*greedy)
 

@@ -44,7 +44,7 @@ KEYS = {
 
 
 @pytest.fixture
-def fit(monkeypatch: pytest.MonkeyPatch, cli: Cli) -> Cli:
+def fit(monkeypatch, cli) -> Cli:
     """The command in this process, with no hub to ask: exit code, stdout and stderr."""
     monkeypatch.setattr("ftis_node.policy.measure.where_to_look", lambda source: {"local_files_only": True})
     return partial(cli, "fit")

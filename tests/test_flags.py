@@ -15,13 +15,13 @@ def given() -> list[Given]:
 
 
 @pytest.fixture
-def app(given: list[Given]) -> typer.Typer:
+def app(given) -> typer.Typer:
     """A command with all flags, which keeps what it was given."""
     app = typer.Typer(add_completion=False)
 
     @app.command()
     @with_settings(*FLAGS)
-    def command(*, given: Given) -> None:
+    def command(*, given):
         kept.append(given)
 
     kept = given

@@ -4,7 +4,6 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -33,7 +32,7 @@ def watched_forwards(policy: Policy) -> Iterator[list[tuple[int, int]]]:
     """Collects [rows, tokens] of every forward pass."""
     shapes: list[tuple[int, int]] = []
 
-    def see(module: Any, args: Any, kwargs: Any) -> None:
+    def see(module, args, kwargs):
         shapes.append(tuple(kwargs["input_ids"].shape))
 
     handle = policy.causal_lm.register_forward_pre_hook(see, with_kwargs=True)
@@ -106,7 +105,7 @@ def test_waiting_rows_take_places_and_keep_their_seeds(batch, kind, monkeypatch)
     tokens: list[int] = []
     grow = SharedCache.grow
 
-    def noted(cache: SharedCache) -> tuple[int, ...]:
+    def noted(cache):
         tokens.append(cache.rows)
         return grow(cache)
 

@@ -43,7 +43,7 @@ def test_what_is_no_sound_model_is_refused_by_name(file):
 def test_what_keeps_a_file_from_becoming_a_folder_is_told(tmp_path, monkeypatch):
     file = FILES / "llama.gguf"
 
-    def refused(name: object, words: str) -> None:
+    def refused(name, words):
         with pytest.raises(UserError, match=words):
             resolve(str(name))
 

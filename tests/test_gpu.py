@@ -16,7 +16,6 @@ from ftis_node.store.home import Home
 from ftis_node.worker.client import WorkerDied
 from ftis_node.worker.engine import Engine
 from ftis_node.worker.gpu import gpu_figures
-from ftis_node.worker.messages import Watch
 from tests.support.small_models import arithmetic_settings
 from tests.support.statuses import JOINING, TRAINING, answered
 
@@ -51,11 +50,11 @@ async def test_it_is_looked_at_until_the_compute_process_ends(tmp_path, monkeypa
     class Worker:
         pid = None
 
-        async def call(self, request: Watch) -> Watched:
+        async def call(self, request):
             seen.append(process.watched.gpu)
             if len(seen) == 3:
                 raise WorkerDied("It is gone.")
             return Watched(GpuFigures(**BUSY))
 
-    await process._watch(Worker())  # type: ignore[arg-type]
+    await process._watch(Worker())
     assert seen == [None, GpuFigures(**BUSY), GpuFigures(**BUSY)] and process.watched == Watched()

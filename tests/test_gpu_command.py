@@ -1,8 +1,6 @@
 """`make gpu` without a card: it says so, runs part by part, goes on where it was, and writes its page."""
 
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,7 +16,7 @@ def finds(monkeypatch: pytest.MonkeyPatch, **states: str) -> list[str]:
     """Stands in for the processes: what each named part finds, kept as a real one keeps it; returns which ran."""
     ran: list[str] = []
 
-    def run(name: str, place: gpu_parts.Place, file: Path, limit: float) -> dict[str, Any]:
+    def run(name, place, file, limit):
         ran.append(name)
         found = {
             "part": name,

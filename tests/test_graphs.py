@@ -13,13 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from ftis_node.errors import FtisError
 from ftis_node.policy import room
 from ftis_node.policy.generate import cache as cache_module
 from ftis_node.policy.generate import graphs as graphs_module
-from ftis_node.policy.generate.cache import Ids, SharedCache, bucket
+from ftis_node.policy.generate.cache import SharedCache, bucket
 from ftis_node.policy.generate.graphs import Graphs, failed
 from ftis_node.policy.generate.kept import let_go
 from ftis_node.policy.generate.stream import Sampling, generate
@@ -35,12 +34,12 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture(autouse=True)
-def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[pretended.CUDAGraph]]:
+def recorded(monkeypatch) -> Iterator[list[pretended.CUDAGraph]]:
     """Graphs of the CPU in place of CUDA's; all that were captured."""
     made: list[pretended.CUDAGraph] = []
 
     class Noted(pretended.OnTheCPU):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             made.append(self)
 
@@ -81,7 +80,7 @@ def test_rows_that_end_go_in_a_few_sizes_and_the_others_stay(kind, monkeypatch):
     sizes: list[int] = []
     shrink = SharedCache.shrink
 
-    def noted(cache: SharedCache, rows: int) -> Ids:
+    def noted(cache, rows):
         sizes.append(rows)
         return shrink(cache, rows)
 
@@ -116,7 +115,7 @@ def test_weights_that_change_between_two_calls_are_used_as_they_are(kind, graphs
 def test_graphs_are_kept_for_the_next_call_until_what_they_read_moves(recorded):
     policy = replace(twin(policy_of("lora")), graphs=True)
 
-    def captures(prompts: Any = PROMPTS, batch: int = 288) -> int:
+    def captures(prompts=PROMPTS, batch=288):
         """Made by another generation, whose tokens are right."""
         before = len(recorded)
         ours, expected = (endless(one, prompts, batch, before) for one in (policy, replace(policy, graphs=False)))
@@ -163,7 +162,7 @@ def test_a_lack_of_memory_during_a_capture_is_passing(first, times, recorded, mo
     begin = torch.cuda.CUDAGraph.capture_begin
     short = [times]
 
-    def captured(graph: Any, **how: Any) -> None:
+    def captured(graph, **how):
         begin(graph, **how)
         if short[0] and len(recorded) == first:
             short[0] -= 1
@@ -176,7 +175,7 @@ def test_a_lack_of_memory_during_a_capture_is_passing(first, times, recorded, mo
     policy = replace(twin(policy_of("qwen2")), graphs=True)
     tried = []
 
-    def attempt(batch: int) -> Any:
+    def attempt(batch):
         tried.append(batch)
         return endless(policy, batch=batch)
 
@@ -188,7 +187,7 @@ def test_a_lack_of_memory_during_a_capture_is_passing(first, times, recorded, mo
 
 
 def test_a_failed_capture_is_warned_of_once(caplog, monkeypatch):
-    def refused(*_: object, **__: object) -> None:
+    def refused(*_, **__):
         raise RuntimeError("operation not permitted when stream is capturing")
 
     policy = policy_of("lora")
@@ -216,7 +215,7 @@ def test_a_replay_repeats_what_was_captured_and_no_number_of_the_host():
     count = [0]
     total = torch.zeros(())
 
-    def function(x: Tensor) -> tuple[Tensor]:
+    def function(x):
         count[0] += 1
         return (x + total.add_(1) + 10 * count[0],)
 

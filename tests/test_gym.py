@@ -36,12 +36,12 @@ TRIED = ("letter_counting", "word_sorting", "graph_color", "sudoku", *EVALUATED)
 
 
 @pytest.fixture(scope="module")
-def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def shared_cache(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("cache")
 
 
 @pytest.fixture(autouse=True)
-def own_cache(shared_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def own_cache(shared_cache, monkeypatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(shared_cache))
 
 

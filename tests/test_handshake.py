@@ -61,7 +61,7 @@ async def test_a_node_that_asks_an_old_peer_for_its_run_is_told_at_once_to_upgra
 
 async def test_a_peer_that_gives_no_run_is_no_help_and_its_words_are_plain(tmp_path):
     class Rude(Answers):
-        async def on_handshake(self, request: ftis_pb2.Handshake, peer: bytes) -> ftis_pb2.Handshake:
+        async def on_handshake(self, request, peer):
             return ftis_pb2.Handshake(major=PROTOCOL_MAJOR, refusal="\x1b[31mgo\naway", run_file="{}")
 
     async with transport(ALICE, tmp_path / "a") as alice, transport(CAROL, tmp_path / "c") as carol:

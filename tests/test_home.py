@@ -11,7 +11,6 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NoReturn
 
 import psutil
 import pytest
@@ -40,7 +39,7 @@ def mode(path: Path) -> int:
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Iterator[Home]:
+def home(tmp_path) -> Iterator[Home]:
     made = Home(tmp_path / "home")
     yield made
     made.close()
@@ -128,7 +127,7 @@ def test_commands_name_every_home_but_the_default(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("line", ["join --dry-run", "doctor", "bugreport", "task check gsm8k"])
 def test_without_a_home_folder_it_is_told(line, cli, monkeypatch):
-    def unknown(user: int) -> NoReturn:
+    def unknown(user):
         raise KeyError(f"getpwuid(): uid not found: {user}")
 
     monkeypatch.delenv("HOME")

@@ -14,7 +14,6 @@ from ftis_node.config.run import load_run_file, refuse_horizontal
 from ftis_node.errors import UsageError
 from ftis_node.node import assembly
 from ftis_node.node.horizontal import HorizontalSource
-from ftis_node.node.step_batch import StepBatch
 from ftis_node.node.stepper import Stepper
 from ftis_node.objective import PRESETS
 from ftis_node.observe.metrics import read_events
@@ -215,7 +214,7 @@ def test_row_77_after_a_restart_the_slots_of_an_epoch_that_were_announced_are_no
 async def test_a_listener_makes_no_part_and_trains_on_others(tmp_path, monkeypatch):
     (node, source), trained = horizontal(tmp_path, own_share=0.0), []
 
-    async def train(batch: StepBatch, began: float) -> None:
+    async def train(batch, began):
         trained.append((len(batch.own), len(batch.foreign)))
 
     monkeypatch.setattr(node, "train", train)
@@ -246,7 +245,7 @@ def test_parts_that_waited_come_back_after_a_restart(tmp_path, ago, monkeypatch)
     came: list[Group] = []
     inbox = SimpleNamespace(score_later=lambda group, born: came.append(group))
     node = SimpleNamespace(pool=parts().pool, source=SimpleNamespace(inbox=inbox))
-    assembly.refill_pool(SimpleNamespace(store=store, context=CONTEXT, stepper=node))  # type: ignore[arg-type]
+    assembly.refill_pool(SimpleNamespace(store=store, context=CONTEXT, stepper=node))
     assert [key_of(group) for group in came] == [key_of(made.group)]
 
 
@@ -266,7 +265,7 @@ async def test_a_step_waits_for_parts_and_counts_only_its_own(tmp_path, monkeypa
 
 async def test_a_rounds_cost_is_shared_by_the_parts_that_the_epoch_had_left(tmp_path):
     class Slow:
-        async def call(self, request: Any) -> Any:
+        async def call(self, request):
             clock.now += 8.0 * len(request.rows)
             groups = [part(identity(9).author, slot, 0, request.round).group for slot in request.slots]
             return Generated([ScoredPacket(one.data, [0.0, 1.0]) for one in groups], 0.0, 9)
@@ -330,7 +329,7 @@ def test_three_daemons_go_on_when_one_is_killed_and_one_frozen(tmp_path, join):
     for daemon in (a, b, c):
         daemon.wait(lambda s: len(s.get("foreign_groups_used", {})) == 2, "it trained on both others' parts")
 
-    def shared() -> list[dict[str, Any]]:
+    def shared():
         return [step for step in read_events(a.home.metrics, "step") if len(step["authors"]) == 2]
 
     a.wait(lambda s: bool(shared()), "a step has parts of all three")

@@ -26,25 +26,25 @@ PATIENCE = 240.0  # until something has come about, however busy the machine is
 
 
 @pytest.fixture(scope="module")
-def ring(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Arena]:
+def ring(tmp_path_factory) -> Iterator[Arena]:
     with arena(tmp_path_factory.mktemp("arena"), 2) as started:
         yield started
 
 
 @pytest.fixture(scope="module")
-def stage(ring: Arena, tmp_path_factory: pytest.TempPathFactory) -> Stage:
+def stage(ring, tmp_path_factory) -> Stage:
     return Stage(ring, tmp_path_factory.mktemp("hostile"), seed=0)
 
 
 @pytest.fixture(scope="module")
-def mixed_stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+def mixed_stage(tmp_path_factory) -> Iterator[Stage]:
     """Of a text run between two tokenizers."""
     with arena(tmp_path_factory.mktemp("mixed"), 2, mixed=True) as started:
         yield Stage(started, tmp_path_factory.mktemp("hostile-mixed"), seed=0)
 
 
 @pytest.fixture
-def ground(request: pytest.FixtureRequest, kind: type[Attack]) -> Stage:
+def ground(request, kind) -> Stage:
     """Where an attack belongs: in a text run, if it lies about text."""
     return request.getfixturevalue("mixed_stage" if kind.__module__ == text.__name__ else "stage")
 
@@ -316,7 +316,7 @@ async def test_row_33_streams_not_read_or_half_open_leave_no_socket(stage, kind)
         await until(fight.has_struck(4), "it has struck")
         await fight.goes_on("the nodes go on with one another meanwhile")
 
-    def as_before() -> bool:
+    def as_before():
         after = stage.ring.sample().files
         return all(after[key] <= before[key] + SOME_FILES for key in before)
 

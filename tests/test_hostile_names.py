@@ -10,7 +10,6 @@ import threading
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -52,7 +51,7 @@ def plain(text: str) -> bool:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
+def place(tmp_path_factory) -> Iterator[Home]:
     """A home of a hostile name, whose daemon says hostile things."""
     home = Home(tmp_path_factory.mktemp("hostile") / HOSTILE)
     home.path.mkdir(parents=True)
@@ -65,7 +64,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
     home.log.write_text(HOSTILE.replace("\n", " ") + f"\n{event}\n")
     answer = {"state": "STOPPING", "reason": HOSTILE, "pausing": True, "finishing": False}
 
-    async def ordered(_: Any) -> Any:
+    async def ordered(_):
         return answer
 
     api = Api(
@@ -84,7 +83,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def files(tmp_path_factory) -> Path:
     """A folder of a hostile name with a model, a run file, settings and a task in it."""
     folder = tmp_path_factory.mktemp("files") / HOSTILE
     shutil.copytree(BUILT_IN_DIR / "tiny-a", folder / "model")

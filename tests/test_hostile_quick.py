@@ -67,7 +67,7 @@ async def test_rows_33_to_44_at_once_silence_and_blame_nobody(tmp_path, monkeypa
             assert node.met(other)
             assert len(node.swarm.gossip.table) <= node.swarm.gossip.table.capacity
 
-        def nothing_is_left() -> bool:
+        def nothing_is_left():
             now = {node.address: open_files(node) for node in nodes}
             pairs = [pair for one in now for pair in zip(now[one], before[one], strict=True)]
             return all(after <= earlier + SOME_FILES for after, earlier in pairs)

@@ -26,7 +26,7 @@ KINDS = [kind for kind in chosen("all", version=2) if issubclass(kind, Lies)]
 
 def made_by(kind: type[Lies], world: World) -> list[tuple[bytes, int, int, bytes]]:
     """Author, round, slot and bytes of packets of many rounds, each by another author."""
-    attack = kind(SimpleNamespace(world=world, identity=identity(1), asked=Counter()))  # type: ignore[arg-type]  # it calls nobody
+    attack = kind(SimpleNamespace(world=world, identity=identity(1), asked=Counter()))  # it calls nobody
     found = []
     for _ in range(ROUNDS):
         author = attack.author().author

@@ -5,7 +5,6 @@ import json
 import resource
 from collections.abc import Iterator
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,7 +35,7 @@ def parquet(rows: list[dict[str, Any]]) -> bytes:
 
 
 @pytest.fixture
-def offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+def offered(tmp_path, monkeypatch) -> Iterator[Hub]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hf"))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
@@ -120,7 +119,7 @@ def test_a_home_goes_on_with_its_runs_revision(offered):
 
 
 def test_messages_are_a_question(offered):
-    def row(n: int) -> dict[str, Any]:
+    def row(n):
         said = [("system", "Be brief."), ("user", f"What is {n} + 1?"), ("assistant", "I think"), ("user", "and?")]
         return {"prompt": [{"role": role, "content": text} for role, text in said], "answer": n + 1}
 

@@ -53,7 +53,7 @@ def test_all_who_make_the_key_at_once_get_the_same(tmp_path):
     found: list[bytes] = []
     barrier = threading.Barrier(8)
 
-    def make() -> None:
+    def make():
         barrier.wait()
         found.append(Identity.load_or_create(tmp_path / "key").author)
 

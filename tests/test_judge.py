@@ -220,7 +220,7 @@ def test_memory_is_limited_and_a_parent_with_much_of_it_is_no_reason_to_start_an
 
 
 def test_the_verdict_of_an_interrupted_question_is_not_taken_for_the_next_one_s():
-    def interrupted(*_: object) -> bytes:
+    def interrupted(*_):
         raise KeyboardInterrupt
 
     with Judge("regex", seconds=BOUND) as one:

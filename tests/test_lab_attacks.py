@@ -13,7 +13,7 @@ from ftis_node.lab.reporting.claims import judge
 from ftis_node.lab.reporting.report import write_report
 from ftis_node.lab.reporting.results import read_results
 from ftis_node.lab.scripts import CLAIMED, RIGHT, Scripted
-from ftis_node.packet import Completion, Group, Packet, TextPacket, author_digest, decode, encode, prompt_digest
+from ftis_node.packet import Completion, Group, TextPacket, author_digest, decode, encode, prompt_digest
 from ftis_node.policy.load import load_tokenizer
 from ftis_node.swarm.admission import AdmissionContext, admit
 from ftis_node.tasks import Example, load_task
@@ -123,7 +123,7 @@ def test_what_counts_as_carrying_a_payload(text, found):
 def test_a_watch_counts_since_it_was_last_asked():
     tokenizer = load_tokenizer("tiny-a")
 
-    def said(*texts: str) -> Packet:
+    def said(*texts):
         ids = [[*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id] for text in texts]
         made = [Completion(np.asarray(one, np.uint32), np.zeros(len(one), np.float32), True) for one in ids]
         return content(RUN, b"", 0, 0, made)

@@ -11,12 +11,12 @@ from ftis_node.lab.clock import SimulatedLoop
 def test_an_hour_of_sleep_is_over_at_once_and_in_order():
     seen: list[tuple[str, float]] = []
 
-    async def sleeper(name: str, *naps: float) -> None:
+    async def sleeper(name, *naps):
         for nap in naps:
             await asyncio.sleep(nap)
             seen.append((name, asyncio.get_running_loop().time()))
 
-    async def both() -> None:
+    async def both():
         await asyncio.gather(sleeper("a", 1800, 1800), sleeper("b", 2000), sleeper("c", 0.001))
 
     with asyncio.Runner(loop_factory=SimulatedLoop) as runner:
@@ -26,7 +26,7 @@ def test_an_hour_of_sleep_is_over_at_once_and_in_order():
 
 
 def test_a_trial_that_goes_on_begins_where_it_was():
-    async def now() -> float:
+    async def now():
         await asyncio.sleep(5)
         return asyncio.get_running_loop().time()
 
@@ -35,7 +35,7 @@ def test_a_trial_that_goes_on_begins_where_it_was():
 
 
 def test_while_another_process_works_simulated_time_stands_still():
-    async def child() -> float:
+    async def child():
         loop = asyncio.get_running_loop()
         assert isinstance(loop, SimulatedLoop)
         timer = asyncio.create_task(asyncio.sleep(1000))

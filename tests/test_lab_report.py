@@ -36,7 +36,7 @@ def laboratory(out: Path) -> Laboratory:
 
 
 @pytest.fixture(scope="module")
-def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def report(tmp_path_factory) -> Path:
     return write_report(laboratory(tmp_path_factory.mktemp("lab")).write())
 
 

@@ -46,7 +46,7 @@ VERDICTS = [
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> list[Finding]:
+def found(tmp_path_factory) -> list[Finding]:
     """Of each line above, in a family of its own."""
     lab = Laboratory(tmp_path_factory.mktemp("verdicts")).cell("base", {"A": 0.5})
     for line in VERDICTS:

@@ -36,7 +36,7 @@ ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
 
 
 @pytest.fixture(scope="module")
-def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def file(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("lab") / "small.toml"
     path.write_text(FILE)
     return path
@@ -47,7 +47,7 @@ def lab(*words: object) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture(scope="module")
-def out(file: Path) -> Path:
+def out(file) -> Path:
     """The grid, run once."""
     place = file.parent / "out"
     done = lab("run", file, "--out", place, "--jobs", "1", "--json")

@@ -17,7 +17,7 @@ from tests.support.lab import A, B, cut, kind, run, spec, timeless
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def shared(tmp_path_factory) -> list[dict[str, Any]]:
     """Three steps of A and B with F-TIS."""
     return run(spec(), tmp_path_factory.mktemp("shared"))
 

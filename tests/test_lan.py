@@ -138,7 +138,7 @@ def test_row_62_one_network_does_not_name_what_is_in_another():
 
 
 def test_row_62_a_dead_node_on_the_local_network_keeps_no_start_from_beginning(join, tmp_path):
-    async def begin() -> None:
+    async def begin():
         async with telling():
             line = ("join", "--dry-run", "--lan", "--host", HERE, "--model", "tiny-a", "--home", tmp_path / "b")
             await asyncio.to_thread(printed, *line)
@@ -157,14 +157,14 @@ async def listen_in(found: list[tuple[bytes, bytes | None, str]]) -> None:
     """All that a stranger can read of the services here."""
     listener = AsyncZeroconf(interfaces=[HERE])
 
-    async def ask(service: str) -> None:
+    async def ask(service):
         info = AsyncServiceInfo(SERVICE, service)
         if await info.async_request(listener.zeroconf, 3000):
             found.extend((key, word, f"{service} {info.server}") for key, word in info.properties.items())
 
     asking: list[asyncio.Future[None]] = []
 
-    def noticed(*, name: str, **_: object) -> None:
+    def noticed(*, name, **_):
         asking.append(asyncio.ensure_future(ask(name)))
 
     browser = AsyncServiceBrowser(listener.zeroconf, SERVICE, handlers=[noticed])
@@ -184,7 +184,7 @@ async def test_row_78_members_find_each_other_on_the_local_network_and_nobody_el
     inside = MembersOnLan(private.id, known.__contains__, met.append)
     outside = MembersOnLan(RUN.id, lambda _: True, lambda *_: pytest.fail("another run's id"))
     listener = Lan(HERE, strangers.append, strangers.append)
-    lan = Lan(HERE, strangers.append)  # type: ignore[arg-type]
+    lan = Lan(HERE, strangers.append)
     read: list[tuple[bytes, bytes | None, str]] = []
     try:
         await listener.start()

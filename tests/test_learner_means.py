@@ -90,7 +90,7 @@ def test_a_reward_at_the_mean_is_no_success_that_moves_the_gate():
     assert sum([0.3, 0.4, 0.5]) / 3 < 0.4
     part = OWN[0].parts[0]
 
-    def likelihood(completion: Completion) -> float:
+    def likelihood(completion):
         return float(plain_logprobs(POLICY, [OWN[0].prompt_ids], [completion.token_ids], TEMPERATURE).detach().mean())
 
     least, *_, most = sorted(part.completions, key=likelihood)

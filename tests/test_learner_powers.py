@@ -169,7 +169,7 @@ def test_a_bad_step_moves_no_gate_and_an_empty_success_neither():
 def test_uneven_lengths_take_no_more_room_in_attention_than_the_plan_has(budget):
     random = np.random.default_rng(0)
 
-    def completion(length: int) -> Completion:
+    def completion(length):
         return Completion(np.zeros(length, np.uint32), np.zeros(length, np.float32), False)
 
     groups = []
@@ -262,7 +262,7 @@ def test_gradient_checkpointing_changes_nothing_but_what_is_kept(policy):
 def with_room_for(subject: Learner, tokens: int) -> None:
     """A device on which a forward pass of more tokens fails as CUDA fails."""
 
-    def refuse(module: Any, args: Any, kwargs: Any) -> None:
+    def refuse(module, args, kwargs):
         if kwargs["input_ids"].numel() > tokens:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
@@ -330,7 +330,7 @@ def test_a_gpu_that_lacks_memory_for_the_update_gets_it_a_moment_later_and_the_s
     working = getattr(owner, where)
     calls = [0]
 
-    def short(*args: Any, **kwargs: Any) -> Tensor:
+    def short(*args, **kwargs):
         calls[0] += 1
         if in_update and calls[0] % 5 == 0 and calls[0] // 5 <= times:  # not the first: some are there already
             raise torch.OutOfMemoryError("CUDA out of memory.")
@@ -340,7 +340,7 @@ def test_a_gpu_that_lacks_memory_for_the_update_gets_it_a_moment_later_and_the_s
     in_update = False
     update = cramped.optimiser.step
 
-    def stepped(**kwargs: Any) -> None:
+    def stepped(**kwargs):
         nonlocal in_update
         in_update = True
         calls[0] = 0

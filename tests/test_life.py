@@ -4,7 +4,6 @@ import asyncio
 import json
 import socket
 from collections.abc import Iterator
-from pathlib import Path
 
 import psutil
 import pytest
@@ -26,7 +25,7 @@ PLACE = ("--host", "127.0.0.1")
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> Iterator[Daemon]:
+def node(tmp_path) -> Iterator[Daemon]:
     """A home; whatever a failed test left running on it is ended."""
     daemon = Daemon(tmp_path / "node")
     yield daemon

@@ -184,7 +184,7 @@ def test_what_is_added_is_followed_across_rotations_until_the_daemon_ends(tmp_pa
     log = tmp_path / "node.log"
     add(log, "1\n2\n3")  # the last one is still being written
 
-    def life() -> Iterator[bool]:
+    def life():
         add(log, "+\n4\n")
         yield True
         add(log, "5\n")

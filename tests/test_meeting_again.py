@@ -17,7 +17,6 @@ from ftis_node.swarm.known_addresses import KnownAddresses
 from ftis_node.swarm.membership import Membership
 from ftis_node.swarm.traffic import Traffic
 from tests.support.alone import Alone
-from tests.support.clock import Clock
 from tests.support.swarm import OTHER_RUN, RUN, Member, all_meet, eventually, held_up, identity, member, transport
 
 BOB, MALLORY = identity(2), identity(4)
@@ -25,7 +24,7 @@ NOWHERE = f"/ip4/127.0.0.1/tcp/1024/p2p/{BOB.peer_id}"
 
 
 @pytest.fixture
-def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+def hasty(monkeypatch) -> None:
     """Nodes that lose patience sooner, so that the tests need not wait."""
     monkeypatch.setattr(swarm, "EXCHANGE_SECONDS", 1.0)
     monkeypatch.setattr(swarm, "MAINTAIN_SECONDS", 1.0)
@@ -125,7 +124,7 @@ async def greeted_in_vain(node: Member, lost: Member) -> None:
 
 
 @pytest.fixture
-def alice(clock: Clock) -> Alone:
+def alice(clock) -> Alone:
     """A node without a network, whose pauses are counted by a clock in hand."""
     made = Alone(identity(1), host="127.0.0.1")
     made.addresses.clock = clock
@@ -133,7 +132,7 @@ def alice(clock: Clock) -> Alone:
 
 
 @pytest.fixture
-def bereft(alice: Alone) -> Alone:
+def bereft(alice) -> Alone:
     """The same, after it has met Bob and lost him."""
     alice.on_handshake(hello(), BOB.author)
     alice.active_view.pop(BOB.author)

@@ -3,7 +3,6 @@
 import asyncio
 import math
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -42,7 +41,7 @@ def test_who_greets_again_keeps_its_turn_and_who_may_renew_a_certificate_is_gree
     for peer in alice.active_view.values():
         peer.told = frozenset(alice.own_addresses)
     assert alice.outdated() == []
-    alice.roster = SimpleNamespace(due_at=lambda peer: peer == BOB.author)  # type: ignore[assignment]
+    alice.roster = SimpleNamespace(due_at=lambda peer: peer == BOB.author)
     assert alice.outdated() == [BOB.author], "it may renew the certificate now"
 
 
@@ -220,7 +219,7 @@ async def test_who_is_at_home_in_a_network_dials_whom_others_name(own, taken):
 
 
 async def test_row_73_a_node_is_at_home_where_a_host_that_its_owner_named_leads(tmp_path, monkeypatch):
-    async def elsewhere(*_: object, **__: object) -> list[Any]:
+    async def elsewhere(*_, **__):
         return [(2, 1, 6, "", ("8.8.4.4", 0))]
 
     async with node(ALICE, tmp_path) as (alice, _), node(BOB, tmp_path) as (_, network):

@@ -62,7 +62,7 @@ def test_of_a_sample_that_the_learner_finds_unlikely_only_two_estimators_reach_t
 def test_a_token_whose_ratio_is_beyond_the_clamp_has_no_gradient(name, advantage, log_ratio):
     """Neither is stopped by the clip at ε: at 19 nats both have one."""
 
-    def slope(ratio: float) -> float:
+    def slope(ratio):
         before = [[-1.0 - ratio]]
         start = before if name == "ftis" else [[-1.0]]
         return float(graded(PRESETS[name], packed(start, [advantage], [[-1.0]], before))[1])

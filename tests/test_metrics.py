@@ -207,7 +207,7 @@ def test_a_part_that_cannot_begin_is_begun_with_the_next_line(tmp_path, monkeypa
 
 
 def raising(error: Exception) -> Callable[..., None]:
-    def fail(*_: object) -> None:
+    def fail(*_):
         raise error
 
     return fail

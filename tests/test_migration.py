@@ -3,13 +3,13 @@
 import asyncio
 import json
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from ftis_node.cli.flags import Given
-from ftis_node.config.settings import Settings, collect
+from ftis_node.config.settings import collect
 from ftis_node.errors import FtisError, UsageError, UserError
 from ftis_node.lab.replaying.stored import StoredPackets
 from ftis_node.node.daemon import Node
@@ -27,7 +27,7 @@ OLDER = "has schema 1, .* start in a new --home"
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Iterator[Home]:
+def home(tmp_path) -> Iterator[Home]:
     made = Home(tmp_path / "home")
     made.open()
     yield made
@@ -35,7 +35,7 @@ def home(tmp_path: Path) -> Iterator[Home]:
 
 
 @pytest.fixture
-def database(tmp_path: Path) -> Path:
+def database(tmp_path) -> Path:
     """One that 98648f7 made."""
     write_database(tmp_path / "store.sqlite", RUN)
     return tmp_path / "store.sqlite"
@@ -98,7 +98,7 @@ def test_a_task_file_is_remembered_by_its_place(home, tmp_path, monkeypatch):
 
 
 def test_a_home_keeps_its_name_and_the_settings_of_its_command_lines(home):
-    def start(name: str | None = None, **said: object) -> tuple[Settings, Mapping[str, str]]:
+    def start(name=None, **said):
         given = Given(said)
         settled = given.on(home)("arithmetic")
         options = with_remembered(JoinOptions(home, name=name, kept=given.to_keep(home)), home)
@@ -172,7 +172,7 @@ def test_a_checkpoint_of_another_version_is_refused_not_called_damaged(tmp_path,
 def test_a_start_finds_its_files_again(tmp_path, monkeypatch):
     """Up to where it would open the network."""
 
-    def far_enough(_: Home) -> Path:
+    def far_enough(_):
         raise FtisError("so far")
 
     monkeypatch.setattr(Home, "make_runtime", far_enough)

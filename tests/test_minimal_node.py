@@ -34,7 +34,7 @@ def minimal() -> ModuleType:
 
 
 @pytest.fixture(scope="module")
-def packets(minimal: ModuleType) -> dict[str, list[bytes]]:
+def packets(minimal) -> dict[str, list[bytes]]:
     torch.manual_seed(1)
     return {name: minimal.Node(name).generate(3) for name in ("tiny-a", "tiny-b")}
 

@@ -111,7 +111,7 @@ def friend(place: str, number: int, path: Path, host: str = "0.0.0.0") -> Iterat
     """A member of a private run; what is yielded waits until it has met all of these, and got more groups."""
     seen = path / str(number)
 
-    def now() -> tuple[list[str], int]:
+    def now():
         try:
             view, groups = json.loads(seen.read_text())
         except (OSError, ValueError):
@@ -120,7 +120,7 @@ def friend(place: str, number: int, path: Path, host: str = "0.0.0.0") -> Iterat
 
     with running(FRIEND, place, number, path, host) as process:
 
-        def meets(*others: int) -> None:
+        def meets(*others):
             wanted = {identity(other).peer_id for other in others}
             before = now()[1]
             until(lambda: wanted <= set(now()[0]), f"{number} meets {others}", process)

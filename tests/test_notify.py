@@ -7,7 +7,6 @@ import select
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
@@ -15,7 +14,7 @@ from ftis_node.observe.notify import IDLE_SECONDS, Notifier
 
 
 @pytest.fixture
-def manager(tmp_path: Path) -> Iterator[socket.socket]:
+def manager(tmp_path) -> Iterator[socket.socket]:
     """What listens at the other end, as systemd does."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
         listener.bind(str(tmp_path / "notify"))
@@ -82,7 +81,7 @@ async def test_without_a_manager_or_after_its_end_the_node_is_not_disturbed(tmp_
     times = itertools.count()
     again = asyncio.Event()
 
-    def status() -> str:
+    def status():
         if next(times):
             again.set()
         return "ONLINE"

@@ -67,7 +67,7 @@ def test_gspo_says_clipped_where_its_gradient_ends(first, clipped):
 def test_the_gradient_is_that_of_the_value(name):
     """Against finite differences of the surrogate; weights and filter are constants of the step."""
 
-    def value(new: Tensor) -> Tensor:
+    def value(new):
         return (
             PRESETS[name]
             .terms(trainer_logprobs=new, start_logprobs=start, sampler_logprobs=claims, chunks=CHUNKS, **samples)

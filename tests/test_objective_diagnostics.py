@@ -156,7 +156,7 @@ def test_later_inner_steps_change_only_the_clip():
     seen: dict[str, Any] = {"lengths": batch["lengths"], "sources": ["me", "a"]}
     diagnostics = Diagnostics()
 
-    def terms(drift: list[float]) -> Any:
+    def terms(drift):
         return PRESETS["tis"].terms(**batch | {"trainer_logprobs": torch.tensor(drift, dtype=torch.float64)})
 
     diagnostics.add(terms([0.0] * 4), advantages=batch["advantages"], own="me", **seen)

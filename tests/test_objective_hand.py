@@ -57,7 +57,7 @@ def loss_of_the_code(objective: Objective, groups: list[Group], level: float | N
         **batch | {"trainer_logprobs": torch.stack([x for completion in completions for x in completion.new])}
     )
 
-    def counted(completion: Completion) -> int:
+    def counted(completion):
         return len(completion.start) - (completion.ended and not objective.count_end)
 
     dropped = [completion for completion, kept in zip(completions, terms.kept.tolist(), strict=True) if not kept]

@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -120,7 +119,7 @@ def test_sgt_takes_one_right_sample_of_a_foreign_group(rewards, advantages):
 
 
 def test_sgts_gradient_is_that_of_the_log_likelihood():
-    def batch(source: str) -> list[Any]:
+    def batch(source):
         made = [Completion(np.arange(n, dtype=np.uint32), np.zeros(n, np.float32), True) for n in (2, 3)]
         group = TrainingGroup([1], [Part(source, made, [0.0, 1.0])])
         return Batch.of([group], PRESETS["sgt"], "own").computed

@@ -116,7 +116,7 @@ def test_extreme_log_probs_stay_finite(batch, start, claimed, measure):
 def test_the_parts_of_ftis_and_gated_are_their_formulas(batch):
     lengths = batch["lengths"]
 
-    def table(name: str) -> torch.Tensor:
+    def table(name):
         return pad_sequence(torch.split(batch[name], lengths.tolist()), batch_first=True)
 
     trainer = table("trainer_logprobs").requires_grad_()

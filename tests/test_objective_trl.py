@@ -57,7 +57,7 @@ def random_batch(policy: Policy) -> Batch:
     generator = torch.Generator().manual_seed(1)
     samples = GROUPS * SIZE
 
-    def whole(low: int, high: int, *shape: int) -> Tensor:
+    def whole(low, high, *shape):
         return torch.randint(low, high, shape, generator=generator)
 
     prompts = whole(2, 7, samples)
@@ -175,12 +175,12 @@ def policy() -> Policy:
 
 
 @pytest.fixture(scope="module")
-def batch(policy: Policy) -> Batch:
+def batch(policy) -> Batch:
     return random_batch(policy)
 
 
 @pytest.fixture(scope="module")
-def oracle(policy: Policy, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def oracle(policy, tmp_path_factory) -> Any:
     with pytest.MonkeyPatch.context() as patch:
         for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE", "TRL_EXPERIMENTAL_SILENCE"):
             patch.setenv(name, "1")

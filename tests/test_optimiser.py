@@ -106,7 +106,7 @@ def test_what_cannot_be_written_is_named(strange):
 
 
 def test_a_node_that_cannot_choose_8_bits_does_not_import_them(monkeypatch):
-    def asked() -> Any:
+    def asked():
         raise AssertionError("bitsandbytes takes seconds to import")
 
     monkeypatch.setattr("ftis_node.worker.planning.eight_bit", asked)

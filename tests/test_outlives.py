@@ -98,7 +98,7 @@ def test_a_terminal_that_is_closed_ends_make(target, wanted, shell):
         process = subprocess.Popen(line, cwd=ROOT, env=told, stdin=one, stdout=one, stderr=one)
     os.close(theirs)
 
-    def close() -> None:
+    def close():
         if shell:
             os.killpg(process.pid, signal.SIGHUP)
         os.close(ours)

@@ -31,7 +31,7 @@ SECRET = "7*8-9="
 
 
 @pytest.fixture
-def rows(tmp_path: Path) -> Path:
+def rows(tmp_path) -> Path:
     path = tmp_path / "mine.jsonl"
     lines = [json.dumps({"prompt": f"{SECRET}{n}+", "answer": 40 + n % 9}) for n in range(60)]
     path.write_text("\n".join(lines) + "\n")
@@ -135,7 +135,7 @@ def test_no_byte_of_them_gets_out_of_the_compute_process(rows, tmp_path, join):
     for home in (first.home, second.home):
         for body in bodies(home.store):
             for completion in decode(body).completions():
-                assert ids.tobytes() not in completion.token_ids.astype(np.uint32).tobytes()  # type: ignore[union-attr]
+                assert ids.tobytes() not in completion.token_ids.astype(np.uint32).tobytes()
 
 
 def bodies(store: Path) -> list[bytes]:

@@ -51,7 +51,7 @@ def leaving():
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def folder(tmp_path, monkeypatch) -> Iterator[Path]:
     """A person's current directory, with a module in it."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
@@ -226,7 +226,7 @@ def gone():
 
 
 @pytest.fixture
-def odd(folder: Path) -> Iterator[Guarded]:
+def odd(folder) -> Iterator[Guarded]:
     """A reward function that does what it is told to."""
     (folder / "odd.py").write_text(ODD)
     with scoring("", load_task("odd:build", code=True).scorer) as guarded:
@@ -245,7 +245,7 @@ class Child(NamedTuple):
 
 
 @pytest.fixture(params=["regex", "function"])
-def child(request: pytest.FixtureRequest) -> Iterator[Child]:
+def child(request) -> Iterator[Child]:
     if request.param == "function":
         odd: Guarded = request.getfixturevalue("odd")
         yield Child(odd, lambda: odd("good", "gold").lenient, lambda: odd("backtrack", "").lenient)

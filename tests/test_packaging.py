@@ -61,7 +61,7 @@ def test_the_extras_that_the_documents_name_are_there():
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def built(tmp_path_factory) -> Path:
     """A folder with the source archive, and the wheel that was made from nothing but that."""
     place = tmp_path_factory.mktemp("built")
     shutil.copytree(ROOT, place / "source", ignore=IGNORED)

@@ -156,7 +156,7 @@ def group_of(*completions: Completion, prompt_ids: Sequence[int] = ()) -> Packet
 
 
 def test_packing_takes_plain_lists_and_wider_types():
-    completion = Completion(np.array([5, 9]), np.array([-0.5, -0.25]), np.bool_(True))  # type: ignore[arg-type]
+    completion = Completion(np.array([5, 9]), np.array([-0.5, -0.25]), np.bool_(True))
     back = decode(encode(group_of(completion, prompt_ids=[1, 2])))
     assert (back.token_ids.tolist(), back.logprobs.tolist(), back.finished) == ([5, 9], [-0.5, -0.25], (True,))
     assert back.author_digest == author_digest(b"me") and back.prompt_digest == prompt_digest([1, 2])
@@ -177,7 +177,7 @@ def test_without_completions_there_is_no_packet_and_of_anything_but_token_ids_or
         group_of()
     for prompt in ([-1], [2**32], ["a"], [0.5], "\ud800"):
         with pytest.raises(PacketError):
-            prompt_digest(prompt)  # type: ignore[arg-type]
+            prompt_digest(prompt)
 
 
 IMPOSSIBLE: list[dict[str, Any]] = [

@@ -219,7 +219,7 @@ def test_a_damaged_database_and_one_that_cannot_be_made_say_what_to_do(tmp_path)
 
 
 def test_a_full_disk_is_no_reason_to_move_the_database_away(tmp_path, monkeypatch):
-    def full(_: PacketStore) -> None:
+    def full(_):
         error = sqlite3.OperationalError("database or disk is full")
         error.sqlite_errorcode = sqlite3.SQLITE_FULL
         raise error

@@ -125,7 +125,7 @@ WHOLE = episode([5, END], [END, 7], [8, 998])
 )
 def test_everything_honest_is_admitted(completion):
     found = outcome(WHOLE, completion)
-    assert isinstance(found, Group) and same(list(found.packet.completions())[1], completion)  # type: ignore[arg-type]
+    assert isinstance(found, Group) and same(list(found.packet.completions())[1], completion)
 
 
 @pytest.mark.parametrize(

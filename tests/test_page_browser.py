@@ -4,7 +4,6 @@ import asyncio
 import json
 import math
 from collections.abc import AsyncIterator, Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -91,7 +90,7 @@ async def completions() -> dict[str, Any]:
 
 
 @pytest.fixture
-async def page(tmp_path: Path) -> AsyncIterator[Web]:
+async def page(tmp_path) -> AsyncIterator[Web]:
     log = tmp_path / "metrics.jsonl"
     counts = {"own_groups": 8, "foreign_groups": 16, "peers": 2, "pool": 3}
     with log.open("w") as file:
@@ -103,10 +102,10 @@ async def page(tmp_path: Path) -> AsyncIterator[Web]:
     curves = History(log)
     curves.follow()
 
-    async def history() -> dict[str, Any]:
+    async def history():
         return curves.facts()
 
-    async def now() -> dict[str, Any]:
+    async def now():
         return status()
 
     answers = {"status": now, "peers": all_peers, "history": history, "completions": completions}
@@ -119,7 +118,7 @@ async def page(tmp_path: Path) -> AsyncIterator[Web]:
 async def looked_at(page: Web, look: Callable[[Browser], None], width: int = 1280, *, dark: bool = False) -> None:
     """Opens the page in a thread, for this one serves it."""
 
-    def work() -> None:
+    def work():
         with Browser(width, 900, dark=dark) as browser:
             browser.open(link(page.address, TOKEN))
             browser.wait("return document.querySelectorAll('.group').length > 1")
@@ -130,7 +129,7 @@ async def looked_at(page: Web, look: Callable[[Browser], None], width: int = 128
 
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (1280, True), (820, False), (360, True), (360, False)])
 async def test_it_is_drawn_whole_at_any_width_and_fits_into_it(page, width, dark):
-    def look(browser: Browser) -> None:
+    def look(browser):
         assert browser.run("return document.querySelectorAll('.plot > svg').length") == 7
         assert browser.run(SCRIPT) == []
         ground = browser.run("return getComputedStyle(document.body).backgroundColor")
@@ -141,7 +140,7 @@ async def test_it_is_drawn_whole_at_any_width_and_fits_into_it(page, width, dark
 
 
 async def test_text_of_strangers_is_shown_and_never_run(page):
-    def look(browser: Browser) -> None:
+    def look(browser):
         for place in ("#name", "#reason", "#peers", "#texts-own", "#texts-foreign", "#network"):
             assert EVIL in browser.run("return document.querySelector(arguments[0]).textContent", place), place
         assert f"{EVIL}: {EVIL}" in browser.run("return document.querySelector('#texts-foreign').textContent")
@@ -154,7 +153,7 @@ async def test_text_of_strangers_is_shown_and_never_run(page):
 
 
 async def test_what_to_do_is_what_the_node_says(page):
-    def look(browser: Browser) -> None:
+    def look(browser):
         told = browser.run("return document.querySelector('#reason').textContent")
         assert "It pauses after this step." in told and "It ends after" not in told
         assert f"Run ftis-node top. {EVIL}" in told
@@ -164,7 +163,7 @@ async def test_what_to_do_is_what_the_node_says(page):
 
 
 async def test_a_link_that_opens_once_opens_the_page_and_stays_good_for_that_browser(page):
-    def work(invited: str) -> None:
+    def work(invited):
         with Browser(1280, 900, dark=False) as browser:
             for _ in range(2):
                 browser.open(invited)
@@ -175,13 +174,13 @@ async def test_a_link_that_opens_once_opens_the_page_and_stays_good_for_that_bro
 
 
 async def test_a_link_that_was_clicked_on_another_site_opens_the_page():
-    async def page_with_link(request: web.BaseRequest) -> web.Response:
+    async def page_with_link(request):
         return web.Response(text=f'<a href="{link(server.address, TOKEN)}">link</a>', content_type="text/html")
 
     server = Web(TOKEN, [Route("/elsewhere", page_with_link, open=True)])
     await server.start("127.0.0.1", 0)
 
-    def work() -> None:
+    def work():
         with Browser(1280, 900, dark=False) as browser:
             browser.open(server.address.replace("127.0.0.1", "localhost") + "elsewhere")  # to a browser another site
             browser.run("document.querySelector('a').click()")
@@ -194,7 +193,7 @@ async def test_a_link_that_was_clicked_on_another_site_opens_the_page():
 
 
 async def test_a_curve_is_read_with_the_keys(page):
-    def look(browser: Browser) -> None:
+    def look(browser):
         browser.run("document.querySelector('.plot').focus()")
         press = "document.activeElement.dispatchEvent(new KeyboardEvent('keydown', {key: arguments[0]}))"
         browser.run(press, "Home")
@@ -212,7 +211,7 @@ async def test_a_node_that_is_gone_is_missed_at_once_and_its_return_seen(page):
     loop = asyncio.get_running_loop()
     port = int(page.address.split(":")[-1].rstrip("/"))
 
-    def look(browser: Browser) -> None:
+    def look(browser):
         assert browser.run("return document.getElementById('banner').hidden")
         asyncio.run_coroutine_threadsafe(page.close(), loop).result(60)
         browser.wait("return !document.getElementById('banner').hidden")
@@ -223,10 +222,10 @@ async def test_a_node_that_is_gone_is_missed_at_once_and_its_return_seen(page):
         told = browser.run("return document.body.innerText")
         assert "LOADING" in told and not any(one in told for one in ("none used", "nothing yet", "soon, before"))
 
-    async def now() -> dict[str, Any]:
+    async def now():
         return LOADING
 
-    async def nothing() -> dict[str, Any]:
+    async def nothing():
         return {}
 
     others = [json_route(f"/api/{name}", nothing) for name in ("peers", "history", "completions")]

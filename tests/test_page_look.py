@@ -84,8 +84,8 @@ async def test_every_page_is_whole_after(tmp_path, browser, swarm, steps, alone)
     told = {f"/api/{name}": facts for name, facts in answers(tmp_path, steps, alone).items()}
     told["/swarm.json"] = crowd(swarm, steps)
 
-    def route(path: str) -> Any:
-        async def answer() -> dict[str, Any]:
+    def route(path):
+        async def answer():
             return told[path]
 
         return json_route(path, answer)

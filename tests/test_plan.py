@@ -210,7 +210,7 @@ def peak_of_a_pass(policy: Policy, workload: Workload, groups: int) -> int:
         parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
     with Alive() as alive:
         logprobs, _ = score.completion_logprobs(policy, batch, 1.0)
-        logprobs.sum().backward()  # type: ignore[no-untyped-call]
+        logprobs.sum().backward()
     return alive.peak
 
 

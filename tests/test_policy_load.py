@@ -28,7 +28,7 @@ def settings(model: str | Path, **changes: Any) -> Settings:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path) -> Path:
     """A tiny model as transformers saves it, with dropout in its config."""
     Qwen2ForCausalLM(tiny_config(vocab_size=40, attention_dropout=0.5)).save_pretrained(tmp_path)
     tiny_tokenizer().save_pretrained(tmp_path)
@@ -87,7 +87,7 @@ def test_a_name_like_no_other_is_told_what_names_there_are(name):
 def test_a_folder_is_loaded_without_asking_the_hub(folder, monkeypatch):
     asked = []
 
-    def look_up(*args: Any, **kwargs: Any) -> None:
+    def look_up(*args, **kwargs):
         asked.append(args)
         raise OSError("no name service")
 
@@ -119,7 +119,7 @@ def test_a_gpu_has_its_number(wanted, device, monkeypatch):
 
 def anonymous() -> int:
     """Bytes of this process's memory that no file backs."""
-    return int(re.search(r"RssAnon:\s+(\d+) kB", Path("/proc/self/status").read_text())[1]) << 10  # type: ignore[index]
+    return int(re.search(r"RssAnon:\s+(\d+) kB", Path("/proc/self/status").read_text())[1]) << 10
 
 
 @pytest.mark.parametrize(("saved", "kind"), [("float32", "nf4"), ("bfloat16", "none")])
@@ -141,7 +141,7 @@ def test_a_cast_goes_matrix_by_matrix(saved, kind, tmp_path, monkeypatch):
     before = anonymous()
     done = threading.Event()
 
-    def watch() -> None:
+    def watch():
         while not done.wait(2e-3):
             peak[0] = max(peak[0], anonymous())
 
@@ -168,7 +168,7 @@ def test_full_training_trains_everything_lora_its_layers_only_and_changes_nothin
 
 
 def test_lora_layers_are_the_same_for_the_same_seed_and_others_for_another(folder):
-    def first(seed: int) -> torch.Tensor:
+    def first(seed):
         policy = load_policy(settings(folder, lora=True, seed=seed))
         return next(p for name, p in policy.model.named_parameters() if "lora_A" in name)
 

@@ -57,7 +57,7 @@ def phases() -> list[Any]:
 
 
 @pytest.fixture(scope="module", params=CASES)
-def told(request: pytest.FixtureRequest, phases: list[Any]) -> list[dict[str, Any]]:
+def told(request, phases) -> list[dict[str, Any]]:
     return phases[CASES[request.param]]
 
 
@@ -113,7 +113,7 @@ def test_replayed_tokens_are_those_launched_one_by_one(told):
 
 
 def _of_a_token(told: dict[str, Any], counted: str, phase: str) -> float:
-    return (told[f"{LONG} {phase}"][counted] - told[f"{SHORT} {phase}"][counted]) / (LONG - SHORT)  # type: ignore[no-any-return]
+    return (told[f"{LONG} {phase}"][counted] - told[f"{SHORT} {phase}"][counted]) / (LONG - SHORT)
 
 
 def test_scoring_another_nodes_group_needs_no_device(told):

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import io
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from time import localtime, strftime
 from typing import Any
@@ -13,7 +13,7 @@ import pytest
 
 from ftis_node.cli import invitations as invitations_module
 from ftis_node.cli.invitations import invitation_in, keep_invitation
-from ftis_node.config.run import Run, RunFile, dump_run_file
+from ftis_node.config.run import RunFile, dump_run_file
 from ftis_node.config.run import make_run as make_run_of
 from ftis_node.config.settings import collect
 from ftis_node.errors import UsageError, UserError
@@ -114,7 +114,7 @@ async def test_row_59_an_invitation_goes_to_its_inviter_only(tmp_path, monkeypat
     async with private_member(5, tmp_path) as (eve, _), transport(ANN, tmp_path / "ann") as ann:
         door = eve.swarm.membership.on_handshake
 
-        def look(request: ftis_pb2.Handshake, peer: bytes) -> ftis_pb2.Handshake:
+        def look(request, peer):
             shown.append(request.invitation)
             return door(request, peer)
 
@@ -140,7 +140,7 @@ async def test_the_invited_meet_and_lose_the_removed(tmp_path, monkeypatch):
         private_member(3, tmp_path, ticket_of(founder)) as (ben, _),
     ):
 
-        def meet(*nodes: Member) -> bool:
+        def meet(*nodes):
             everybody = {node.identity.author for node in nodes}
             return all({node.identity.author, *node.swarm.membership.active_view} == everybody for node in nodes)
 
@@ -212,8 +212,8 @@ async def test_row_56_a_hostile_answer_to_a_greeting_gives_nobody_a_certificate(
         anns = decode(of_ann.own_chain, Chain)
         lasts = dict[str, Any](expires=anns[0].expires + 99 * DAY, issued_at=int(unix_seconds()))
 
-        def hostile(node: Member) -> Callable[..., Any]:
-            async def answer(request: ftis_pb2.Handshake, peer: bytes) -> ftis_pb2.Handshake:
+        def hostile(node):
+            async def answer(request, peer):
                 hello = greeting(PRIVATE, [node.address])
                 hello.certificates = node.swarm.roster.own_chain if node.swarm.roster is not None else b""
                 whom = {FOUNDER.author: FOUNDER, CARA.author: CARA}.get(peer, BEN)
@@ -223,7 +223,7 @@ async def test_row_56_a_hostile_answer_to_a_greeting_gives_nobody_a_certificate(
             return answer
 
         for node in (ann, ben):
-            node.swarm.on_handshake = hostile(node)  # type: ignore[method-assign]
+            node.swarm.on_handshake = hostile(node)
         roster.hear([encode(removal(FOUNDER, BEN, at=unix_seconds()))], CARA.author)
         for victim in (founder, cara):
             assert await victim.swarm.membership.greet(ANN.author)
@@ -242,10 +242,10 @@ def test_runs_without_a_founder_keep_their_ids():
 
 
 @pytest.fixture
-def home_of(tmp_path: Path) -> Callable[..., Path]:
+def home_of(tmp_path) -> Callable[..., Path]:
     """Makes the home of an identity in a run, with the roster that it would have."""
 
-    def make(who: Identity, run: Run | None = PRIVATE, own: Chain = (), members: Sequence[Chain] = ()) -> Path:
+    def make(who, run=PRIVATE, own=(), members=()):
         home = tmp_path / f"home of {who.peer_id}"
         home.mkdir()
         who.keep(home / "identity.key")

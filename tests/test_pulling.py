@@ -1,7 +1,6 @@
 """What two pulls bring of one group is taken once; and what is under way is not hungered for."""
 
 import random
-from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,7 +23,7 @@ async def test_row_07_a_group_that_two_pulls_bring_is_taken_once(tmp_path):
     taken: list[Arrival] = []
     store = PacketStore(tmp_path / "store.sqlite", RUN.id, 1 << 20)
 
-    async def take(arrived: Sequence[Arrival]) -> None:
+    async def take(arrived):
         store.add([one.group for one in arrived], own=False)
         taken.extend(arrived)
 

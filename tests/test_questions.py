@@ -45,7 +45,7 @@ async def test_row_61_the_same_question_again_and_again_draws_few_bytes(asked, k
     async with contextlib.AsyncExitStack() as stack:
         alice = await stack.enter_async_context(member(1, tmp_path, upload_bytes=UPLOAD))
         bob = await stack.enter_async_context(member(2, tmp_path, [alice.address]))
-        shelf = alice.swarm._directory._shelf  # type: ignore[attr-defined]
+        shelf = alice.swarm._directory._shelf
         for one in made_up(RUN.id, "", 60):
             shelf._shelves.setdefault(one.key, {})[one.subkey] = one
         for _ in range(20 if asked == "announcements" else 1):
@@ -53,7 +53,7 @@ async def test_row_61_the_same_question_again_and_again_draws_few_bytes(asked, k
         began = time.monotonic()
         drawn = []
 
-        async def ask(number: int) -> None:
+        async def ask(number):
             async with transport(identity(number), tmp_path / str(number)) as caller:
                 await caller.connect(alice.author, [alice.address])
                 await stub(caller, alice.identity).rpc_handshake(greeting(RUN, []))

@@ -55,10 +55,10 @@ async def test_who_cannot_be_dialled_names_relayed_addresses(tmp_path, monkeypat
         direct = (await node.transport.addresses())[0]
         relayed = f"/ip4/8.8.4.4/tcp/1/p2p/{identity(2).peer_id}/p2p-circuit/p2p/{identity(1).peer_id}"
 
-        async def addresses() -> list[str]:
+        async def addresses():
             return [direct, relayed]
 
-        async def health() -> Health:
+        async def health():
             return Health(verdict, 1, 0, 0.0, 0)
 
         verdict: Any = "unknown"
@@ -131,7 +131,7 @@ async def test_row_39_others_are_reached_through_a_public_node_only_if_its_owner
 ):
     kind = p2pd._private
 
-    def public(sockets: Path, *more: str) -> object:  # AutoNAT does not call a loopback address so
+    def public(sockets, *more):  # AutoNAT does not call a loopback address so
         return kind(sockets, *more, "-forceReachabilityPublic=1")
 
     monkeypatch.setattr(p2pd, "_private", public)

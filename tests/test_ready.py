@@ -63,7 +63,7 @@ def with_a_leak(*args: Any) -> LaidOut:
     """Each token sees the next one of its completion."""
 
     class Leaking(Packing):
-        def mask(self, window: int | None) -> Tensor:
+        def mask(self, window):
             mask = super().mask(window)
             width = mask.shape[2]
             mask[..., -width:] |= torch.ones(width, width, dtype=torch.bool).tril(1)
@@ -104,7 +104,7 @@ class Neighbourly(Qwen2ForCausalLM):
     def __init__(self, config: Any) -> None:
         super().__init__(config)
 
-        def mix(module: Any, args: Any, out: Tensor) -> Tensor:
+        def mix(module, args, out):
             return out + 0.5 * out.roll(1, 1) * (torch.arange(out.shape[1]) > 0)[:, None]
 
         self.model.embed_tokens.register_forward_hook(mix)
@@ -130,7 +130,7 @@ def test_a_model_that_changes_its_logits_after_the_head_is_refused_in_bf16_too(d
 
 
 def test_a_model_too_large_for_its_dtype_is_called_that():
-    def grown(dtype: torch.dtype, factor: float) -> Policy:
+    def grown(dtype, factor):
         large = model(0.1, dtype, 4)
         with torch.no_grad():
             large.model.layers[1].mlp.down_proj.weight *= factor
@@ -147,7 +147,7 @@ class Rival:
     """liger-kernel's functions as torch computes them: Triton needs a GPU. `off` is added to what a norm gives."""
 
     def __init__(self, off: float) -> None:
-        def norm(x: Tensor, weight: Tensor, eps: float, *_: Any) -> Tensor:
+        def norm(x, weight, eps, *_):
             return functional.rms_norm(x, weight.shape, weight, eps) + off * x.detach()
 
         self.LigerRMSNormFunction = SimpleNamespace(apply=norm)
@@ -209,7 +209,7 @@ def test_the_way_is_told_when_a_model_is_loaded():
 def test_why_a_model_is_padded_is_told(monkeypatch):
     policy = tiny_policy()
 
-    def fail(*_: Any, **__: Any) -> None:
+    def fail(*_, **__):
         raise TypeError("forward() got an unexpected keyword argument 'packing'")
 
     monkeypatch.setattr(packing.Packing, "in_tables", fail)

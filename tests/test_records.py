@@ -117,7 +117,7 @@ async def test_an_address_record_is_found_by_another_node_and_attacks_leave_it_a
         assert alice._dht is not None and bob._dht is not None
         asking = bob._dht.get_stub(PeerID(ALICE.author))
 
-        async def store(*records: DHTRecord) -> list[bool]:
+        async def store(*records):
             return list(
                 (await asyncio.wait_for(asking.rpc_store(store_request(*map(astuple, records))), PATIENCE)).store_ok
             )

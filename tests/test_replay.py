@@ -43,7 +43,7 @@ pytestmark = pytest.mark.timeout(1200)  # two daemons, and what they did once mo
 
 
 @pytest.fixture(scope="module")
-def homes(tmp_path_factory: pytest.TempPathFactory) -> Homes:
+def homes(tmp_path_factory) -> Homes:
     """Two nodes that learned from one another; one was killed on the way, went on, and was killed again."""
     base = tmp_path_factory.mktemp("swarm")
     stopped = Daemon(base / "stopped", "--model", "tiny-a", "--set", "min_peers=1", *SMALL)
@@ -72,7 +72,7 @@ def homes(tmp_path_factory: pytest.TempPathFactory) -> Homes:
 
 
 @pytest.fixture
-def copy(homes: Homes, tmp_path: Path) -> Path:
+def copy(homes, tmp_path) -> Path:
     """A copy of the killed node's home, to be tampered with."""
     return Path(shutil.copytree(homes["killed"], tmp_path / "copy"))
 
@@ -158,7 +158,7 @@ def test_the_log_of_another_version_is_taken_up_and_that_is_told(copy):
     """Of one that left groups out of a step, which count in its mean reward, and could weigh authors, and did not."""
     first = read_events(copy / "metrics.jsonl", "step")[0]
 
-    def left_out(line: dict[str, Any]) -> dict[str, Any]:
+    def left_out(line):
         rewards = sum(one["own_groups"] * one["own_reward"] for one in (first, line))
         mean = rewards / (first["own_groups"] + line["own_groups"])
         return line | {"batch": line["batch"] | {"replaced": first["batch"]["own"]}, "own_reward": mean}

@@ -90,7 +90,7 @@ def test_row_34_throw_away_keys_that_contradict_themselves_evict_no_record_and_n
 def test_row_34_who_passes_on_contradictions_without_end_is_slowed_down_and_never_blamed():
     bob = Talker(BOB)
 
-    def contradicts(number: int) -> bool:
+    def contradicts(number):
         who = identity(3000 + number)
         bob.hear([entry(made_by(who, 0, packets=1))], MALLORY.author)
         bob.hear([entry(made_by(who, 0, packets=2))], MALLORY.author)

@@ -60,7 +60,7 @@ def test_what_breaks_the_device_or_is_a_mistake_is_no_lack_of_memory(error):
 
 
 @pytest.fixture
-def no_waiting(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+def no_waiting(monkeypatch) -> list[float]:
     """The attempts follow one another at once; what they would have waited."""
     waited: list[float] = []
     monkeypatch.setattr(room, "time", SimpleNamespace(sleep=waited.append))
@@ -71,7 +71,7 @@ def failing(subject: Any, times: int) -> None:
     """The model's next forward passes lack memory so many times, as when another process has taken it."""
     left = [times]
 
-    def refuse(*_: Any) -> None:
+    def refuse(*_):
         if left[0] > 0:
             left[0] -= 1
             raise torch.AcceleratorError("CUDA error: out of memory")
@@ -175,7 +175,7 @@ def test_what_has_grown_again_is_forgotten(tmp_path):
         facts, plan=replace(facts.plan, micro_batch_tokens=512, generation_batch=64)
     )
 
-    def stepped(micro_batch_tokens: int, generation_batch: int) -> None:
+    def stepped(micro_batch_tokens, generation_batch):
         process.stepped(taken_step(report=step_report(micro_batch_tokens=micro_batch_tokens)), generation_batch)
 
     stepped(128, 32)

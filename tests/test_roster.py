@@ -43,10 +43,10 @@ Rosters = Callable[..., Roster]
 
 
 @pytest.fixture
-def roster_of(tmp_path: Path, time: Clock) -> Rosters:
+def roster_of(tmp_path, time) -> Rosters:
     """Makes the roster of an identity; one of the same identity again is that after a restart."""
 
-    def make(who: Identity, ticket: Invitation | None = None) -> Roster:
+    def make(who, ticket=None):
         home = tmp_path / who.peer_id
         home.mkdir(exist_ok=True)
         return Roster(PRIVATE.id, FOUNDER.peer_id, who, home / "members", home / "orders", ticket, time)
@@ -262,7 +262,7 @@ def test_row_58_a_record_costs_one_signature_check_and_each_forged_one_its_telle
     checked: list[bytes] = []
     check = Certificate.verify
 
-    def counted(self: Certificate, signer: bytes) -> bool:
+    def counted(self, signer):
         checked.append(signer)
         return check(self, signer)
 

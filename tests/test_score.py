@@ -204,7 +204,7 @@ def test_a_token_as_good_as_certain_keeps_its_gradient_in_half_precision():
     """Its slope is 1 − p, which is lost if p is rounded first."""
     hidden = torch.tensor([[8.0, 1.0]], dtype=torch.bfloat16, requires_grad=True)
     weight = torch.tensor([[1.0, 0.0], [0.0, 1.0]], dtype=torch.bfloat16, requires_grad=True)
-    logprob, _ = score._Head.apply(hidden, weight, None, torch.tensor([0]), 2, 1.0, None)  # type: ignore[no-untyped-call]
+    logprob, _ = score._Head.apply(hidden, weight, None, torch.tensor([0]), 2, 1.0, None)
     logprob.sum().backward()
     assert hidden.grad is not None and weight.grad is not None
     slope = 1 - 1 / (1 + np.exp(-7.0))
@@ -222,7 +222,7 @@ samples = st.tuples(
 def test_a_sample_scores_the_same_alone_and_in_any_company(batch, rng):
     policy = of_kind("padded")
 
-    def scored(chosen: list[tuple[list[int], list[int]]]) -> list[Tensor]:
+    def scored(chosen):
         with torch.no_grad():
             flat = logprobs_of(policy, [p for p, _ in chosen], [np.array(c) for _, c in chosen], 1.0)
         return list(flat.split([len(c) for _, c in chosen]))

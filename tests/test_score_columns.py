@@ -2,7 +2,6 @@
 
 import json
 import sys
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -33,7 +32,7 @@ SCALARS = st.one_of(st.text(), st.integers(), st.floats(), st.booleans(), st.non
 
 
 @pytest.fixture
-def named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def named(tmp_path, monkeypatch) -> str:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     (tmp_path / "columned.py").write_text(JUDGE)

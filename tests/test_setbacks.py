@@ -74,12 +74,12 @@ class Node:
         self.revive()
         if self.progress is None:
             self.progress = Progress()
-            self.do(self.saving.checkpoint(self.compute, self.progress))  # type: ignore[arg-type]
+            self.do(self.saving.checkpoint(self.compute, self.progress))
 
     def revive(self, *, older: bool = False) -> None:
         """Another compute process, as `Node._renew` starts one."""
         self.compute = Marks()
-        self.progress = self.do(self.saving.restore(self.compute, older=older))  # type: ignore[arg-type]
+        self.progress = self.do(self.saving.restore(self.compute, older=older))
         fresh = self.progress is None
         step = self.progress.step if self.progress else 0
         self.log.write("started", step=step, fresh=fresh, branch=self.saving.branch, **MACHINE)
@@ -95,13 +95,13 @@ class Node:
         batch = {"own": [f"{self.marks:08x}"], "foreign": []}
         figures = FIGURES | {"skipped": None if report is GOOD else "not finite"}
         self.log.write("step", step=self.progress.step, batch=batch, micro_batch_tokens=1, **figures)
-        self.do(self.saving.after_step(self.compute, self.progress, report))  # type: ignore[arg-type]
+        self.do(self.saving.after_step(self.compute, self.progress, report))
 
     def settle(self) -> None:
         self.do(self.saving.flush())
 
     def save(self) -> None:
-        self.do(self.saving.save(self.compute, self.progress))  # type: ignore[arg-type]
+        self.do(self.saving.save(self.compute, self.progress))
         self.settle()
 
     def kill(self) -> None:
@@ -113,7 +113,7 @@ class Node:
     def do(self, work: Coroutine[Any, Any, Any]) -> Any:
         """To its end, with whatever it began."""
 
-        async def whole() -> Any:
+        async def whole():
             result = await work
             if self.saving._writing is not None:
                 await asyncio.wait({self.saving._writing})
@@ -132,7 +132,7 @@ class Node:
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> Iterator[Node]:
+def node(tmp_path) -> Iterator[Node]:
     node = Node(tmp_path, 5, Clock())
     yield node
     node.close()
@@ -249,8 +249,8 @@ def killed_at(number: int) -> Iterator[None]:
     """The process ends before the operation on the disk of this number."""
     left = [number]
 
-    def dying(real: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
+    def dying(real):
+        def call(*args, **kwargs):
             left[0] -= 1
             if left[0] < 0:
                 raise Killed

@@ -20,7 +20,6 @@ from ftis_node.store.home import Home
 from ftis_node.text import GB, MB, rounded
 from ftis_node.worker import engine
 from ftis_node.worker.engine import Engine
-from ftis_node.worker.messages import Load, ModelFacts
 from ftis_node.worker.planning import settle, smallest_budget
 from ftis_node.worker.shortage import refuse_shortage
 
@@ -29,7 +28,7 @@ TINY = Settings(device="cpu", vram_gb=0.1)
 
 
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def gpu(monkeypatch) -> None:
     """One of 24 GB, of which 22 are free, as far as planning sees."""
     kernels()  # bitsandbytes cannot be imported for a GPU that is made up
     monkeypatch.setattr("ftis_node.policy.measure.where_to_look", lambda source: {"local_files_only": True})
@@ -86,7 +85,7 @@ def test_on_a_gpu_what_is_free_counts_too():
 
 
 def test_no_model_is_loaded_that_was_refused(monkeypatch):
-    def load(_: Settings) -> None:
+    def load(_):
         raise AssertionError("it was loaded")
 
     monkeypatch.setattr(engine, "load_policy", load)
@@ -101,10 +100,10 @@ async def test_a_node_that_has_begun_goes_on_with_less(tmp_path, monkeypatch):
     class Worker:
         pid = None
 
-        def start(self, output: object = None, nice: int = 0) -> None:
+        def start(self, output=None, nice=0):
             pass
 
-        async def call(self, request: Load) -> ModelFacts:
+        async def call(self, request):
             asked.append(request.must_fit)
             return Engine().load(request.settings, request.task)
 

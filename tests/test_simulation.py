@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Sequence
 from functools import cache
 
 import pytest
@@ -44,19 +43,19 @@ class Watched(Simulation):
         self.members.append(node)
         connect, arrive = node.transport.connect, node.store.add
 
-        async def dial(peer: bytes, addresses: Sequence[str]) -> None:
+        async def dial(peer, addresses):
             if peer not in node.transport.links:
                 self.dialled.append(peer)
             await connect(peer, addresses)
 
-        def take(groups: Sequence[Group], *, own: bool, ages: Sequence[float] = ()) -> None:
+        def take(groups, *, own, ages=()):
             arrive(groups, own=own)
             if not own:
                 self.pulled += [(node.transport.author, group.key) for group in groups]
                 self.waiting.append(len(node.stepper.pool))
 
-        node.transport.connect = dial  # type: ignore[method-assign]
-        node.store.add = take  # type: ignore[method-assign]
+        node.transport.connect = dial
+        node.store.add = take
         return node
 
     @property

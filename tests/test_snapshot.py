@@ -50,7 +50,7 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
 def no_copies(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = engine.learner.state
 
-    def only_live(*, live: bool = False) -> Any:
+    def only_live(*, live=False):
         assert live, "everything was copied into a memory that has no room for it"
         return whole(live=live)
 
@@ -92,7 +92,7 @@ def test_a_copy_that_does_not_fit_after_all_is_written_at_once(tmp_path, monkeyp
     engine = opened_engine()
     whole = engine.learner.state
 
-    def short(*, live: bool = False) -> Any:
+    def short(*, live=False):
         if not live:
             raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 byte.")
         return whole(live=live)
@@ -111,7 +111,7 @@ def test_a_copy_that_does_not_fit_after_all_is_written_at_once(tmp_path, monkeyp
     ],
 )
 def test_a_full_disk_is_a_persons_business_and_another_fault_is_not(error, told, tmp_path, monkeypatch):
-    def fail(*_: object, **__: object) -> None:
+    def fail(*_, **__):
         raise error
 
     engine = opened_engine()

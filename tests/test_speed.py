@@ -52,7 +52,7 @@ def test_scores_are_summed_in_fp32_also_where_torch_cannot_widen(widens, monkeyp
     monkeypatch.setattr(torch, "bmm", lambda a, b, **options: asked.append((a, options)))
 
     class OnGpu(Tensor):
-        is_cuda = True  # type: ignore[assignment]
+        is_cuda = True
 
     query = torch.ones(1, 2, 4, dtype=torch.bfloat16).as_subclass(OnGpu)
     cache._products(query, torch.ones(1, 3, 4, dtype=torch.bfloat16))

@@ -35,7 +35,7 @@ def log_ratios(
     ours = logits + apart * rng.normal(size=logits.shape)
     taken = (logits + rng.gumbel(size=logits.shape)).argmax(-1)[..., None]
 
-    def logprobs(of: np.ndarray) -> np.ndarray:
+    def logprobs(of):
         return np.take_along_axis(of - np.log(np.exp(of).sum(-1, keepdims=True)), taken, -1)[..., 0]
 
     return logprobs(ours) - logprobs(logits) - np.log(lie)
@@ -322,7 +322,7 @@ def test_what_a_peer_is_told_to_be_is_in_plain_words(clock):
 def test_whose_groups_teach_nothing_is_pulled_from_less_and_again_when_they_do(clock):
     subject, author = Reputation(clock), b"a"
 
-    def pulled_a_step() -> int:
+    def pulled_a_step():
         clock.now += 1000.0
         count = 0
         while subject.may_be_pulled(author, 48):

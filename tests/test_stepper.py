@@ -14,7 +14,6 @@ from ftis_node.node.assembly import refill_pool
 from ftis_node.node.demand import OWN_SHARE_FLOOR, Demand, Waiting, foreign
 from ftis_node.node.maker import beside
 from ftis_node.node.progress import Progress
-from ftis_node.packet import Group
 from ftis_node.step_report import DeviceSeconds
 from ftis_node.swarm.certificates import Certificate, Removal, encode
 from ftis_node.swarm.known import Arrival
@@ -95,14 +94,14 @@ async def test_after_a_restart_the_pool_has_again_what_is_young_enough_at_the_no
         body = packet(author, round, 0)
         arrived.append(Arrival(group(author, body), boot_seconds() - age, 1))
 
-    def score(group: Group, born: float, right: int | None = None) -> None:
+    def score(group, born, right=None):
         came[group.key] = boot_seconds() - born
 
     inbox = node.source.inbox
-    inbox.score_later = score  # type: ignore[method-assign]
+    inbox.score_later = score
     await inbox.on_groups(arrived)
     came.clear()
-    refill_pool(SimpleNamespace(store=node.means.store, context=CONTEXT, stepper=node))  # type: ignore[arg-type]
+    refill_pool(SimpleNamespace(store=node.means.store, context=CONTEXT, stepper=node))
     assert came == {one.group.key: pytest.approx(age, abs=60) for one, age in zip(arrived[:found], ages, strict=False)}
 
 
@@ -161,7 +160,7 @@ def test_progress_survives_the_way_through_a_checkpoints_facts():
 async def test_what_is_written_to_disk_does_not_keep_the_worker_waiting():
     order = []
 
-    async def work() -> dict[str, Any]:
+    async def work():
         order.append("asked")
         await asyncio.sleep(0.01)
         order.append("answered")
@@ -175,7 +174,7 @@ async def test_peers_are_told_the_time_at_which_a_round_is_announced(tmp_path):
     """Not that before it was generated, which takes minutes on a CPU: they would think that this clock is behind."""
 
     class Slow:
-        async def call(self, request: Any) -> Generated:
+        async def call(self, request):
             clock.now += 100.0
             made = [packet(identity(1).author, request.round, slot) for slot in request.slots]
             return Generated([ScoredPacket(one, [0.0, 1.0]) for one in made], 100.0, 9)
@@ -183,7 +182,7 @@ async def test_peers_are_told_the_time_at_which_a_round_is_announced(tmp_path):
     clock = Clock()
     node = stepper(tmp_path, context=CONTEXT, identity=identity(1), worker=Slow(), unix=clock)
     told: list[int] = []
-    node.means.swarm.announce = lambda round, step, refs, issued_at: told.append(issued_at)  # type: ignore[method-assign]
+    node.means.swarm.announce = lambda round, step, refs, issued_at: told.append(issued_at)
     await vertical(node).make(2)
     assert told == [1100]
 
@@ -191,14 +190,14 @@ async def test_peers_are_told_the_time_at_which_a_round_is_announced(tmp_path):
 async def test_where_the_disk_is_full_the_worker_is_not_waited_for():
     cancelled = asyncio.Event()
 
-    async def work() -> dict[str, Any]:
+    async def work():
         try:
             await asyncio.sleep(60)
         finally:
             cancelled.set()
         return {}
 
-    def full() -> None:
+    def full():
         raise OSError("no room")
 
     with pytest.raises(OSError, match="no room"):
@@ -211,10 +210,10 @@ async def test_a_disk_that_fills_while_a_group_is_scored_ends_the_step_and_loses
     tmp_path, monkeypatch, caplog, listens
 ):
     class Dull:
-        async def call(self, request: Any) -> Any:
+        async def call(self, request):
             return [0.0, 0.0]
 
-    def full(*_: Any) -> None:
+    def full(*_):
         raise sqlite3.OperationalError("database or disk is full")
 
     node = stepper(tmp_path, others=1, worker=Dull(), own_share=0.0 if listens else None)

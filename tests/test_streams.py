@@ -101,7 +101,7 @@ class Scene:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def stage(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Scene]:
+async def stage(tmp_path_factory) -> AsyncIterator[Scene]:
     path = tmp_path_factory.mktemp("scene")
     async with transport(ALICE, path / "alice") as alice, transport(BOB, path / "bob") as bob:
         made = Scene(alice, bob)
@@ -110,7 +110,7 @@ async def stage(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Scene
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def scene(stage: Scene) -> Scene:
+async def scene(stage) -> Scene:
     await stage.begin()
     return stage
 
@@ -179,7 +179,7 @@ async def test_row_33_peers_outside_the_view_share_a_part_and_the_oldest_silent_
     bound = Streams()
     ended: list[int] = []
 
-    async def silent(number: int) -> None:
+    async def silent(number):
         try:
             await asyncio.Event().wait()
         finally:

@@ -7,7 +7,6 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -59,7 +58,7 @@ async def test_a_node_whose_p2pd_is_killed_frozen_or_deaf_is_back_where_it_was_a
 
 
 async def test_a_p2pd_that_cannot_be_spoken_to_is_ended(tmp_path, monkeypatch):
-    async def fails(**_: Any) -> None:
+    async def fails(**_):
         raise OSError(24, "Too many open files")
 
     monkeypatch.setattr(Client, "create", fails)
@@ -81,11 +80,11 @@ async def test_while_ones_own_p2pd_is_slow_no_peer_is_blamed_and_it_has_longer_a
         pid = one.transport.pid
         addresses = await one.transport.addresses()
 
-        async def slow(client: Any) -> Any:
+        async def slow(client):
             await asyncio.sleep(0.0 if client is two.transport.p2p._client else 0.5)
             return await identify(client)
 
-        async def answers() -> bool:
+        async def answers():
             answered.append(await ping())
             return answered[-1]
 
@@ -117,7 +116,7 @@ async def test_a_port_taken_meanwhile_is_given_up_and_peers_know_the_next(tmp_pa
         known = node.swarm.membership
         taken = socket.socket()
 
-        async def kill_and_take(p2p: Any, sockets: Path) -> None:
+        async def kill_and_take(p2p, sockets):
             await kill(p2p, sockets)
             taken.bind(("127.0.0.1", port))
             taken.listen()

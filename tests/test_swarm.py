@@ -52,7 +52,7 @@ class Swarms:
 
 
 @pytest.fixture
-async def swarms(tmp_path: Path) -> AsyncIterator[Swarms]:
+async def swarms(tmp_path) -> AsyncIterator[Swarms]:
     async with AsyncExitStack() as stack:
         yield Swarms(tmp_path, stack)
 
@@ -146,9 +146,7 @@ async def test_row_69_70_a_holder_that_is_away_or_busy_for_a_while_costs_no_pack
     serve = second.pulling.uploads.serve
     asked = list[int]()
 
-    async def at_times(
-        request: ftis_pb2.FetchRequest, peer: bytes, *, may: bool = True
-    ) -> AsyncIterator[ftis_pb2.FetchChunk]:
+    async def at_times(request, peer, *, may=True):
         asked.append(len(request.digests))
         if len(asked) < 5:
             raise ConnectionError("it is away")
@@ -230,11 +228,11 @@ async def test_a_silent_holder_does_not_keep_the_node_from_the_others(swarms):
     silence = asyncio.Event()
 
     class Silent:
-        async def serve(self, *asked: object, may: bool) -> AsyncIterator[ftis_pb2.FetchChunk]:
+        async def serve(self, *asked, may):
             await silence.wait()
             yield ftis_pb2.FetchChunk()
 
-    first.pulling.uploads = Silent()  # type: ignore[assignment]
+    first.pulling.uploads = Silent()
     third.appetite = 0
     first.make(4)
     await eventually(lambda: first.author in second.pulling._occupied_holders, "the silent one was asked")
@@ -249,7 +247,7 @@ async def test_who_waited_longest_is_asked_first_and_who_has_just_asked_is_not(s
     sessions = swarm.membership.sessions
     asked = list[bytes]()
 
-    async def silence(peer: bytes) -> None:
+    async def silence(peer):
         asked.append(peer)
         await asyncio.sleep(PATIENCE)
 
@@ -310,11 +308,11 @@ async def test_a_loop_that_meets_an_unforeseen_error_goes_on(swarms, caplog):
     trade = second.pulling.trade
     failed = asyncio.Event()
 
-    async def fail_once(*group: object) -> None:
+    async def fail_once(*group):
         if not failed.is_set():
             failed.set()
             raise RuntimeError("the disk is full")
-        await trade.on_groups(*group)  # type: ignore[arg-type]
+        await trade.on_groups(*group)
 
     second.pulling.trade = replace(trade, on_groups=fail_once)
     made = first.make(4)

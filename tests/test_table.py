@@ -364,7 +364,7 @@ def test_the_packets_of_named_rows_are_chosen_and_no_others():
 
 
 def test_of_named_rows_the_first_are_chosen_authors_take_turns_and_other_rows_cost_nothing():
-    def same_rows(made: Announcement) -> dict[int, int]:
+    def same_rows(made):
         return dict.fromkeys(range(7), 900) | {index: index for index in range(7, 10)}
 
     table = Table(MAX_AGE, Clock(), random.Random(0), rows_of=same_rows)

@@ -15,7 +15,7 @@ SUMS = [(f"What is {n} + 1?", str(n + 1)) for n in range(30)]
 
 
 @pytest.fixture(autouse=True)
-def words(monkeypatch: pytest.MonkeyPatch) -> None:
+def words(monkeypatch) -> None:
     """A model that comes with the package, and writes every text."""
     monkeypatch.setenv("FTIS_MODEL", "tiny-bpe")
 
@@ -111,7 +111,7 @@ def test_a_check_begins_as_many_rows_as_are_done_in_time(a_row, together, cli, m
     calls: list[int] = []
     plain = learnable.generate
 
-    def generate(policy: Any, prompts: Any, **kwargs: Any) -> Any:
+    def generate(policy, prompts, **kwargs):
         calls.append(len(prompts))
         return plain(policy, prompts, **kwargs)
 
@@ -124,7 +124,7 @@ def test_a_check_begins_as_many_rows_as_are_done_in_time(a_row, together, cli, m
 def test_ctrl_c_keeps_what_was_sampled_until_then(cli, tmp_path, monkeypatch):
     plain = learnable.generate
 
-    def generate(policy: Any, prompts: Any, **kwargs: Any) -> Any:
+    def generate(policy, prompts, **kwargs):
         if len(prompts) > 1:
             raise KeyboardInterrupt
         return plain(policy, prompts, **kwargs)
@@ -171,7 +171,7 @@ def test_a_filter_refuses_what_it_cannot_do_and_overwrites_nothing(cli, tmp_path
     kept = tmp_path / "kept.jsonl"
     line = ("task", "filter", "arithmetic", "--model", "tiny-a", "-o", str(kept), "--rows", "2", "--samples", "2")
 
-    def refused(*more: str) -> str:
+    def refused(*more):
         code, _, err = cli(*line, *more)
         assert code == 2 and not (tmp_path / "kept.heldout.jsonl").exists()
         return err

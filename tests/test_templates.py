@@ -3,7 +3,6 @@
 import json
 import shutil
 from functools import partial
-from pathlib import Path
 
 import pytest
 from huggingface_hub import constants
@@ -32,7 +31,7 @@ SUMS = [(f"What is {n} + 1?", n + 1) for n in range(40)]
 
 
 @pytest.fixture
-def rows(tmp_path: Path) -> str:
+def rows(tmp_path) -> str:
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(json.dumps({"question": asked, "answer": str(gold)}) + "\n" for asked, gold in SUMS))
     return str(file)
@@ -250,7 +249,7 @@ def test_a_new_run_asks_instruct_models_in_the_words_that_were_measured(rows, cl
     with opened(load_task(rows), [0], str(folder), None, None, None) as checked:
         assert checked.sampling.max_new_tokens == 512, "and so `task check` asks"
 
-    def least(cap: int) -> float:
+    def least(cap):
         work = Workload(512, cap, 12, settings.batch_groups)
         return plan(geometry(str(folder)), 1, work, Wishes(lora=False), "cpu", eight_bit=False).memory.total / GB
 
@@ -267,7 +266,7 @@ def test_a_new_run_asks_instruct_models_in_the_words_that_were_measured(rows, cl
 
 
 @pytest.fixture
-def dry(monkeypatch: pytest.MonkeyPatch, cli: Cli) -> Cli:
+def dry(monkeypatch, cli) -> Cli:
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     return partial(cli, "join", "--dry-run", "--device", "cpu", "--model", "tiny-bpe")
 

@@ -290,7 +290,7 @@ def test_row_47_right_answers_that_nobody_can_read_are_no_signal(chars):
     example = engine.task.train[row]
     right = f"<answer>{example.answer}</answer>".encode()
 
-    def group(*thoughts: bytes) -> bytes:
+    def group(*thoughts):
         texts = [b"<think>%b</think>" % thought + right for thought in thoughts]
         made = [written(*(bytes([byte]) for byte in text)) for text in texts] + [written(b"\xff")]
         place = {"run_id": context.run_id, "author": AUTHOR, "round": 7, "slot": 0, "policy_step": 0}

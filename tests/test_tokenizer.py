@@ -27,7 +27,7 @@ VARIANTS = {"base": "tokenizer_config.json"} | {
 
 
 @pytest.fixture(scope="module")
-def qwen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def qwen(tmp_path_factory) -> dict[str, Any]:
     """The Qwen2.5 tokenizer with the configs of its base, Instruct and Coder-Instruct models."""
     tokenizers = {}
     for kind, config in VARIANTS.items():
@@ -56,7 +56,7 @@ def bpe_state() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def prints(qwen: dict[str, Any]) -> dict[str, str]:
+def prints(qwen) -> dict[str, str]:
     return {kind: fingerprint(tokenizer) for kind, tokenizer in qwen.items()}
 
 
@@ -121,7 +121,7 @@ def changed(name: str) -> Any:
     place, change = MEANINGFUL[name]
     whole = part = bpe_state()
     for key in place:
-        part = part[key]  # type: ignore[index]
+        part = part[key]
     part |= change
     return from_state(whole)
 

@@ -96,7 +96,7 @@ def test_a_library_that_is_missing_is_named_before_anything_starts():
 
 
 @pytest.fixture(scope="module", params=["tensorboard", "wandb", "trackio"])
-def installed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Tracked, Path]:
+def installed(request, tmp_path_factory) -> tuple[Tracked, Path]:
     folder = tmp_path_factory.mktemp(request.param)
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(folder), request.param]
     ended = subprocess.run(pip, capture_output=True, text=True)

@@ -48,7 +48,7 @@ DOOR = Door()
 
 
 @pytest_asyncio.fixture(params=["libp2p", "memory"], scope="module", loop_scope="module")
-async def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Two]:
+async def both(request, tmp_path_factory) -> AsyncIterator[Two]:
     """Alice, and Bob, who answers."""
     async with AsyncExitStack() as stack:
         stack.enter_context(pytest.MonkeyPatch.context()).setattr(in_memory, "DIAL_SECONDS", 0.1)
@@ -65,7 +65,7 @@ async def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def two(both: Two) -> Two:
+async def two(both) -> Two:
     """They have a connection."""
     DOOR.open = True
     await both[0].connect(BOB.author, await both[1].addresses())

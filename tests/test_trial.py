@@ -53,7 +53,7 @@ shaped, style = task(NUMBERS, half), task([(f"Write {n}", "") for n in range(40)
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path, monkeypatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "lucky.py").write_text(RULES)

@@ -23,7 +23,7 @@ def suspects(start: list[list[float]], advantages: list[float], own: list[bool],
         torch.tensor([len(sample) for sample in start]),
         torch.tensor(advantages),
         torch.tensor(own),
-        **{"defences": (), "usual_length": None, **how},  # type: ignore[arg-type]
+        **{"defences": (), "usual_length": None, **how},
     )
     return found.tolist()
 
@@ -64,7 +64,7 @@ def test_what_is_left_out_weighs_nothing_and_stays_in_the_divisor(monkeypatch, t
 def _successes_weigh_nothing(group: TrainingGroup) -> TrainingGroup:
     """The same group in two parts: failures as they are, successes without weight."""
     [part] = group.parts
-    split = {0: ([], []), 1: ([], [])}  # type: ignore[var-annotated]
+    split = {0: ([], []), 1: ([], [])}
     for completion, reward in zip(part.completions, part.rewards, strict=True):
         split[int(reward)][0].append(completion)
         split[int(reward)][1].append(reward)

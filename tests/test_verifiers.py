@@ -126,7 +126,7 @@ ENVIRONMENTS = {f"ftis_{name}": globals()[name.upper()] for name in NAMED.split(
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def installed(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("verifiers")
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(folder), f"verifiers=={VERSION}"]
     ended = subprocess.run(pip, capture_output=True, text=True)
@@ -138,7 +138,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def beside(installed: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def beside(installed, monkeypatch, tmp_path) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(installed)])))
     monkeypatch.setattr(sys, "path", [*sys.path, str(installed)])  # for the version alone
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

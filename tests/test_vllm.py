@@ -34,7 +34,7 @@ def server() -> Iterator[VllmServer]:
 
 
 @pytest.fixture
-def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def at_once(monkeypatch) -> None:
     """A server that was away is asked again without a pause."""
     monkeypatch.setattr(vllm, "RESTS", (1e-9, 1e-9))
 
@@ -46,7 +46,7 @@ def opened(server: VllmServer, folder: Path, own_data: str | None = None, **sett
 
 
 @pytest.fixture
-def engine(server: VllmServer, tmp_path: Path) -> Engine:
+def engine(server, tmp_path) -> Engine:
     return opened(server, tmp_path)
 
 
@@ -219,7 +219,7 @@ def test_one_that_breaks_or_talks_nonsense_is_done_without(server, engine):
         {"logprobs": None},
         {"index": 0, "token_ids": [1], "logprobs": {"token_logprobs": [-1.0, -1.0]}},
     ):
-        server.change = lambda choice, change=change: choice | change  # type: ignore[misc]
+        server.change = lambda choice, change=change: choice | change
         made = engine.generate(ROWS)
         assert [len(group.rewards) for group in made.groups] == [8] * 4
         assert engine.policy.server.away is not None
@@ -228,10 +228,10 @@ def test_one_that_breaks_or_talks_nonsense_is_done_without(server, engine):
     plain = server.answer
     for path in ("/v1/models", "/tokenize", "/v1/completions"):
         for nonsense in ([], {"data": 3}, "a proxy's page", None, {"choices": [3]}):
-            server.answer = lambda asked, body, at=path, told=nonsense: told if asked == at else plain(asked, body)  # type: ignore[method-assign, misc]
+            server.answer = lambda asked, body, at=path, told=nonsense: told if asked == at else plain(asked, body)
             engine.policy.server.away = "it is asked anew"
             assert step(engine).away is not None
-    server.answer = plain  # type: ignore[method-assign]
+    server.answer = plain
     assert step(engine).away is None
     server.broken = True
     assert "500" in step(engine).away

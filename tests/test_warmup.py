@@ -19,7 +19,7 @@ SHORT = tuple(dataclasses.replace(recipe, steps=4) for recipe in warmup.RECIPES)
 
 
 @pytest.fixture
-def short(monkeypatch: pytest.MonkeyPatch) -> None:
+def short(monkeypatch) -> None:
     """Four steps a model, which is measured with few prompts."""
     monkeypatch.setattr(warmup, "RECIPES", SHORT)
     task = load_task("arithmetic")
@@ -46,7 +46,7 @@ def test_held_out_prompts_are_never_shown(monkeypatch):
     shown: set[str] = set()
     completion = Teacher.completion
 
-    def watched(self: Teacher, question: str) -> str:
+    def watched(self, question):
         shown.add(question)
         return completion(self, question)
 
@@ -81,7 +81,7 @@ def test_every_completion_of_a_teacher_fits_the_caps_of_the_task(kind, style, op
 
 @pytest.mark.parametrize(("task", "width"), [(parity.one(), 1), (parity.two(), 2)])
 def test_demonstrations_of_parities_are_right_new_and_as_often_long_as_asked(task, width):
-    def counts(question: str) -> str:
+    def counts(question):
         return "".join(str(question[column::width].count("1") % (2 * width)) for column in range(width))
 
     pairs = demonstrations(task, 0.25, random.Random(5), 400)

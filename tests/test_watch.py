@@ -68,7 +68,7 @@ def sent(who: Identity = ANN, at: int = NOW, **fields: Any) -> bytes:
 
 
 @pytest.fixture
-def clocks(monkeypatch: pytest.MonkeyPatch) -> Clock:
+def clocks(monkeypatch) -> Clock:
     """The boot clock in hand; the wall clock goes with it."""
     boot = Clock()
     for module in ("self_report", "overview"):
@@ -203,7 +203,7 @@ def test_row_74_thousands_of_made_up_authors_cost_a_bounded_look():
     book, asked = Chronicle(RUN.id, NOW), list[bytes]()
     for number in range(2048):
         author = number.to_bytes(38, "big")
-        book.of(author, author, NOW + number / 1000, lambda one: bool(asked.append(one)))  # type: ignore[func-returns-value]
+        book.of(author, author, NOW + number / 1000, lambda one: bool(asked.append(one)))
     assert len(book.nodes) <= NODES_MAX and len(asked) < 20 * 2048
 
 
@@ -368,7 +368,7 @@ async def test_a_node_that_answers_as_an_observer_is_no_peer(tmp_path):
 
 
 @pytest.fixture
-async def observed(tmp_path: Path) -> AsyncIterator[Member]:
+async def observed(tmp_path) -> AsyncIterator[Member]:
     """A node that tells of itself, and has announced two groups."""
     async with member(1, tmp_path, unix=time.time) as ann:
         ann.swarm.reports.describe = lambda: report(ann.identity, int(time.time()), name="<b>Ann</b>", pass_at_1=0.5)
@@ -394,7 +394,7 @@ async def test_an_observer_serves_and_exports_its_page(observed, tmp_path):
         token = read_token(home.page_token)
         async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {token}"}) as asked:
 
-            async def seen() -> Any:
+            async def seen():
                 async with asked.get(pages[0].address + "swarm.json") as answer:
                     return (await answer.json())["nodes"]
 
@@ -454,13 +454,13 @@ async def test_the_page_shows_the_swarm_in_a_browser(swarm, width, dark):
     liar["claims"] |= {"name": EVIL, "model": EVIL + 300 * "W", "tokenizer": EVIL}
     liar["claims"]["teachers"] = {EVIL: 5, "nobody": 1 << 52}
 
-    async def answer() -> dict[str, Any]:
+    async def answer():
         return facts
 
     server = Web("t" * 43, [json_route("/swarm.json", answer)], "watch.html")
     await server.start("127.0.0.1", 0)
 
-    def look() -> None:
+    def look():
         with Browser(width, 900, dark=dark) as browser:
             browser.open(link(server.address, "t" * 43))
             browser.wait("return document.querySelectorAll('.vertex').length === 8")

@@ -33,13 +33,13 @@ HOSTILE = "</script><img src=x onerror=alert(1)>\u2028\x00\ud800"
 
 @pytest.fixture
 async def page() -> AsyncIterator[Web]:
-    async def answer() -> dict[str, Any]:
+    async def answer():
         return {"agent": HOSTILE, "loss": math.nan, "nested": [(math.inf, 1)]}
 
-    async def fail() -> dict[str, Any]:
+    async def fail():
         raise RuntimeError("a secret of the inside")
 
-    async def metrics(request: web.BaseRequest) -> web.Response:
+    async def metrics(request):
         return web.Response(text="up 1\n")
 
     routes = [json_route("/api/status", answer), json_route("/broken", fail)]
@@ -149,7 +149,7 @@ async def test_hostile_text_comes_as_a_string_of_json_and_as_nothing_else(page, 
         body = await response.text()
     assert "<" not in body and body.isascii()
 
-    def refuse(name: str) -> None:
+    def refuse(name):
         raise AssertionError(f"{name} is not JSON")
 
     assert json.loads(body, parse_constant=refuse) == {"agent": HOSTILE, "loss": None, "nested": [[None, 1]]}
@@ -188,7 +188,7 @@ async def test_a_port_that_is_taken_is_told_with_what_to_do():
 
 def shown(number: int, author: str | None) -> Shown:
     group = SimpleNamespace(row=7, data=b"", packet=SimpleNamespace(lengths=(2,) * 20, finished=(True,) * 20))
-    return Shown.of(number, author, group, [1.0] * 20)  # type: ignore[arg-type]
+    return Shown.of(number, author, group, [1.0] * 20)
 
 
 def test_of_the_latest_groups_a_few_are_kept_own_and_foreign_apart():
@@ -225,7 +225,7 @@ async def test_each_group_is_read_once_and_texts_outlive_the_process(tmp_path, b
     await page.show(Settings())
     headers = bearer(read_token(home.page_token))
 
-    async def told(what: str) -> Any:
+    async def told(what):
         async with browser.get(f"{page.address}api/{what}", headers=headers) as response:
             assert response.status == 200
             return await response.json()

@@ -17,7 +17,7 @@ TOKEN = "t" * 43
 
 @pytest.fixture
 async def page() -> AsyncIterator[Web]:
-    async def metrics(request: web.BaseRequest) -> web.Response:
+    async def metrics(request):
         return web.Response(text="up 1\n")
 
     server = Web(TOKEN, [Route("/metrics", metrics, open=True)])

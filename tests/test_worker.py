@@ -83,7 +83,7 @@ async def test_a_mistake_of_the_user_arrives_with_its_fix(worker, tmp_path, mode
     [
         (Generate([10**9]), "IndexError"),
         (ScoreGroup(0, b"nonsense"), "PacketError"),
-        (Generate("no rows"), "ValidationError"),  # type: ignore[arg-type]
+        (Generate("no rows"), "ValidationError"),
         (Unknown(), "KeyError"),
     ],
     ids=["main thread", "side thread", "wrong arguments", "unknown op"],

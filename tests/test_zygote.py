@@ -23,7 +23,7 @@ def seen(folder: Path) -> tuple[object, ...]:
     with ours, theirs, (folder / "log").open("w") as log:
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
         end = {"pass_fds": (theirs.fileno(),), "cwd": folder, "start_new_session": True, "env": environment}
-        process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, **end)  # type: ignore[call-overload]
+        process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, **end)
         child = psutil.Process(process.pid)
         ends = [os.readlink(f"/proc/{process.pid}/fd/{end}") for end in (0, 1, 2, theirs.fileno())]
         facts = (ends, child.ppid(), child.cwd(), child.nice(), child.rlimit(psutil.RLIMIT_NOFILE), child.name())
@@ -41,7 +41,7 @@ def test_it_has_the_same_parent_descriptors_limits_and_end(tmp_path, monkeypatch
     with monkeypatch.context() as patch:
         patch.setenv("TESTS_START_PLAIN", "1")
         plain = seen(tmp_path)
-    sockets = forked[0].pop(), plain[0].pop()  # type: ignore[attr-defined]
+    sockets = forked[0].pop(), plain[0].pop()
     assert all(name.startswith("socket:") for name in sockets)
     assert forked == plain and plain[-1] == -signal.SIGKILL
     assert resource.getrlimit(resource.RLIMIT_NOFILE) == plain[4]

@@ -54,7 +54,7 @@ REQUESTS: tuple[type[Message] | None, ...] = (ftis_pb2.FetchRequest,)
 CHUNKS: tuple[type[Message] | None, ...] = (ftis_pb2.FetchChunk, None, None)
 
 
-class Wire(P2P):  # type: ignore[misc]
+class Wire(P2P):
     """A libp2p without a network: every peer can be dialled, and answers what it is told to."""
 
     def __init__(self, answer: bytes = b"") -> None:

@@ -90,7 +90,7 @@ class Attack:
 
     async def _try(self, blow: object) -> None:
         try:
-            await blow  # type: ignore[misc]
+            await blow
         except Exception as error:  # whatever the target, or p2pd between the two, made of it
             self.errors = [*self.errors[-9:], repr(error)[:200]]
 

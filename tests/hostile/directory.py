@@ -38,7 +38,7 @@ def pack(records: Sequence[DHTRecord]) -> bytes:
     return packed
 
 
-class DHTProtocol(ServicerBase):  # type: ignore[misc]
+class DHTProtocol(ServicerBase):
     """Answers every look-up with made-up records and nodes. The name is that of the handlers.
 
     node: its 20-byte id in the DHT. answers: what it says it has, by key; other keys get `otherwise`.

@@ -47,7 +47,7 @@ class Row68Deaf(Honest):
     HOURS = 3600.0
 
     async def prepare(self) -> None:
-        self.peer.on_exchange = self._never  # type: ignore[method-assign]
+        self.peer.on_exchange = self._never
 
     async def strike(self) -> None:
         wanted = [announcement_id(made.encode()) for made in self.theirs()[-32:]]

@@ -125,7 +125,7 @@ def models(place: Path) -> list[Path]:
     for name, hidden, seed in (("small", 64, 1), ("large", 128, 2)):
         model = random_speaker(place / name, hidden=hidden, layers=2, seed=seed)
         shown = {"answers": "0123456789", "template": task.template, "steps": 300, "learning_rate": 4e-3}
-        made.append(taught(model, [row.question for row in task.train], seed=seed, **shown))  # type: ignore[arg-type]
+        made.append(taught(model, [row.question for row in task.train], seed=seed, **shown))
     padded = AutoModelForCausalLM.from_pretrained(made[1])
     known = padded.config.vocab_size
     padded.resize_token_embeddings(known + 90)

@@ -66,9 +66,9 @@ def install() -> None:
     _setup_privateuseone_for_python_backend(rename=NAME, backend_module=_Module())
     _default = Generator(NAME)
     _library = _registered()
-    torch.Generator = Generator  # type: ignore[misc]
+    torch.Generator = Generator
     torch.__future__.set_swap_module_params_on_conversion(True)
-    torch.version.pretend = "13.0"  # type: ignore[attr-defined]
+    torch.version.pretend = "13.0"
     functional.scaled_dot_product_attention = _attention
     varlen.varlen_attn = _varlen
     fork = torch.random.fork_rng
@@ -376,7 +376,7 @@ class _Graph(graphs.CUDAGraph):
         super().replay()
 
 
-class _Module(_DummyBackendModule):  # type: ignore[misc]
+class _Module(_DummyBackendModule):
     """torch.pretend, in the place of torch.cuda: a card of 24 GiB with bf16."""
 
     OutOfMemoryError = torch.OutOfMemoryError

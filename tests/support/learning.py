@@ -21,7 +21,7 @@ def pair(path: Path, task: Task, answers: Sequence[str], later: Sequence[str] = 
     for name, hidden, seed in (("small", 48, 1), ("large", 64, 2)):
         model = random_speaker(path / name, hidden=hidden, layers=2, seed=seed)
         shown = {"answers": answers, "template": task.template, "later": later, "steps": 500, "learning_rate": 4e-3}
-        made.append(taught(model, questions, seed=seed, **shown))  # type: ignore[arg-type]
+        made.append(taught(model, questions, seed=seed, **shown))
     return made
 
 

@@ -105,7 +105,7 @@ def loss_by_hand(rule: Rule, groups: list[Group], level: float | None) -> tuple[
                 continue
             verdicts.append(kept)
             columns = (values[:length] for values in (completion.new, completion.start, completion.generator))
-            terms = [term_by_hand(rule, *token, advantage) for token in zip(*columns, strict=True)]  # type: ignore[misc]
+            terms = [term_by_hand(rule, *token, advantage) for token in zip(*columns, strict=True)]
             if not kept or not terms:
                 continue
             total = group.weight * torch.stack(terms).sum()

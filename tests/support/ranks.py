@@ -26,5 +26,5 @@ def _failing(self: Learner, *given: Any) -> Any:
 
 if __name__ == "__main__":
     Worker.MODULE = "tests.support.ranks"
-    Learner._backward = _failing  # type: ignore[method-assign]
+    Learner._backward = _failing
     main()

@@ -42,7 +42,7 @@ class Waiting:
                 run(module)
                 watch(module, os.path.dirname(os.path.abspath(__file__)))
 
-            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+            spec.loader.exec_module = exec_module
         return spec
 
 

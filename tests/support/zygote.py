@@ -169,8 +169,8 @@ def install(zygotes: Zygotes) -> None:
                     found.append(child)
         return found
 
-    subprocess.Popen._execute_child = execute  # type: ignore[method-assign]
-    psutil.Process.children = children  # type: ignore[method-assign]
+    subprocess.Popen._execute_child = execute
+    psutil.Process.children = children
 
 
 def _job(call: Mapping[str, Any]) -> tuple[Job | None, list[int]]:
@@ -229,8 +229,8 @@ def main() -> None:
         if not isinstance(ended.code, int | None):
             print(ended.code, file=sys.stderr)
     except BaseException:
-        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
-    threading._shutdown()  # type: ignore[attr-defined]
+        sys.excepthook(*sys.exc_info())
+    threading._shutdown()
     atexit._run_exitfuncs()
     with contextlib.suppress(OSError):
         sys.stdout.flush()
