@@ -39,7 +39,7 @@ class Measure:
     tuple_assignments: int = 0
     assignment_expressions: int = 0
 
-    def add(self, source: str) -> None:
+    def add(self, source: str):
         """Count a program's text."""
         docstring_lines: set[int] = set()
         for node in ast.walk(ast.parse(source)):

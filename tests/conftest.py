@@ -61,7 +61,7 @@ def pytest_collection() -> Generator[None, object, object]:
         return (yield)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items: list[pytest.Item]):
     items.sort(key=lambda item: item.path.stem.removeprefix("test_") not in LONG)
 
 

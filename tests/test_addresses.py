@@ -40,7 +40,7 @@ def test_the_ones_that_most_can_dial_come_first_and_this_machines_own_only_alone
     assert addresses.ranked([]) == []
 
 
-def at(host: str, rest: str = "tcp/4001") -> str:
+def at(host, rest="tcp/4001"):
     return f"/{'ip6' if ':' in host else 'ip4'}/{host}/{rest}/p2p/{ID}"
 
 

@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftis_node.draw import draw
-from ftis_node.packet import Completion, Group, Packet, encode, packet_digest, prompt_digests
+from ftis_node.packet import Completion, Group, encode, packet_digest, prompt_digests
 from ftis_node.swarm.admission import AdmissionContext, Reason, Rejection, admit
 from ftis_node.swarm.identity import Identity
 from tests.support.swarm import PROMPTS, ROWS, VOCABULARY, content, make_run
@@ -24,23 +23,23 @@ STRANGER = Identity(bytes([1] * 32)).author
 LOGPROB_MIN = -(math.log(VOCABULARY) + 18)
 
 
-def completion(ids: list[int], finished: bool, logprob: float = -0.5) -> Completion:
+def completion(ids, finished, logprob=-0.5):
     return Completion(np.array(ids, np.uint32), np.full(len(ids), logprob, np.float32), finished)
 
 
-def honest(author: bytes = AUTHOR, round_: int = 4, slot: int = 5, made: list[Completion] | None = None) -> Packet:
+def honest(author=AUTHOR, round_=4, slot=5, made=None):
     full = [completion([1, 2, 998], True), completion(list(range(CAP)), False), completion([999], True)]
     return content(RUN, author, round_, slot, made or full, policy_step=40)
 
 
-def refusal(packet: Packet | bytes, **options: Any) -> Reason:
+def refusal(packet, **options):
     outcome = admit(CONTEXT, AUTHOR, packet if isinstance(packet, bytes) else encode(packet), **options)
     assert isinstance(outcome, Rejection), "it was admitted"
     assert outcome.detail.isprintable()
     return outcome.reason
 
 
-def with_token(index: int, **changes: float) -> Packet:
+def with_token(index, **changes):
     packet = honest()
     ids = packet.token_ids.copy()
     logprobs = packet.logprobs.copy()
@@ -52,7 +51,7 @@ def with_token(index: int, **changes: float) -> Packet:
 
 
 @st.composite
-def honest_packets(data: st.DrawFn) -> tuple[bytes, Packet]:
+def honest_packets(data):
     author = Identity(data(st.binary(min_size=32, max_size=32))).author
     completions = []
     for _ in range(RUN.group):

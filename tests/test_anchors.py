@@ -14,7 +14,7 @@ def test_a_group_misses_a_rare_right_answer_as_often_as_the_formula_says(size):
     assert np.mean((rare == 0) & (common > 0) & (wrong > 0)) == pytest.approx(tail_miss(size), abs=0.0045)
 
 
-def tail_miss(size: int, right: float = 0.3, rare: float = 0.02) -> float:
+def tail_miss(size, right=0.3, rare=0.02):
     return float((1 - rare) ** size - (right - rare) ** size - (1 - right) ** size)
 
 

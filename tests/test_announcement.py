@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import msgpack
 import pytest
@@ -10,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftis_node.packet import MAX_PACKET_BYTES
-from ftis_node.swarm.announcement import Announcement, PacketRef, announce, decode_announcement
+from ftis_node.swarm.announcement import PacketRef, announce, decode_announcement
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.signed import Malformed
 
@@ -24,8 +23,8 @@ REFS = st.lists(REF, min_size=1, max_size=8, unique_by=lambda ref: ref.slot).map
 )
 
 
-def sample(**changes: Any) -> Announcement:
-    fields: dict[str, Any] = {"run_id": bytes(16), "round": 5, "policy_step": 12, "issued_at": 1_760_000_000}
+def sample(**changes):
+    fields = {"run_id": bytes(16), "round": 5, "policy_step": 12, "issued_at": 1_760_000_000}
     fields["packets"] = [PacketRef(0, bytes(32), 24_000, 1), PacketRef(3, b"\x01" * 32, 200, 1)]
     return announce(IDENTITY, **(fields | changes))
 
@@ -71,7 +70,7 @@ REFS = [
     [(0, 32, 5, 2**16)],
     [],
 ]
-CHANGES: list[dict[str, Any]] = [{"run_id": bytes(15)}, {"round": -1}, {"policy_step": 2**64}, {"issued_at": 1.5}]
+CHANGES = [{"run_id": bytes(15)}, {"round": -1}, {"policy_step": 2**64}, {"issued_at": 1.5}]
 CHANGES += [{"packets": [PacketRef(slot, bytes(size), *numbers) for slot, size, *numbers in refs]} for refs in REFS]
 
 
@@ -81,8 +80,8 @@ def test_what_others_would_refuse_is_not_announced(changes):
         sample(**changes)
 
 
-def fields() -> list[Any]:
-    unpacked: list[Any] = msgpack.unpackb(sample().encode())
+def fields():
+    unpacked = msgpack.unpackb(sample().encode())
     return unpacked
 
 

@@ -12,7 +12,6 @@ import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 from msgspec.structs import fields
@@ -25,7 +24,7 @@ from ftis_node.node.status import status_row
 from ftis_node.observe import answers
 from ftis_node.observe.answers import Status
 from ftis_node.observe.api import ask
-from ftis_node.observe.web import Api, Order, ReadOut
+from ftis_node.observe.web import Api
 from ftis_node.store.home import Home
 from ftis_node.swarm.reputation import PeerStanding
 from ftis_node.swarm.sessions import ClockDifference
@@ -67,7 +66,7 @@ async def stopped(socket_path) -> AsyncIterator[asyncio.Event]:
 
 
 @asynccontextmanager
-async def served(path: Path, reads: dict[str, ReadOut], **orders: Order) -> AsyncIterator[None]:
+async def served(path, reads, **orders):
     api = Api(reads, {f"/{name}": order for name, order in orders.items()})
     await api.start(path)
     yield
@@ -100,7 +99,7 @@ async def test_a_busy_daemon_is_not_dead(socket_path, stopped, route, status):
 
 
 async def test_what_another_version_answers_is_read_as_far_as_it_can_be(socket_path):
-    told: dict[str, Any] = {"state": "ONLINE", "later": [1], "network": {"reachability": "direct", "later": 2}}
+    told = {"state": "ONLINE", "later": [1], "network": {"reachability": "direct", "later": 2}}
     async with served(socket_path, {"/status": lambda: told}):
         assert await asyncio.to_thread(ask, socket_path, "/status", dict) == told, "as it is, for --json"
         status = await asyncio.to_thread(ask, socket_path, "/status", Status)
@@ -197,7 +196,7 @@ async def test_commands_import_their_needs(needed, commands, socket_path, tmp_pa
         return status
 
     status = status_row(answered(**TRAINING), None) | {"page": "http://127.0.0.1/"}
-    reads: dict[str, ReadOut] = {"/status": lambda: status, "/peers": lambda: {"peers": []}}
+    reads = {"/status": lambda: status, "/peers": lambda: {"peers": []}}
     (tmp_path / "node.log").write_text("It began.\n")
     Home(tmp_path).record_runtime(socket_path.parent)
     api = Api(reads, dict.fromkeys(("/pause", "/finish", "/set"), ordered))

@@ -6,7 +6,6 @@ import subprocess
 import sys
 import tarfile
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from huggingface_hub import constants
@@ -67,7 +66,7 @@ def report(cli, home, tmp_path) -> Report:
     return make
 
 
-def contents(path: Path) -> dict[str, str]:
+def contents(path):
     found = {}
     with tarfile.open(path) as archive:
         for one in archive.getmembers():

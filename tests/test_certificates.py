@@ -2,7 +2,6 @@
 
 import base64
 import contextlib
-from typing import Any
 
 import msgspec
 import pytest
@@ -11,8 +10,7 @@ from hypothesis import strategies as st
 
 from ftis_node.errors import UsageError
 from ftis_node.swarm import certificates
-from ftis_node.swarm.certificates import Chain, Removal, decode, encode
-from ftis_node.swarm.identity import Identity
+from ftis_node.swarm.certificates import Chain, decode, encode
 from ftis_node.swarm.invitation import invite, read_line
 from ftis_node.swarm.roster import Roster
 from ftis_node.swarm.signed import Malformed
@@ -35,7 +33,7 @@ from tests.support.members import (
 from tests.support.swarm import RUN, identity
 
 
-def refusal(chain: Chain, peer: Identity, *removals: Removal, now: float = NOW) -> str | None:
+def refusal(chain, peer, *removals, now=NOW):
     """Why a member that knows these removals refuses a peer that shows this chain."""
     roster = Roster(PRIVATE.id, FOUNDER.peer_id, identity(99), clock=lambda: now)
     roster.hear([encode(ANNS), *map(encode, removals)] if removals else [], CARA.author)
@@ -121,7 +119,7 @@ def test_a_changed_letter_is_noticed(place, letter):
             assert read_line(changed, NOW).encoded == read_line(text, NOW).encoded
 
 
-def signed(**changes: Any) -> str:
+def signed(**changes):
     return msgspec.structs.replace(invitation(), **changes).signed_by(FOUNDER).text
 
 

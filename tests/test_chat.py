@@ -1,7 +1,5 @@
 """Chats: what a template puts around a message, who is asked in one, and that nothing of a stranger's is rendered."""
 
-from typing import Any
-
 import pytest
 
 from ftis_node.config.settings import Settings
@@ -25,7 +23,7 @@ SWITCHED = CHATML.replace("{% endif %}", SWITCH)
 OPENED = CHATML.replace("assistant\n{% endif %}", "assistant\n<think>\n{% endif %}")
 
 
-def asked(template: str, message: str, **options: Any) -> str:
+def asked(template, message, **options):
     tokenizer = speaker(template)
     return str(tokenizer.decode(chat_of(tokenizer, **options).ids(message)))
 

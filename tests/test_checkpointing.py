@@ -5,13 +5,11 @@ import gc
 import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import pytest_asyncio
 import torch
 from safetensors.torch import load_file
-from torch import Tensor
 
 from ftis_node.config.settings import Settings, collect
 from ftis_node.errors import UsageError, UserError
@@ -23,7 +21,7 @@ from ftis_node.policy.names import BUILT_IN_DIR, lasting, same_model
 from ftis_node.store.checkpoints import Checkpoints, labelled
 from ftis_node.store.home import Home
 from ftis_node.worker.client import Worker, WorkerFault
-from ftis_node.worker.messages import Generate, Interrupt, Load, Open, Request, Save, Step, Write
+from ftis_node.worker.messages import Generate, Interrupt, Load, Open, Save, Step, Write
 from tests.support.small_models import arithmetic_run, arithmetic_settings, batch_of
 from tests.support.steps import step_report
 
@@ -55,31 +53,31 @@ def saving(tmp_path) -> Saving:
     return Saving(tmp_path / "checkpoints", "tiny-a (full)", "adamw", MetricsLog(tmp_path / "metrics.jsonl"), 0)
 
 
-async def train(worker: Worker) -> None:
+async def train(worker):
     """One step in which half of each group is said to be right."""
     groups = (await worker.call(Generate([1, 2]))).groups
     report = await worker.call(Step(batch_of([1, 2], groups, uneven=True)))
     assert report.skipped is None
 
 
-async def save(saving: Saving, worker: Worker) -> None:
+async def save(saving, worker):
     """A checkpoint of step 1 on the disk."""
     await saving.checkpoint(worker, Progress(step=1))
     await saving.flush()
 
 
-async def weights(worker: Worker, tmp_path: Path) -> dict[str, Tensor]:
+async def weights(worker, tmp_path):
     directory = tmp_path / "look"
     directory.mkdir(exist_ok=True)
     await worker.call(Save(str(directory)))
     return load_file(directory / "trainable.safetensors")
 
 
-def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+def same(one, other):
     return all(torch.equal(one[name], other[name]) for name in one)
 
 
-async def three_steps(worker: Worker, saving: Saving, tmp_path: Path) -> list[dict[str, Tensor]]:
+async def three_steps(worker, saving, tmp_path):
     """Weights after steps 1, 2 and 3, each of which was good and saved."""
     seen = []
     for step in (1, 2, 3):
@@ -187,14 +185,14 @@ async def test_a_home_keeps_its_lora_layers_and_refuses_others(worker, saving, t
 class Failing:
     """A compute process that cannot write."""
 
-    async def call(self, request: Request[Any]) -> None:
+    async def call(self, request):
         if isinstance(request, Write):
             raise OSError("the disk is gone")
 
 
 @pytest.mark.parametrize("done", [True, False])
 async def test_a_failed_last_checkpoint_is_told(saving, caplog, done):
-    unheard: list[Any] = []
+    unheard = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: unheard.append(context))
     saving.abandon()  # there is none
     await saving.checkpoint(Failing(), Progress(step=1))
@@ -216,7 +214,7 @@ def folder(tmp_path, monkeypatch) -> Path:
     return tmp_path / "here" / "m"
 
 
-def checkpointed(path: Path, model: str) -> Path:
+def checkpointed(path, model):
     checkpoints = Checkpoints(path)
     directory = checkpoints.begin(1)
     (directory / "x").write_text("x")

@@ -30,14 +30,14 @@ while True:
 """
 
 
-def write(store: Checkpoints, step: int, *, branch: int = 1) -> Path:
+def write(store, step, *, branch=1):
     directory = store.begin(step)
     (directory / "weights").write_bytes(bytes([step % 256]) * 1000)
     (directory / "optimiser").write_bytes(bytes([step % 256]) * 2000)
     return store.commit(directory, {"step": step} if branch == 1 else {"step": step, "branch": branch})
 
 
-def stored(path: Path, *steps: int) -> Checkpoints:
+def stored(path, *steps):
     """A store with a checkpoint of each step."""
     store = Checkpoints(path)
     for step in steps:
@@ -45,13 +45,13 @@ def stored(path: Path, *steps: int) -> Checkpoints:
     return store
 
 
-def newest(store: Checkpoints) -> object:
+def newest(store):
     """The step from which a node goes on."""
     found = store.latest()
     return found and found[1]["step"]
 
 
-def steps(path: Path) -> list[str]:
+def steps(path):
     return sorted(entry.name for entry in path.iterdir())
 
 
@@ -100,13 +100,13 @@ def test_what_a_killed_writer_left_is_cleared(tmp_path):
     assert steps(tmp_path) == []
 
 
-def flip(file: Path) -> None:
+def flip(file):
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 1
     file.write_bytes(bytes(data))
 
 
-def cut(file: Path) -> None:
+def cut(file):
     file.write_bytes(file.read_bytes()[:-1])
 
 

@@ -10,7 +10,7 @@ from ftis_node.tokenizer.codec import align
 
 
 @st.composite
-def cuts(draw: st.DrawFn) -> tuple[list[int], list[int]]:
+def cuts(draw):
     """Two ways to cut a text of 1 to 60 bytes into pieces."""
     size = draw(st.integers(1, 60))
 
@@ -21,12 +21,12 @@ def cuts(draw: st.DrawFn) -> tuple[list[int], list[int]]:
     return lengths(), lengths()
 
 
-def claims_for(pieces: list[int]) -> np.ndarray:
+def claims_for(pieces):
     """Sums of these are exact in any order."""
     return -np.arange(1, len(pieces) + 1, dtype=np.float32) / 8
 
 
-def ends(lengths: list[int]) -> set[int]:
+def ends(lengths):
     return set(np.cumsum(lengths).tolist())
 
 

@@ -5,7 +5,6 @@ import shutil
 import subprocess
 import sys
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -156,11 +155,11 @@ async def test_row_42_the_parts_of_a_node_age_by_that_clock(tmp_path, monkeypatc
 # --- clocks that are set ----------------------------------------------------------------------------------------------
 
 
-def stored(path: Path, quota: int = 1 << 30) -> PacketStore:
+def stored(path, quota=1 << 30):
     return PacketStore(path / "store.sqlite", RUN.id, quota, clock=lambda: 0)
 
 
-def set_clock(monkeypatch: pytest.MonkeyPatch, by: float) -> None:
+def set_clock(monkeypatch, by):
     real = time.clock_gettime
     monkeypatch.setattr(time, "time", lambda: real(time.CLOCK_REALTIME) + by)
 

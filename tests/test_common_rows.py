@@ -10,7 +10,7 @@ from ftis_node.host.clocks import unix_seconds
 from ftis_node.packet import prompt_digests
 from ftis_node.swarm import common_rows
 from ftis_node.swarm.admission import AdmissionContext
-from ftis_node.swarm.announcement import Announcement, PacketRef, announce
+from ftis_node.swarm.announcement import PacketRef, announce
 from ftis_node.swarm.common_rows import Answered
 from ftis_node.swarm.pool import Want
 from ftis_node.swarm.pulling import Trade
@@ -22,7 +22,7 @@ SHARED = make_run(**HORIZONTAL, common=16, epoch=EPOCH)
 OPENED = AdmissionContext(SHARED, prompt_digests(PROMPTS))
 
 
-def announced(author: int, round: int, slots: list[int], issued_at: int) -> Announcement:
+def announced(author, round, slots, issued_at):
     refs = [PacketRef(slot, bytes([author, round % 256, slot]) + bytes(29), 100, 1) for slot in slots]
     return announce(identity(author), run_id=SHARED.id, round=round, policy_step=0, issued_at=issued_at, packets=refs)
 

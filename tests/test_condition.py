@@ -3,7 +3,6 @@
 import re
 import time
 from collections import deque
-from typing import Any
 
 import msgspec
 import pytest
@@ -108,7 +107,7 @@ def test_slow_evaluations_ask_fewer_questions_more_often_and_say_when(tmp_path):
     assert slow.parts() == 5, "16 questions would come more seldom than every half hour"
 
 
-def of_scores(scores: list[Score]) -> Any:
+def of_scores(scores):
     """The figures of an evaluation with these verdicts."""
     judged = [Judged(Example("", ""), "", 10, finished=True, score=score) for score in scores]
     return GreedyResult(judged, seconds=50.0, batch=4).figures()

@@ -2,7 +2,6 @@
 
 import math
 import re
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -16,11 +15,11 @@ from ftis_node.methods import NAMES
 from ftis_node.methods.choices import PART_LIMITS
 
 
-def settled(**flags: Any) -> Settings:
+def settled(**flags):
     return collect(task="gsm8k", flags=flags, environment={})[0]
 
 
-def refused(**flags: Any) -> UsageError:
+def refused(**flags):
     with pytest.raises(UsageError) as caught:
         settled(**flags)
     return caught.value
@@ -57,8 +56,8 @@ def test_each_name_is_taken_and_a_misspelt_one_is_answered_with_the_nearest(name
     assert f"{known + 'x'!r} (flags)" in error.what and repr(known) in error.fix
 
 
-SHARDED: dict[str, Any] = {"device": "cpu,cpu", "sharded": True}
-CONTRADICTIONS: dict[str, tuple[dict[str, Any], str, str]] = {
+SHARDED = {"device": "cpu,cpu", "sharded": True}
+CONTRADICTIONS = {
     "two limits of memory": ({"vram_gb": 8, "vram_share": 0.5}, "vram_gb.*vram_share", "one of them"),
     "one port for two": ({"port": 4001, "http_port": 4001}, "cannot both have the port 4001", "0 for any"),
     "a device that is none": ({"device": "cudda"}, "'cudda' is no device", "'cuda'"),

@@ -2,10 +2,7 @@
 
 import json
 import re
-from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,10 +13,8 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from ftis_node.errors import UsageError
 from ftis_node.fit.context import context_of
 from ftis_node.policy.packing import Prefixed
-from ftis_node.policy.policy import Policy
 from ftis_node.policy.score import completion_logprobs
 from ftis_node.worker.engine import Engine
-from ftis_node.worker.messages import ModelFacts
 from tests.support.daemons import PATIENCE, STILL, run_cli
 from tests.support.small_models import arithmetic_run, arithmetic_settings, tiny_config, tiny_policy, tiny_tokenizer
 
@@ -27,7 +22,7 @@ SHORT = 32
 LONG = 64
 HALF = 4  # of a head's dimensions
 BEFORE = {"original_max_position_embeddings": SHORT}
-ROPES: dict[str, tuple[dict[str, Any], int]] = {
+ROPES = {
     "default": ({}, LONG),
     "linear": ({"factor": 2.0}, LONG),
     "dynamic": ({"factor": 4.0}, LONG),
@@ -39,18 +34,18 @@ ROPES: dict[str, tuple[dict[str, Any], int]] = {
 """Each kind of rotary embedding, and how many tokens a model with one may have."""
 
 
-def policy_with(rope: str) -> Policy:
+def policy_with(rope):
     parameters = {"rope_type": rope, "rope_theta": 10_000.0, **ROPES[rope][0]}
     return tiny_policy(max_position_embeddings=LONG, rope_parameters=parameters)
 
 
-def sequence(tokens: int, seed: int) -> Prefixed:
+def sequence(tokens, seed):
     ids = np.random.default_rng(seed).integers(2, 26, tokens)
     return Prefixed(ids[:5].tolist(), [ids[5:]])
 
 
 @torch.no_grad()
-def with_neighbour(policy: Policy, tokens: int, *, packed: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def with_neighbour(policy, tokens, *, packed):
     """Log-probs of a short sample alone, and beside one of so many tokens."""
     policy.causal_lm.set_attn_implementation("ftis_tables" if packed else "sdpa")
     policy = replace(policy, packed=packed)
@@ -99,13 +94,13 @@ def test_a_longrope_within_one_kind_of_layer_limits_the_model():
 # --- what a run's rows need -----------------------------------------------------------------------------------------
 
 
-def model_in(folder: Path, **changes: Any) -> str:
+def model_in(folder, **changes):
     tiny_policy(**changes).causal_lm.save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
     return str(folder)
 
 
-def rows_in(path: Path, questions: Sequence[str]) -> str:
+def rows_in(path, questions):
     path.write_text("".join(json.dumps({"prompt": text, "answer": 1}) + "\n" for text in questions))
     return str(path)
 
@@ -113,7 +108,7 @@ def rows_in(path: Path, questions: Sequence[str]) -> str:
 SUMS = [f"{a}+{b}=" for a in range(5) for b in range(5)]
 
 
-def loaded(task: str, eval_data: str | None = None, **flags: Any) -> tuple[Engine, ModelFacts]:
+def loaded(task, eval_data=None, **flags):
     engine = Engine()
     return engine, engine.load(arithmetic_settings(**flags), task, eval_data=eval_data)
 

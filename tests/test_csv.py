@@ -13,7 +13,7 @@ from tests.support.swarm import make_run
 HEAD = b"question,answer\n"
 
 
-def written(path: Path, content: bytes) -> str:
+def written(path, content):
     path.write_bytes(content)
     return str(path)
 

@@ -19,11 +19,11 @@ EVERY_STEP = ("--set", "checkpoint_minutes=0")
 DEAD = "/ip4/127.0.0.1/tcp/1/p2p/12D3KooWKAFkdZjAMAKaNHMycURaoRJDkJLfz2N7GFb4fDUZPfWV"
 
 
-def peer_id(daemon: Daemon) -> str:
+def peer_id(daemon):
     return Identity.load_or_create(daemon.home.key).peer_id
 
 
-def used(author: Daemon, groups: int = 1):
+def used(author, groups=1):
     """A condition: so many groups of `author` were trained on."""
     name = peer_id(author)
     return lambda status: status.get("foreign_groups_used", {}).get(name, 0) >= groups
@@ -67,12 +67,12 @@ def test_three_daemons_survive_the_death_of_their_bootstrap_and_welcome_it_back(
         assert daemon.home.runtime() is None, "no socket and no record is left behind"
 
 
-def kill(worker: psutil.Process) -> None:
+def kill(worker):
     """As the kernel does when memory runs out."""
     worker.kill()
 
 
-def forbid_writing(worker: psutil.Process) -> None:
+def forbid_writing(worker):
     """Its next checkpoint raises inside the compute process, which itself lives on."""
     worker.rlimit(psutil.RLIMIT_FSIZE, (64, 64))
 

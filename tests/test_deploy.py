@@ -5,7 +5,6 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -21,13 +20,13 @@ DEPLOY = Path(__file__).parent.parent / "deploy"
 _DEFAULT = re.compile(r"\$\{\w+:-([^}]*)\}")
 
 
-def read(name: str) -> str:
+def read(name):
     return (DEPLOY / name).read_text(encoding="utf-8")
 
 
-def services() -> dict[str, Any]:
+def services():
     """Of the Compose file, with nothing set from outside."""
-    found: dict[str, Any] = yaml.safe_load(_DEFAULT.sub(r"\1", read("compose.yaml")))["services"]
+    found = yaml.safe_load(_DEFAULT.sub(r"\1", read("compose.yaml")))["services"]
     return found
 
 
@@ -39,7 +38,7 @@ def test_every_home_is_a_named_volume_that_both_generations_of_compose_know():
         assert home in named and len(home) > 1, f"{service}: {command}"
 
 
-def nodes() -> dict[str, dict[str, Any]]:
+def nodes():
     """The parameters of every `join` of the Compose file, by service."""
     joins = {name: one["command"] for name, one in services().items() if one.get("command", [""])[0] == "join"}
     return {name: parsed(command) for name, command in joins.items()}
@@ -143,7 +142,7 @@ def test_the_published_run_is_whole():
     assert (run.task, run.reward, run.collaboration) == ("gsm8k", "integer", "vertical")
 
 
-def profiles() -> set[str]:
+def profiles():
     return {profile for service in services().values() for profile in service.get("profiles", ())}
 
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 import torch
@@ -31,7 +30,7 @@ TIS = PRESETS["tis"]
 SEEDS = range(20)
 
 
-def completions() -> list[tuple[int, ...]]:
+def completions():
     """Every completion: up to its end, or to the cap."""
     found = []
     for length in range(1, CAP + 1):
@@ -47,12 +46,12 @@ TOKENS = [token for a in ALL for token in a]
 LENGTHS = torch.tensor([len(a) for a in ALL])
 
 
-def of_tokens(logits: Tensor) -> Tensor:
+def of_tokens(logits):
     """log π of each token of each completion, in double precision `[T]`."""
     return torch.log_softmax(logits, 1)[WHERE, TOKENS]
 
 
-def by_completion(values: Tensor) -> Tensor:
+def by_completion(values):
     return torch.stack([part.sum() for part in values.split(LENGTHS.tolist())])
 
 
@@ -65,7 +64,7 @@ class World:
     advantages: Tensor
 
     @classmethod
-    def drawn(cls, seed: int, apart: float) -> World:
+    def drawn(cls, seed, apart):
         random = torch.Generator().manual_seed(seed)
         shape = (len(CONTEXTS), WORDS)
         learner = torch.randn(shape, generator=random, dtype=torch.float64)
@@ -74,21 +73,21 @@ class World:
         return cls(learner.requires_grad_(), generator, (rewards - rewards.mean()) / rewards.std(correction=0))
 
     @property
-    def ratio(self) -> Tensor:
+    def ratio(self):
         """ρ of each token."""
         return (of_tokens(self.learner.detach()) - of_tokens(self.generator)).exp()
 
     @property
-    def drawn_by(self) -> Tensor:
+    def drawn_by(self):
         """π_gen(a) of each completion."""
         return by_completion(of_tokens(self.generator)).exp()
 
     @property
-    def whole_ratio(self) -> Tensor:
+    def whole_ratio(self):
         """W = π(a) / π_gen(a)."""
         return by_completion(self.ratio.log()).exp()
 
-    def gradient(self, objective: Any, factor: Tensor | float = 1.0) -> Tensor:
+    def gradient(self, objective, factor=1.0):
         """E of a sample's gradient under the generator, through the code that trains."""
         new = of_tokens(self.learner)
         told = {"sampler_logprobs": of_tokens(self.generator), "lengths": LENGTHS, "advantages": self.advantages}
@@ -97,19 +96,19 @@ class World:
         )
         return torch.autograd.grad(terms.value.sum(), self.learner)[0]
 
-    def wanted(self) -> Tensor:
+    def wanted(self):
         """E of the same under the learner itself: of its own samples, with weights of 1."""
         new = of_tokens(self.learner)
         mine = by_completion(new.detach()).exp()
         return torch.autograd.grad((mine * self.advantages * by_completion(new) / LENGTHS).sum(), self.learner)[0]
 
     @property
-    def steepness(self) -> float:
+    def steepness(self):
         """B: the largest ‖∇ log π(token)‖; of a table of logits ‖e − π‖."""
         pi = torch.softmax(self.learner.detach(), 1)
         return float((torch.eye(WORDS)[TOKENS] - pi[WHERE]).norm(dim=1).max())
 
-    def mean(self, values: Tensor) -> float:
+    def mean(self, values):
         """E under the generator of the mean over a completion's tokens."""
         return float((self.drawn_by * by_completion(values) / LENGTHS).sum())
 
@@ -124,7 +123,7 @@ def test_the_completions_are_all_of_them():
 # --- statement 1: bias ------------------------------------------------------------------------------------------------
 
 
-def bound(world: World, cap: float) -> float:
+def bound(world, cap):
     distance = 0.5 * float((world.drawn_by * (world.whole_ratio - 1).abs()).sum())
     tokens = world.mean((world.ratio.clamp(max=cap) - 1).abs())
     return float(world.advantages.abs().max()) * world.steepness * (2 * distance + tokens)
@@ -190,7 +189,7 @@ def test_what_the_filter_takes_is_within_its_bound(threshold):
 # --- statement 2: ranking ---------------------------------------------------------------------------------------------
 
 
-def filtered(rewards: list[float], divergences: list[float], threshold: float) -> tuple[list[float], list[float]]:
+def filtered(rewards, divergences, threshold):
     """Advantages before and after the filter."""
     advantages = FTIS.advantages(torch.tensor(rewards, dtype=torch.float64))
     kept = kept_by_filter(advantages, torch.tensor(divergences, dtype=torch.float64), threshold)

@@ -8,7 +8,6 @@ import resource
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import psutil
 import pytest
@@ -26,7 +25,7 @@ NONE_LEFT = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
 
 @contextlib.contextmanager
-def no_file_left() -> Iterator[None]:
+def no_file_left():
     """This process may open none until the block ends."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))

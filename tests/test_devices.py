@@ -9,29 +9,25 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, TypeVar
 
 import msgspec
 import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import Tensor
 
 from ftis_node.errors import FtisError
 from ftis_node.fit.memory import Workload
-from ftis_node.fit.plan import Plan, Wishes, plan
+from ftis_node.fit.plan import Wishes, plan
 from ftis_node.lab.bench.devices import bench_devices
 from ftis_node.lab.bench.model import Size
 from ftis_node.node.compute import ComputeProcess
 from ftis_node.node.options import JoinOptions
 from ftis_node.policy.measure import geometry_of, known_config
-from ftis_node.step_report import StepReport
 from ftis_node.store.home import Home
 from ftis_node.text import GB
 from ftis_node.worker import messages as ask
@@ -41,13 +37,12 @@ from tests.support.cli import answer, refused
 from tests.support.daemons import own_rows
 from tests.support.small_models import arithmetic_run, arithmetic_settings, batch_of, completions_of
 
-Answer = TypeVar("Answer")
-KINDS: dict[str, Any] = {"full": {"lora": False}, "lora": {"lora": True}, "shards": {"lora": False, "sharded": True}}
+KINDS = {"full": {"lora": False}, "lora": {"lora": True}, "shards": {"lora": False, "sharded": True}}
 ROWS = list(range(7))
 TWO = (("full", 2), ("shards", 2))
 
 
-def some(*shown: tuple[Any, ...], later: Sequence[tuple[Any, ...]]) -> list[Any]:
+def some(*shown, later):
     """Parameters of a test, of which the later ones are for `make slow`: each process takes seconds to start."""
     return [*shown, *(pytest.param(*one, marks=pytest.mark.slow) for one in later)]
 
@@ -55,7 +50,7 @@ def some(*shown: tuple[Any, ...], later: Sequence[tuple[Any, ...]]) -> list[Any]
 class Node:
     """A compute process with so many ranks, as it was when it was new."""
 
-    def __init__(self, folder: Path, ranks: int, **settings: Any) -> None:
+    def __init__(self, folder, ranks, **settings):
         self._folder = folder
         folder.mkdir(exist_ok=True, parents=True)
         self.process = Worker()
@@ -66,10 +61,10 @@ class Node:
         self.ask(ask.Open(arithmetic_run(facts, prompt_tokens=96)))
         self.renewed = self.state(1)[0]
 
-    def ask(self, request: ask.Request[Answer]) -> Answer:
+    def ask(self, request):
         return self.process.ask(request).result()
 
-    def state(self, number: int = 0) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    def state(self, number=0):
         """The weights and the first moments; number: of the folder in which they are kept."""
         place = self._folder / str(number)
         place.mkdir(exist_ok=True)
@@ -77,10 +72,10 @@ class Node:
         state = load_file(place / OPTIMISER)
         return load_file(place / WEIGHTS), {name: value for name, value in state.items() if name.endswith("/exp_avg")}
 
-    def renew(self) -> None:
+    def renew(self):
         self.ask(ask.Restore(str(self._folder / "1"), 0))
 
-    def move(self, made: Sequence[ask.ScoredPacket], steps: int) -> StepReport:
+    def move(self, made, steps):
         """Take steps on a batch of which some groups are another's, and return the last report."""
         own = batch_of(ROWS[:4], made[:4], uneven=True)
         theirs = batch_of(ROWS[4:], made[4:], uneven=True, source="peer")
@@ -93,7 +88,7 @@ NodeOf = Callable[[str, int], Node]
 @pytest.fixture(scope="module")
 def node_of(tmp_path_factory) -> Iterator[NodeOf]:
     """By kind and number of ranks. Each is started once."""
-    made: dict[tuple[str, int], Node] = {}
+    made = {}
     folder = tmp_path_factory.mktemp("states")
 
     def get(kind, ranks):
@@ -108,7 +103,7 @@ def node_of(tmp_path_factory) -> Iterator[NodeOf]:
         node.process.end()
 
 
-def distance(one: Mapping[str, Tensor], other: Mapping[str, Tensor] | None = None) -> float:
+def distance(one, other=None):
     """Euclidean; from 0 without another."""
     parts = (value.double() - (other[name].double() if other is not None else 0) for name, value in one.items())
     return float(sum(part.square().sum() for part in parts)) ** 0.5
@@ -233,7 +228,7 @@ def test_rows_of_ones_own_are_trained_on_by_all(node_of):
 @pytest.fixture
 def failing(monkeypatch, tmp_path) -> Iterator[Callable[..., Node]]:
     """A compute process whose second rank fails once in this way."""
-    made: list[Node] = []
+    made = []
 
     def start(how, **settings):
         monkeypatch.setattr(Worker, "MODULE", "tests.support.ranks")
@@ -290,7 +285,7 @@ def test_what_fails_in_one_fails_in_all(failing, node_of):
 def test_an_interrupt_ends_the_work_of_all_and_not_what_follows(node_of, work):
     node = node_of("full", 2)
     made = node.ask(ask.Generate(ROWS)).groups
-    long: ask.Request[Any] = ask.Generate(ROWS * 300)
+    long = ask.Generate(ROWS * 300)
     if work == "step":
         long = ask.Step(batch_of(ROWS * 300, list(made) * 300, uneven=True))
     asked = node.process.ask(long)
@@ -305,7 +300,7 @@ def test_an_interrupt_ends_the_work_of_all_and_not_what_follows(node_of, work):
 # --- a rank that dies ------------------------------------------------------------------------------------------------
 
 
-async def died(kind: type[ask.Request[Any]], folder: Path) -> None:
+async def died(kind, folder):
     """Kill the second rank in this work of a compute process: whoever waits is told, and nothing goes on."""
     worker = Worker()
     worker.start()
@@ -316,7 +311,7 @@ async def died(kind: type[ask.Request[Any]], folder: Path) -> None:
     if kind is not ask.Load:
         await worker.call(ask.Open(arithmetic_run(await load)))
         made = (await worker.call(ask.Generate(ROWS))).groups
-        works: dict[type[ask.Request[Any]], ask.Request[Any]] = {
+        works = {
             ask.Generate: ask.Generate(ROWS * 50),
             ask.Step: ask.Step(batch_of(ROWS * 30, list(made) * 30, uneven=True)),
             ask.Evaluate: ask.Evaluate(),
@@ -391,7 +386,7 @@ CONFIG = known_config("qwen2.5-3b")
 LARGE = Workload(100, 256, group=12, batch_groups=24)
 
 
-def planned(budget: float, **wishes: Any) -> Plan:
+def planned(budget, **wishes):
     return plan(geometry_of(CONFIG, "qwen2.5-3b"), round(budget * GB), LARGE, Wishes(**wishes), "cuda", False)
 
 

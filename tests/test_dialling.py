@@ -7,7 +7,6 @@ import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -25,12 +24,12 @@ from ftis_node.swarm.wire.transport import Listening, Unreachable
 from ftis_node.text import called
 from tests.support.cli import refused
 from tests.support.daemons import run_cli
-from tests.support.swarm import Member, identity, make_run, member, transport
+from tests.support.swarm import identity, make_run, member, transport
 
 EVE = identity(9)
 
 
-async def watched(inviter: Member, home: Path, name: str = "") -> str:
+async def watched(inviter, home, name=""):
     """What `ftis-node watch` prints on stderr, with an invitation of this member."""
     made = invite(inviter.identity, inviter.run.id, [inviter.address], now=time.time(), seconds=600, name=name)
     line = ("watch", made.text, "--home", str(home), "--for", "4", "--set", "http_port=0")
@@ -42,7 +41,7 @@ async def watched(inviter: Member, home: Path, name: str = "") -> str:
 
 async def test_row_62_an_inviter_sends_nobody_elsewhere(tmp_path, monkeypatch):
     """Its own address, on loopback, is dialled as it is written; what it names there afterwards is not."""
-    callers: list[Any] = []
+    callers = []
     server = await asyncio.start_server(lambda _, writer: callers.append(writer), "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     inside = ("/ip4/127.0.0.1", "/ip6/::ffff:127.0.0.1", "/dns4/localhost", "/ip6/64:ff9b::7f00:1", "/ip4/0.0.0.0")
@@ -70,7 +69,7 @@ async def test_row_62_a_name_that_leads_to_the_link_or_to_no_host_is_not_dialled
     async def leads(*_, **__):
         return [(2, 1, 6, "", (host, 0))]
 
-    dialled = list[Any]()
+    dialled = []
     knock = libp2p._knock
     async with transport(EVE, tmp_path) as network:
         monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", leads)
@@ -134,7 +133,7 @@ FAR = {
 }
 
 
-def weigh() -> None:
+def weigh():
     """In a room: prints each address that is not dialled as it should be."""
     peer = identity(2)
     other = identity(3)
@@ -184,7 +183,7 @@ def test_row_78_only_a_members_own_newest_word_says_where_it_is():
     ben = identity(2)
     stranger = identity(3)
     run = make_run()
-    members: Any = SimpleNamespace(private=True, admits=(ann.author, ben.author).__contains__)
+    members = SimpleNamespace(private=True, admits=(ann.author, ben.author).__contains__)
     places = Places(run.id, EVE, members, {ann.author})
 
     def place(who, at, signer=None, dial="10.1.0.9", **other):

@@ -4,8 +4,6 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import AsyncIterator, Sequence
-from pathlib import Path
 
 import msgpack
 import pytest
@@ -26,8 +24,7 @@ from ftis_node.swarm.traffic import Traffic
 from ftis_node.swarm.wire import dht_limits, records
 from ftis_node.swarm.wire.dht_guard import NEW_IDS_AT_ONCE, RECORD, GuardedDht
 from ftis_node.swarm.wire.dht_limits import DEPTHS, MAX_RECORDS, NEAREST_MAX, OWN_NODES
-from ftis_node.swarm.wire.directory import NAMED_NODES, Answer, Directory, check
-from ftis_node.swarm.wire.libp2p import Libp2p
+from ftis_node.swarm.wire.directory import NAMED_NODES, check
 from ftis_node.swarm.wire.records import MAX_KEYS, OTHERS_MAX, OwnerSigned, Shelf, key_bytes, keys_of, shard_of
 from tests.hostile.directory import DHTProtocol, made_up, near, pack
 from tests.support.swarm import OTHER_RUN, RUN, eventually, identity, member, transport
@@ -39,17 +36,17 @@ MADE_UP = made_up(RUN.id, "", 2 * MAX_RECORDS)
 
 
 @pytest.fixture(autouse=True)
-def fresh() -> None:
+def fresh():
     """Records expire, and a run of all tests may take longer than they last."""
     if MADE_UP[0].expiration_time < time.time() + 120:
         MADE_UP[:] = made_up(RUN.id, "", 2 * MAX_RECORDS)
 
 
-def own(who: Identity) -> list[str]:
+def own(who):
     return [f"/ip4/8.8.4.4/tcp/4001/p2p/{who.peer_id}"]
 
 
-def of(who: Identity, shard: str = "", addresses: list[str] | None = None) -> DHTRecord:
+def of(who, shard="", addresses=None):
     return OwnerSigned(who, RUN.id).sign(shard, own(who) if addresses is None else addresses, 100.0)
 
 
@@ -90,20 +87,20 @@ def test_row_38_whatever_else_an_answer_is_gives_no_addresses(answer):
 # --- what a node keeps ------------------------------------------------------------------------------------------------
 
 
-def owner(record: DHTRecord) -> bytes:
+def owner(record):
     found = VALIDATOR.owner(record)
     assert found is not None
     return found
 
 
-def fill(shelf: Shelf, records: Sequence[DHTRecord] = MADE_UP) -> Shelf:
+def fill(shelf, records=MADE_UP):
     """Each record left by its owner."""
     for record in records:
         shelf.keep(record, owner(record))
     return shelf
 
 
-def filled(known: set[bytes]) -> Shelf:
+def filled(known):
     return fill(Shelf(VALIDATOR, known.__contains__))
 
 
@@ -171,7 +168,7 @@ def test_row_38_a_teller_of_many_that_never_answer_is_doubted_until_others_of_it
 
 
 @contextlib.asynccontextmanager
-async def joined(who: Identity, path: Path, *others: Libp2p) -> AsyncIterator[tuple[Directory, Libp2p]]:
+async def joined(who, path, *others):
     async with transport(who, path / who.peer_id) as network:
         for other in others:
             await network.connect(other.p2p.peer_id.to_bytes(), await other.addresses())
@@ -183,7 +180,7 @@ async def joined(who: Identity, path: Path, *others: Libp2p) -> AsyncIterator[tu
 
 
 @contextlib.asynccontextmanager
-async def liar(path: Path, answer: bytes) -> AsyncIterator[tuple[DHTProtocol, Libp2p]]:
+async def liar(path, answer):
     """Mallory, nearer to the first key than anybody else, with this answer to everything."""
     async with transport(MALLORY, path / "mallory") as network:
         node = DHTProtocol(near(RUN.id), {}, answer)
@@ -191,8 +188,8 @@ async def liar(path: Path, answer: bytes) -> AsyncIterator[tuple[DHTProtocol, Li
         yield node, network
 
 
-async def found(directory: Directory) -> list[Answer]:
-    answers: list[Answer] = []
+async def found(directory):
+    answers = []
     await directory.find(answers.append, alone=True)
     return answers
 

@@ -3,12 +3,10 @@
 import json
 import os
 import threading
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import psutil
 import pytest
@@ -25,7 +23,7 @@ from ftis_node.policy.availability import Hub, cached, described, offered
 from ftis_node.policy.load import load_tokenizer
 from ftis_node.policy.names import BUILT_IN_DIR
 from ftis_node.preflight import machine, models, place
-from ftis_node.preflight.case import Case, Check, Finding, case_of, examine, failed
+from ftis_node.preflight.case import Check, Finding, case_of, examine, failed
 from ftis_node.preflight.checks import listed
 from ftis_node.preflight.net import of_a_running_node
 from ftis_node.preflight.smoke import smoke
@@ -45,16 +43,16 @@ def doctor(cli) -> Cli:
 
 
 @pytest.fixture(autouse=True)
-def no_hub(monkeypatch) -> None:
+def no_hub(monkeypatch):
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
 
 
-def a_case(home: Path, **flags: Any) -> Case:
+def a_case(home, **flags):
     return case_of(JoinOptions(Home(home)), Given(flags).on(Home(home)))
 
 
-def seen(look: Callable[[Case], Iterator[Finding]], case: Case) -> dict[str, Finding]:
+def seen(look, case):
     """By verdict; the last of each."""
     return {finding.verdict: finding for finding in examine(case, [Check("it", look)])}
 
@@ -220,7 +218,7 @@ def test_a_driver_that_refuses_growing_segments_gets_the_cure(tmp_path, monkeypa
 
 
 @contextmanager
-def hub_that(answers: Callable[[str], int], monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def hub_that(answers, monkeypatch):
     """A hub on loopback with a status code for each path."""
 
     class Handler(Quiet):
@@ -281,7 +279,7 @@ def test_without_a_hub_a_model_must_be_here(tmp_path, monkeypatch):
     assert list(seen(models.hub, a_case(tmp_path))) == ["ok"], "a built-in model needs no hub"
 
 
-def in_the_cache(cache: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> Path:
+def in_the_cache(cache, name, monkeypatch):
     """tiny-a as if it had been downloaded from the hub."""
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
     repository = cache / f"models--{name.replace('/', '--')}"

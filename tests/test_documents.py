@@ -5,7 +5,6 @@ their links lead somewhere.
 import functools
 import re
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,17 +22,17 @@ _COMMAND = re.compile(r"(?:^|\$\(|&& |; |/bin/|exec \w+ )ftis-node ([a-z-].*)")
 _LINK = re.compile(r"\[[^]]*\]\(([^)\s]+)\)")
 
 
-def name_of(path: Path) -> str:
+def name_of(path):
     return str(path.relative_to(ROOT))
 
 
 @functools.cache
-def text_of(path: Path) -> str:
+def text_of(path):
     return path.read_text(encoding="utf-8")
 
 
 @functools.cache
-def typed(path: Path) -> tuple[str, ...]:
+def typed(path):
     """Lines of the code blocks without their comments, continued ones joined, and what stands in backquotes."""
     blocks = [block.split("\n", 1)[1].rsplit("\n", 1)[0] for block in _FENCE.findall(text_of(path))]
     blocks += ["\n".join(line[4:] for line in text_of(path).splitlines() if line.startswith("    "))]
@@ -42,7 +41,7 @@ def typed(path: Path) -> tuple[str, ...]:
     return tuple(re.sub(r"(^|\s)#.*", "", line).strip() for line in lines) + tuple(inline)
 
 
-def commands(path: Path) -> Iterator[list[str]]:
+def commands(path):
     """Every `ftis-node …`, as words. `ftis-node pause | resume` stands for two commands; a real pipe ends one."""
     for line in typed(path):
         found = _COMMAND.search(line)
@@ -55,14 +54,14 @@ def commands(path: Path) -> Iterator[list[str]]:
                 yield words(other)
 
 
-def words(text: str) -> list[str]:
+def words(text):
     try:
         return shlex.split(text)
     except ValueError:
         return text.split()
 
 
-def excused(error: ValueError, arguments: list[str]) -> bool:
+def excused(error, arguments):
     """An ellipsis, and capitals, stand for a value that is not written out; an option may be named without one."""
     if (arguments[-1] == OMITTED or arguments[-1].startswith("--")) and "requires an argument" in str(error):
         return True
@@ -103,10 +102,10 @@ def test_every_target_and_module_in_the_documents_exists(path):
 
 
 @functools.cache
-def anchors(path: Path) -> frozenset[str]:
+def anchors(path):
     """As a code host makes them from headings."""
     headings = re.findall(r"^#+ (.*)$", _FENCE.sub("", text_of(path)), re.MULTILINE)
-    slugs: list[str] = []
+    slugs = []
     for heading in headings:
         words = re.sub(r"[^\w\- ]", "", re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).lower()).strip()
         slug = words.replace(" ", "-")

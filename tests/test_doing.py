@@ -1,7 +1,6 @@
 """What a process says of its work, and what people see of it."""
 
 import io
-from typing import Any
 
 import pytest
 from rich.console import Console
@@ -57,7 +56,7 @@ def test_where_nobody_sees_a_bar_lines_say_how_far_a_command_is(monkeypatch, cap
 
 
 def test_each_long_work_of_an_engine_says_what_it_is_and_reaches_its_end(monkeypatch):
-    seen: dict[str, Doing] = {}
+    seen = {}
     engine = opened_engine()
 
     def watched(*told, **more):
@@ -79,7 +78,7 @@ def test_each_long_work_of_an_engine_says_what_it_is_and_reaches_its_end(monkeyp
 
 
 def test_loading_says_so(monkeypatch):
-    seen: list[Any] = []
+    seen = []
     engine = Engine()
     before = engine.watch()
 

@@ -6,10 +6,8 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -55,10 +53,10 @@ def join(monkeypatch, cli) -> Cli:
     return partial(cli, "join", "--dry-run", "--device", "cpu")
 
 
-def report_of(join: Cli, *flags: str, code: int = 0) -> dict[str, Any]:
+def report_of(join, *flags, code=0):
     ended, out, err = join("--json", *flags)
     assert ended == code, err
-    report: dict[str, Any] = json.loads(out)
+    report = json.loads(out)
     return report
 
 
@@ -203,7 +201,7 @@ MISTAKES = {
 }
 
 
-def _models(tmp: Path) -> None:
+def _models(tmp):
     """A built-in model, each time with another mistake."""
     for name in ("no-tokenizer", "no-weights", "damaged", "gaps", "small", "capped", "short", "gap", "tag", "pic"):
         shutil.copytree(resolve("tiny-a"), tmp / name)
@@ -226,11 +224,11 @@ def _models(tmp: Path) -> None:
     Qwen2ForCausalLM(tiny_config(vocab_size=20)).save_pretrained(tmp / "small")
 
 
-def _changed(path: Path, changes: dict[str, Any]) -> None:
+def _changed(path, changes):
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
-def compute_refuses(line: Sequence[str]) -> UserError:
+def compute_refuses(line):
     """What the compute process of `join` ends with."""
     given = parsed(["join", *line])
     flags = {name: value for name, value in given.items() if name in FLAGS and value not in (None, [])}

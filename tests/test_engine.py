@@ -2,7 +2,6 @@
 
 import inspect
 import math
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -13,7 +12,7 @@ from ftis_node.config.settings import OBJECTIVE_PARTS, Settings
 from ftis_node.errors import UsageError
 from ftis_node.learner import choose_objective
 from ftis_node.methods import METHODS
-from ftis_node.objective import PRESETS, Objective
+from ftis_node.objective import PRESETS
 from ftis_node.packet import Completion, author_digest, decode, prompt_digest
 from ftis_node.tasks import load_task
 from ftis_node.tokenizer.asking import prompt_ids
@@ -27,12 +26,12 @@ from tests.support.small_models import batch_of, completions_of, opened_engine, 
 TASK = load_task("arithmetic")
 
 
-def uneven(engine: Engine, rows: list[int]) -> list[messages.StepGroup]:
+def uneven(engine, rows):
     """Groups generated now, with rewards that differ."""
     return batch_of(rows, engine.generate(rows).groups, uneven=True)
 
 
-def tokens(generated: messages.Generated) -> list[bytes]:
+def tokens(generated):
     return [group.packet for group in generated.groups]
 
 
@@ -111,7 +110,7 @@ def test_others_score_a_group_as_its_author_does(engine):
         assert engine.score(row, group.packet) == group.rewards
 
 
-def written(engine: Engine, text: str, finished: bool) -> bytes:
+def written(engine, text, finished):
     tokenizer = engine.policy.tokenizer
     ids = np.asarray(tokenizer.encode(text) + ([tokenizer.eos_token_id] if finished else []), np.uint32)
     return packed(engine, [Completion(ids, np.zeros(len(ids), np.float32), finished)])
@@ -221,7 +220,7 @@ def test_another_models_checkpoint_is_refused(tmp_path):
     assert "--home" in caught.value.fix
 
 
-def objective_of(task: str = "gsm8k", **changes: Any) -> Objective:
+def objective_of(task="gsm8k", **changes):
     return choose_objective(Settings(**changes), task, completion_tokens=256)
 
 
@@ -237,7 +236,7 @@ def test_a_preset_is_itself_but_that_the_tasks_filter_stands_in_for_the_papers(p
 
 
 def test_any_part_can_be_put_in_place_of_a_presets():
-    changes: dict[str, Any] = {
+    changes = {
         "advantage": "mean",
         "divergence": "k2",
         "reduction": "max",

@@ -1,10 +1,8 @@
 """The native engine's tokens and log-probs are transformers' own, for what it decodes itself and for all else."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, partial
 from itertools import chain
-from typing import Any
 
 import numpy as np
 import pytest
@@ -27,7 +25,7 @@ from ftis_node.policy.ready import ready
 from tests.support import small_models
 from tests.support.small_models import PROMPTS
 
-SIZES: dict[str, Any] = {
+SIZES = {
     "vocab_size": 40,
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -54,14 +52,14 @@ OTHERS = ("gpt2", "gemma2", "lfm2", "capped gemma3", "dora", "dynamic")
 KINDS = ["sliding_attention", "full_attention"]
 
 
-def make_model(kind: str) -> Any:
+def make_model(kind):
     with torch.random.fork_rng():
         torch.manual_seed(3)
         match kind:
             case "llama":
                 return transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES))
             case "llama biased":
-                model: Any = transformers.LlamaForCausalLM(
+                model = transformers.LlamaForCausalLM(
                     transformers.LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True, head_dim=16)
                 )
                 for name, parameter in model.named_parameters():
@@ -78,11 +76,11 @@ def make_model(kind: str) -> Any:
             case "mistral":
                 return transformers.MistralForCausalLM(transformers.MistralConfig(**SIZES, sliding_window=4))
             case "sliding qwen2":
-                sliding: Any = {"use_sliding_window": True, "sliding_window": 3, "layer_types": KINDS}
+                sliding = {"use_sliding_window": True, "sliding_window": 3, "layer_types": KINDS}
                 return transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**SIZES, **sliding))
             case "gemma3" | "capped gemma3":
                 caps = {"final_logit_softcapping": 3.0} if kind == "capped gemma3" else {}
-                narrow: Any = {"head_dim": 16, "sliding_window": 5, "layer_types": KINDS, **caps}
+                narrow = {"head_dim": 16, "sliding_window": 5, "layer_types": KINDS, **caps}
                 model = transformers.Gemma3ForCausalLM(transformers.Gemma3TextConfig(**SIZES, **narrow))
                 for name, weight in model.named_parameters():
                     if "norm" in name:
@@ -112,7 +110,7 @@ def make_model(kind: str) -> Any:
 
 
 @cache
-def policy_of(kind: str) -> Policy:
+def policy_of(kind):
     match kind:
         case "qwen2":
             return small_models.tiny_policy(vocab_size=40)
@@ -125,14 +123,14 @@ def policy_of(kind: str) -> Policy:
     return ready(Policy(kind, make_model(kind).eval(), small_models.tiny_tokenizer(), torch.device("cpu")))
 
 
-def assert_same(some: Sequence[Sequence[Completion]], others: Sequence[Sequence[Completion]]) -> None:
+def assert_same(some, others):
     for ours, theirs in zip(chain(*some), chain(*others), strict=True):
         assert ours.token_ids.tolist() == theirs.token_ids.tolist()
         assert ours.finished is theirs.finished
         np.testing.assert_allclose(ours.logprobs, theirs.logprobs, atol=1e-4)
 
 
-def by_transformers(policy: Policy, group: int, sampling: Sampling) -> list[list[Completion]]:
+def by_transformers(policy, group, sampling):
     """transformers' own `generate`, greedily, a prompt at a time."""
     made = []
     rows = policy.causal_lm.get_input_embeddings().num_embeddings
@@ -205,7 +203,7 @@ def test_when_rows_are_dropped_changes_nothing(group, monkeypatch):
 def test_prompts_that_are_read_a_few_at_a_time_are_read_as_well(kind, monkeypatch):
     policy = policy_of(kind)
     whole = generate(policy, PROMPTS, group=2, sampling=GREEDY)
-    passes: list[int] = []
+    passes = []
     watched = policy.causal_lm.register_forward_pre_hook(
         lambda _, __, kwargs: passes.append(len(kwargs["input_ids"])), with_kwargs=True
     )

@@ -1,8 +1,6 @@
 """Episodes of several answers: how they grow, what stands between answers, and that nobody's word is taken for them."""
 
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +16,7 @@ from ftis_node.policy.packing import Prefixed
 from ftis_node.policy.score import completion_logprobs
 from ftis_node.swarm.admission import AdmissionContext, admit
 from ftis_node.swarm.identity import Identity
-from ftis_node.tasks import Example, Replay, Score, Scorer, Task
+from ftis_node.tasks import Example, Replay, Score, Scorer
 from ftis_node.tasks.arithmetic import arithmetic
 from ftis_node.tokenizer.chat import Frame, chat_of, chat_with, frame_of
 from ftis_node.worker import engine as engines
@@ -35,15 +33,15 @@ TURNS = 3
 class Hints(Scorer):
     """An environment that says + after an answer with the gold in it and - after others; three answers, or one =."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.played = 0
 
-    def __call__(self, text: str, answer: str) -> Score:
+    def __call__(self, text, answer):
         raise AssertionError("an episode is not judged as one text")
 
-    def replay(self, answers: Sequence[str], gold: str) -> Replay | None:
+    def replay(self, answers, gold):
         self.played += 1
-        messages: list[str] = []
+        messages = []
         for count, answer in enumerate(answers, 1):
             if count == TURNS or answer == "=":
                 over = count == len(answers)
@@ -52,19 +50,19 @@ class Hints(Scorer):
         return Replay(tuple(messages), False, 0.0)
 
 
-def task(environment: Any = None) -> Task:
-    changes: dict[str, Any] = {"turns": TURNS, "completion_tokens": 24, "reward": "code:" + "0" * 40}
+def task(environment=None):
+    changes = {"turns": TURNS, "completion_tokens": 24, "reward": "code:" + "0" * 40}
     return replace(arithmetic(), scorer=environment or Hints(), **changes)
 
 
 # --- how they grow ----------------------------------------------------------------------------------------------------
 
 
-def answer(*ids: int, finished: bool = True) -> Completion:
+def answer(*ids, finished=True):
     return Completion(np.array(ids, np.uint32), np.full(len(ids), -0.5, np.float32), finished)
 
 
-def grown(first: Completion, answers: list[Completion], said: list[list[int]], cap: int = 20, turns: int = 3) -> Any:
+def grown(first, answers, said, cap=20, turns=3):
     """The episode that grows from these answers, and the caps that they were asked for with."""
     asked = []
     heard = []
@@ -179,11 +177,11 @@ ROW = Example("1+2=", "3")
 END = TOKENIZER.eos_token_id
 
 
-def ids(text: str) -> list[int]:
+def ids(text):
     return list(TOKENIZER(text, add_special_tokens=False)["input_ids"])
 
 
-def episode(*texts: str, finished: bool = True, end: bool = True) -> Completion:
+def episode(*texts, finished=True, end=True):
     """Answers and what is said between them, in turn."""
     runs = [ids(text) + ([END] if end else []) if index % 2 == 0 else ids(text) for index, text in enumerate(texts)]
     where = np.concatenate([np.full(len(run), index % 2 == 1) for index, run in enumerate(runs)])
@@ -226,7 +224,7 @@ def test_a_group_with_a_word_that_nobody_said_has_no_signal(forged):
 
 
 class Failing(Hints):
-    def replay(self, answers: Sequence[str], gold: str) -> Replay | None:
+    def replay(self, answers, gold):
         return None
 
 
@@ -234,7 +232,7 @@ def test_an_environment_that_fails_gives_no_reward_and_vouches_for_nothing(monke
     assert EPISODES.score(episode("3"), ROW, Failing()) == Score(0.0, formatted=False, lenient=False)
     assert EPISODES.rewards([episode("3", "\n+=", "3")], ROW, Failing()) == [0.0]
     assert EPISODES.following(episode("3"), ROW, Failing()) == []
-    begun: list[Scorer] = []
+    begun = []
     monkeypatch.setattr(Failing, "begin", lambda self: begun.append(self))
     assert judge(EPISODES.tokenizer, episode("3"), ROW, Failing(), EPISODES).score.reward == 0.0
     assert begun, "failures of other questions do not count"

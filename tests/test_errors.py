@@ -10,7 +10,6 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -41,7 +40,7 @@ def run_text(tmp_path_factory) -> str:
     return dump_run_file(RunFile(run=RUN.model_copy(update={"data": task.data, "reward": task.reward})))
 
 
-def refused(ended: tuple[int, str, str], row: Row) -> None:
+def refused(ended, row):
     """The exit code is as it should be, stderr ends in two sentences in the form of the house, stdout is empty."""
     code, out, err = ended
     lines = err.splitlines()
@@ -71,8 +70,8 @@ def test_a_mistake(mistake, cli, run_text, tmp_path):
         assert path.read_bytes() == content, f"{path} was changed"
 
 
-def _prepare(tmp: Path, row: Row, run_text: str) -> None:
-    files: dict[str, str | bytes] = {"file": ""} if "{tmp}/file" in row.line else {}
+def _prepare(tmp, row, run_text):
+    files = {"file": ""} if "{tmp}/file" in row.line else {}
     for name, content in (files | row.files).items():
         (tmp / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp / name).write_bytes(content if isinstance(content, bytes) else content.encode())
@@ -91,7 +90,7 @@ def _prepare(tmp: Path, row: Row, run_text: str) -> None:
         begun(tmp / "begun", 7, "tiny-a", "full" if "--adapter" in row.line else "lora")
 
 
-def _tiny_fingerprint() -> str:
+def _tiny_fingerprint():
     from ftis_node.policy.load import load_tokenizer
     from ftis_node.tokenizer.fingerprint import fingerprint
 

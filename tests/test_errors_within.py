@@ -51,7 +51,7 @@ from tests.support.mistakes import DEAD
 from tests.support.small_models import tiny_policy, tiny_tokenizer
 
 
-def a_node(home: Path, *peers: str) -> daemon.Node:
+def a_node(home, *peers):
     settings = {"host": "127.0.0.1", "device": "cpu", "model": "tiny-a"}
     options = JoinOptions(home=Home(home), peers=peers)
     return daemon.Node(options, lambda task: collect(task=task, flags=settings)[0])
@@ -93,17 +93,17 @@ async def test_a_network_daemon_that_does_not_start_says_why(tmp_path):
         await Libp2p.start(Listening(tmp_path / "key", tmp_path, "127.0.0.1"))
 
 
-def episodes_asked() -> None:
+def episodes_asked():
     opened(replace(load_task("arithmetic"), turns=2), [0], "tiny-a", None, None, None).__enter__()
 
 
-def asked_for(folder: Path) -> None:
+def asked_for(folder):
     saving = Saving(folder, "tiny-a (full)", "adamw", MetricsLog(folder / "metrics.jsonl"))
     saving.next_bytes = 1 << 60
     saving.ask(1)
 
 
-def endless() -> None:
+def endless():
     tokenizer = deepcopy(tiny_tokenizer())
     tokenizer.add_special_tokens({"eos_token": "<|stop|>"})
     refuse_rows(tokenizer, len(tokenizer) - 1, "tiny")
@@ -212,7 +212,7 @@ def test_what_ends_a_trial_is_told_with_what_to_do(tmp_path):
     ):
         with pytest.raises(UserError, match=match), crew._disk(tmp_path):
             raise error
-    job: Future[None] = Future()
+    job = Future()
     job.set_exception(BrokenProcessPool("killed"))
     with pytest.raises(UserError, match="ended by itself: killed, or out of memory"):
         crew._check(job)
@@ -231,7 +231,7 @@ def test_a_daemon_that_does_not_start_says_why_or_where(tmp_path):
     with pytest.raises(UserError, match=r"ended while it was starting \(exit code 2\).*output.log") as ended:
         detach(tmp_path / "home", ["join", "--no-such-flag"], print)
     assert ended.value.exit_code == 2
-    told: list[str] = []
+    told = []
     with pytest.raises(SystemExit, match="2"):
         detach(tmp_path / "home", ["eval", "--checkpoint", "tiny-a", "--task", "nonsense"], told.append)
     assert told[-2].startswith("error: There is no task 'nonsense'")

@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +18,10 @@ from ftis_node.cli import eval as eval_cli
 from ftis_node.errors import FtisError, UsageError
 from ftis_node.evaluate.greedy import evaluate, tokenised
 from ftis_node.evaluate.intervals import paired_figures, wilson
-from ftis_node.evaluate.judging import Judged, judge
+from ftis_node.evaluate.judging import judge
 from ftis_node.host.doing import now
 from ftis_node.packet import Completion
 from ftis_node.policy.generate.stream import Sampling
-from ftis_node.policy.policy import Policy
 from ftis_node.store.checkpoints import Checkpoints
 from ftis_node.tasks import Example, Score, load_evaluation, scoring
 from ftis_node.worker.engine import Engine
@@ -37,7 +35,7 @@ TASK = load_evaluation("arithmetic")
 CAP = Sampling(16, 1.0, (1,), greedy=True)
 
 
-def run_eval(*args: object) -> Any:
+def run_eval(*args):
     """The object that `eval --json` prints, on one line."""
     [line] = printed("eval", *args, "--set", "device=cpu", "--json").splitlines()
     return json.loads(line)
@@ -244,14 +242,14 @@ def test_wilson_s_interval():
     assert wilson(0, 0) == (0.0, 1.0)
 
 
-def questions(policy: Policy, count: int) -> tuple[list[list[int]], Sequence[Example]]:
+def questions(policy, count):
     return tokenised(policy, TASK, TASK.held_out[:count], 16), TASK.held_out[:count]
 
 
 def test_what_is_told_adds_up_and_does_not_hang_on_the_batch():
     policy = tiny_policy()
     prompts, examples = questions(policy, 20)
-    told: list[Judged] = []
+    told = []
     with scoring("integer") as scorer:
         one = evaluate(policy, prompts, examples, scorer, CAP, batch=3, tell=told.extend)
         other = evaluate(policy, prompts, examples, scorer, CAP)
@@ -277,7 +275,7 @@ def test_what_does_not_fit_is_halved(monkeypatch):
     monkeypatch.setattr(room, "WAITS", ())
     policy = tiny_policy()
     whole = greedy.generate
-    sizes: list[int] = []
+    sizes = []
 
     def small(policy, prompts, **rest):
         sizes.append(len(prompts))

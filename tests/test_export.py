@@ -9,7 +9,6 @@ import sys
 import textwrap
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,11 +17,9 @@ from msgspec.structs import asdict
 from peft import PeftModel
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ftis_node.config.run import load_run_file
-from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError, UserError
 from ftis_node.export.model import export
 from ftis_node.node.progress import Progress
@@ -32,7 +29,7 @@ from ftis_node.policy.names import BUILT_IN_DIR
 from ftis_node.store.checkpoints import Checkpoints
 from ftis_node.tasks import load_evaluation, score
 from ftis_node.worker.checkpoint import ALPHA, WEIGHTS
-from ftis_node.worker.restore import Checkpoint, hold, load_trained, settings_for
+from ftis_node.worker.restore import hold, load_trained, settings_for
 from tests.support.begun import checkpoint_of
 from tests.support.cli import answer, refused
 from tests.support.daemons import ENVIRONMENT
@@ -43,7 +40,7 @@ BASE = BUILT_IN_DIR / "tiny-a"
 Homes = dict[str, Path]
 
 
-def make_home(path: Path, *, lora: bool) -> Path:
+def make_home(path, *, lora):
     """A home with the checkpoint of an engine whose weights were changed, and a log as a daemon writes it."""
     engine, facts = engine_in(path, lora=lora, eval_prompts=60)
     before = asdict(engine.evaluate())
@@ -72,20 +69,20 @@ def homes(tmp_path_factory) -> Homes:
     return {kind: make_home(tmp_path_factory.mktemp(kind), lora=kind == "lora") for kind in ("full", "lora")}
 
 
-def exported(home: Path, to: Path, *flags: str) -> Any:
+def exported(home, to, *flags):
     """What `export --json` prints."""
     return answer("export", "--checkpoint", home, "--to", to, *flags)
 
 
-def not_exported(home: object, to: Path, *flags: object) -> UserError:
+def not_exported(home, to, *flags):
     return refused("export", "--checkpoint", home, "--to", to, *flags)
 
 
-def on_cpu(found: Checkpoint) -> Settings:
+def on_cpu(found):
     return settings_for(found, found.model, {"device": "cpu"}, "")[0]
 
 
-def plain(folder: Path) -> Any:
+def plain(folder):
     """Loaded without any of this package's code."""
     if (folder / "adapter_config.json").exists():
         return PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(BASE), folder).eval()
@@ -93,7 +90,7 @@ def plain(folder: Path) -> Any:
 
 
 @torch.no_grad()
-def logprobs(model: Any, ids: list[list[int]]) -> Tensor:
+def logprobs(model, ids):
     return torch.cat([model(input_ids=torch.tensor([row])).logits[0].float().log_softmax(-1) for row in ids])
 
 

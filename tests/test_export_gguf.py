@@ -4,7 +4,6 @@ import json
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -29,11 +28,11 @@ BASES = Path(__file__).parent / "gguf"
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch) -> None:
+def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-def trained(base: Path, home: Path, *, lora: bool = True) -> Path:
+def trained(base, home, *, lora=True):
     """A home with a checkpoint of a model whose weights were changed."""
     engine = opened_engine(model=str(base), lora=lora, lora_rank=4, lora_targets="all-linear")
     change_weights(engine)
@@ -41,7 +40,7 @@ def trained(base: Path, home: Path, *, lora: bool = True) -> Path:
     return home
 
 
-def folder_in(base: Path, to: Path) -> Path:
+def folder_in(base, to):
     """The model of a GGUF file as a folder of a hub."""
     shutil.copytree(resolve(str(base)), to)
     (to / FACTS).unlink()
@@ -49,11 +48,11 @@ def folder_in(base: Path, to: Path) -> Path:
 
 
 @torch.no_grad()
-def logits(folder: str | Path, **more: Any) -> torch.Tensor:
+def logits(folder, **more):
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **more)(torch.arange(99)[None]).logits
 
 
-def written(home: Path, to: Path, *flags: str) -> dict[str, np.ndarray]:
+def written(home, to, *flags):
     """The tensors of the file that `export --gguf` writes, by the package's own reader."""
     told = answer("export", "--checkpoint", home, "--gguf", to, *flags)
     assert told["files"] == {to.name: to.stat().st_size}
@@ -99,7 +98,7 @@ def test_a_file_of_a_file_keeps_its_facts(tmp_path):
     card = (tmp_path / "layers" / "README.md").read_text()
     assert "write the file's folder there as `base_model_name_or_path`" in card
     code = card.split("```python")[1].split("```")[0]
-    names: dict[str, Any] = {"FOLDER_OF_THE_FILE": BASES, "FOLDER": tmp_path / "layers"}
+    names = {"FOLDER_OF_THE_FILE": BASES, "FOLDER": tmp_path / "layers"}
     exec(code, names)
     found = names["model"](torch.arange(99)[None]).logits
     torch.testing.assert_close(found, logits(tmp_path, gguf_file="exact.gguf"), atol=0.25, rtol=0.02)

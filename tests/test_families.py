@@ -1,7 +1,7 @@
 """Families of models whose weights are not here, as small random models with their structure; a family is one row."""
 
 import json
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 from tokenizers import Tokenizer, decoders, pre_tokenizers, processors
@@ -14,7 +14,7 @@ from ftis_node.errors import UsageError
 from ftis_node.fit.context import Context, refuse_prompts
 from ftis_node.policy.load import load_policy
 from ftis_node.policy.policy import Policy
-from ftis_node.tasks import Example, Task, load_task
+from ftis_node.tasks import Example, load_task
 from ftis_node.tasks.templates import REASONING
 from ftis_node.tokenizer.asking import facts_for, message_of, prompt_ids, refuse_rows, usual_end
 from ftis_node.tokenizer.chat import chat_wanted
@@ -84,7 +84,7 @@ FAMILIES = {
 }  # fmt: skip
 
 
-def _template(family: Family) -> str:
+def _template(family):
     user, answer = (json.dumps(text) for text in (family.user, family.answer))
     return (
         f"{{{{ {json.dumps(family.begin)} }}}}{{% for m in messages %}}{{% if m.role == 'user' %}}"
@@ -104,7 +104,7 @@ class Model(NamedTuple):
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def model(request, tmp_path_factory) -> Model:
-    family: Family = FAMILIES[request.param]
+    family = FAMILIES[request.param]
     path = tmp_path_factory.mktemp(request.param)
     taken = family.special | dict(family.words)
     names = {place: token for token, place in taken.items()}
@@ -131,7 +131,7 @@ def model(request, tmp_path_factory) -> Model:
 def test_a_family_is_asked_and_ends_as_its_own_files_say(model):
     family = model.family
     path = model.path
-    tokenizer: Any = model.policy.tokenizer
+    tokenizer = model.policy.tokenizer
     chat = chat_wanted(tokenizer, REASONING, "auto", thinking=False)
     assert chat is not None and chat.end in family.ends and usual_end(tokenizer, None) == chat.end
     assert prompt_ids(tokenizer, "Q: {question}\n", "2+2?") == tokenizer("Q: 2+2?\n")["input_ids"]
@@ -139,7 +139,7 @@ def test_a_family_is_asked_and_ends_as_its_own_files_say(model):
     rendered = tokenizer.apply_chat_template(turn, add_generation_prompt=True, return_dict=False)
     assert prompt_ids(tokenizer, REASONING, "2+2?", chat) == rendered
     assert tokenizer.eos_token_id not in prompt_ids(tokenizer, "{question}", family.eos), "a row's is plain text"
-    task: Task = load_task("arithmetic")
+    task = load_task("arithmetic")
     facts = task.facts() | facts_for(tokenizer, None, 1) | {"text_refusal": ""}
     run = run_for(facts)
     named = {family.special[name] for name in ("<|endoftext|>", "<|im_end|>") if name in family.special}

@@ -2,7 +2,6 @@
 
 import math
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -15,7 +14,7 @@ from ftis_node.lab.trial import Trial, finished
 from tests.support.lab import SETTINGS, A, cut, events, kind, run, spec, timeless
 
 ALONE = {"lora": True, "lora_rank": 4, "objective": "grpo", "batch_groups": 3}
-OWNERS: dict[str, Any] = {
+OWNERS = {
     "settings": SETTINGS | ALONE | {"eval_prompts": 8},
     "nodes": [A | {"own_data": "arithmetic-4"}, {"name": "B", "model": "tiny-a", "own_data": "arithmetic"}],
     "evaluate": [{"name": "own data"}],

@@ -5,8 +5,7 @@ import contextlib
 import os
 import random
 import signal
-from collections.abc import AsyncIterator, Callable
-from pathlib import Path
+from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
@@ -23,41 +22,40 @@ from ftis_node.swarm.known import Known, Target
 from ftis_node.swarm.limits import OWN
 from ftis_node.swarm.traffic import Traffic
 from ftis_node.swarm.wire import inbound
-from ftis_node.swarm.wire.libp2p import FtisSwarm, Libp2p
+from ftis_node.swarm.wire.libp2p import FtisSwarm
 from tests.support.swarm import RUN, Answers, eventually, identity, transport
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 ALICE, BOB, CAROL = (identity(number) for number in range(1, 4))
 HERE, GONE, BUSY = ftis_pb2.FetchChunk.HERE, ftis_pb2.FetchChunk.GONE, ftis_pb2.FetchChunk.BUSY
-Serve = Callable[[ftis_pb2.FetchRequest, bytes], AsyncIterator[ftis_pb2.FetchChunk]]
 
 
-def bodies(count: int, size: int = 1300) -> list[bytes]:
+def bodies(count, size=1300):
     rng = random.Random(count)
     return [rng.randbytes(size) for _ in range(count)]
 
 
-def targets(contents: list[bytes]) -> list[Target]:
+def targets(contents):
     refs = [PacketRef(slot, packet_digest(body), len(body), 1) for slot, body in enumerate(contents)]
     made = announce(ALICE, run_id=RUN.id, round=0, policy_step=0, issued_at=0, packets=refs)
     known = Known(made, made.encode(), 0.0, 0.0, None)
     return [Target(known, index) for index in range(len(contents))]
 
 
-def holding(contents: list[bytes]) -> Callable[[bytes], bytes | None]:
+def holding(contents):
     return {packet_digest(body): body for body in contents}.get
 
 
 class Pair:
     """Bob holds, Alice fetches."""
 
-    def __init__(self, alice: Libp2p, bob: Libp2p) -> None:
+    def __init__(self, alice, bob):
         self.alice, self.bob = alice, bob
         self.traffic = Traffic()
         self.answers, self.served = Answers(), None
 
-    async def serve(self, serve: Serve) -> FtisSwarm:
+    async def serve(self, serve):
         """From now on Bob answers so."""
         self.answers.serve = serve
         if self.served is None:
@@ -65,7 +63,7 @@ class Pair:
             await self.served.add_p2p_handlers(self.bob.p2p)
         return self.served
 
-    async def say(self, *chunks: ftis_pb2.FetchChunk, silent: bool = False) -> None:
+    async def say(self, *chunks, silent=False):
         """Answers every request with these; then it ends, or says no more."""
 
         async def serve(request, peer):
@@ -76,10 +74,10 @@ class Pair:
 
         await self.serve(serve)
 
-    async def fetch(self, wanted: list[Target]) -> list[bytes | None]:
+    async def fetch(self, wanted):
         return [answer.packet or None async for _, answer in fetch(self.alice, BOB.author, wanted, self.traffic)]
 
-    async def fault(self, wanted: list[Target], got: list[bytes | None]) -> str:
+    async def fault(self, wanted, got):
         """Fetches from a holder who is at fault; `got` is what must have come before that."""
         came = []
         with pytest.raises(HolderFault) as fault:
@@ -90,7 +88,7 @@ class Pair:
 
 
 @contextlib.asynccontextmanager
-async def connected(path: Path) -> AsyncIterator[Pair]:
+async def connected(path):
     async with transport(ALICE, path / "alice") as alice, transport(BOB, path / "bob") as bob:
         await alice.connect(BOB.author, await bob.addresses())
         yield Pair(alice, bob)
@@ -116,7 +114,7 @@ def pair(together) -> Pair:
     return together
 
 
-def chunk(body: bytes, digest: bytes | None = None, status: int = HERE) -> ftis_pb2.FetchChunk:
+def chunk(body, digest=None, status=HERE):
     return ftis_pb2.FetchChunk(digest=digest or packet_digest(body), packet=body, status=status)
 
 
@@ -189,7 +187,7 @@ async def test_many_fetches_come_without_a_fault(pair, monkeypatch, times):
 # --- a holder at fault ------------------------------------------------------------------------------------------------
 
 
-WRONG: dict[str, Callable[[list[bytes]], list[ftis_pb2.FetchChunk]]] = {
+WRONG = {
     "other bytes": lambda all: [chunk(all[0]), chunk(bytes(1300), packet_digest(all[1])), chunk(all[2])],
     "other bytes than": lambda all: [chunk(all[0]), chunk(all[1] + b"x", packet_digest(all[1]))],
     "not asked for": lambda all: [chunk(all[0]), chunk(b"unasked")],
@@ -262,12 +260,12 @@ async def test_a_length_header_of_four_gigabytes_is_the_holders_fault(apart):
 # --- a holder among many ----------------------------------------------------------------------------------------------
 
 
-async def read(uploads: Uploads, peer: bytes, contents: list[bytes]) -> list[int]:
+async def read(uploads, peer, contents):
     request = ftis_pb2.FetchRequest(digests=[packet_digest(body) for body in contents])
     return [chunk.status async for chunk in uploads.serve(request, peer)]
 
 
-async def slots_taken(uploads: Uploads, contents: list[bytes]) -> list[AsyncIterator[ftis_pb2.FetchChunk]]:
+async def slots_taken(uploads, contents):
     """All slots for peers without a record, each by one that has read its first packet."""
     request = ftis_pb2.FetchRequest(digests=[packet_digest(body) for body in contents])
     others = [uploads.serve(request, identity(100 + number).author) for number in range(fetching.UPLOADS)]

@@ -3,7 +3,6 @@
 import json
 import shlex
 from functools import partial
-from typing import Any
 
 import pytest
 from huggingface_hub import constants
@@ -50,10 +49,10 @@ def fit(monkeypatch, cli) -> Cli:
     return partial(cli, "fit")
 
 
-def answer_of(fit: Cli, *flags: str, code: int = 0) -> dict[str, Any]:
+def answer_of(fit, *flags, code=0):
     ended, out, err = fit(*flags, "--json")
     assert ended == code, err
-    answer: dict[str, Any] = json.loads(out)
+    answer = json.loads(out)
     return answer
 
 

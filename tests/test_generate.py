@@ -1,7 +1,6 @@
 """What is sampled is what the policy says, its log-probs are the policy's own, and it ends where it must."""
 
 import math
-from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -12,25 +11,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftis_node.draw import draw
-from ftis_node.packet import Completion, Group, encode, prompt_digests
+from ftis_node.packet import Group, encode, prompt_digests
 from ftis_node.policy.generate.cache import SharedCache
 from ftis_node.policy.generate.sampler import noise_of
 from ftis_node.policy.generate.stream import Sampling, generate
-from ftis_node.policy.policy import Policy
 from ftis_node.swarm.admission import AdmissionContext, admit
 from ftis_node.swarm.identity import Identity
 from tests.support.small_models import KINDS, PROMPTS, logprob_errors, of_kind, seeded
 from tests.support.swarm import content, make_run
 
 
-def ids_of(groups: Sequence[Sequence[Completion]]) -> list[list[list[int]]]:
+def ids_of(groups):
     return [[completion.token_ids.tolist() for completion in group] for group in groups]
 
 
 @contextmanager
-def watched_forwards(policy: Policy) -> Iterator[list[tuple[int, int]]]:
+def watched_forwards(policy):
     """Collects [rows, tokens] of every forward pass."""
-    shapes: list[tuple[int, int]] = []
+    shapes = []
 
     def see(module, args, kwargs):
         shapes.append(tuple(kwargs["input_ids"].shape))
@@ -52,7 +50,7 @@ def test_ids_beyond_the_tokenizer_are_never_sampled(greedy):
     assert max(int(c.token_ids.max()) for group in groups for c in group) < policy.vocabulary
 
 
-def assert_well_ended(groups: Sequence[Sequence[Completion]], eos: Sequence[int], cap: int) -> None:
+def assert_well_ended(groups, eos, cap):
     for completion in (completion for group in groups for completion in group):
         ends = np.isin(completion.token_ids, eos)
         assert 1 <= len(completion) <= cap
@@ -102,7 +100,7 @@ def test_waiting_rows_take_places_and_keep_their_seeds(batch, kind, monkeypatch)
     whole = generate(policy, prompts, group=4, sampling=sampling, noise=noise)
     more = torch.cat([noise, noise], 1)  # than are drawn with
     assert ids_of(generate(policy, prompts, group=4, sampling=sampling, noise=more)) == ids_of(whole)
-    tokens: list[int] = []
+    tokens = []
     grow = SharedCache.grow
 
     def noted(cache):

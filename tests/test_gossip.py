@@ -6,8 +6,6 @@ import msgspec
 import pytest
 
 from ftis_node.swarm import ftis_pb2, gossip
-from ftis_node.swarm.announcement import Announcement
-from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.limits import OWN, Limits
 from tests.support.swarm import identity
 from tests.support.talkers import ALICE, BOB, CAROL, MALLORY, Spoken, Talker, entry, made_by, mention
@@ -133,7 +131,7 @@ def test_what_one_does_not_give_is_asked_of_another(alice: Talker, bob: Talker):
     assert bob.knows(made)
 
 
-def asked_in_vain(bob: Talker, other: Identity, made: Announcement) -> ftis_pb2.ExchangeRequest:
+def asked_in_vain(bob, other, made):
     """Bob asks another, who mentions an announcement; returns what Bob then asks for."""
     promise = ftis_pb2.ExchangeResponse(mentions=[mention(made)])
     request = bob.gossip.take(bob.gossip.ask(other.author), promise, other.author)

@@ -13,7 +13,7 @@ from tests.support.swarm import OTHER_RUN, announcement, identity
 from tests.support.talkers import ALICE, BOB, CAROL, MALLORY, Talker, entry, made_by, mention
 
 
-def refused(bob: Talker, *entries: ftis_pb2.Entry) -> dict[str, int]:
+def refused(bob, *entries):
     assert bob.hear(list(entries), MALLORY.author) == 0
     assert len(bob.gossip.table) == 0
     assert not any(bob.reputation.banned(who.author) for who in (ALICE, CAROL, MALLORY))

@@ -1,7 +1,6 @@
 """What a node says of its GPU. There is none where these tests run: they show that nothing depends on one."""
 
 import io
-from typing import Any
 
 import torch
 from rich.console import Console
@@ -19,7 +18,7 @@ from ftis_node.worker.gpu import gpu_figures
 from tests.support.small_models import arithmetic_settings
 from tests.support.statuses import JOINING, TRAINING, answered
 
-BUSY: dict[str, Any] = TRAINING["gpu"]
+BUSY = TRAINING["gpu"]
 
 
 def test_a_cpu_has_no_figures_and_a_gpu_that_fails_has_none():
@@ -44,7 +43,7 @@ def test_the_view_has_a_line_for_a_gpu_and_none_without():
 
 async def test_it_is_looked_at_until_the_compute_process_ends(tmp_path, monkeypatch):
     monkeypatch.setattr(compute, "WATCH_SECONDS", 0.0)
-    seen: list[GpuFigures | None] = []
+    seen = []
     process = ComputeProcess(JoinOptions(Home(tmp_path)), Home(tmp_path), lambda: None)
 
     class Worker:

@@ -12,9 +12,9 @@ from tests.manual.gpu_page import line, page, predicted
 PLACE = gpu_parts.Place("cpu", small=True)
 
 
-def finds(monkeypatch: pytest.MonkeyPatch, **states: str) -> list[str]:
+def finds(monkeypatch, **states):
     """Stands in for the processes: what each named part finds, kept as a real one keeps it; returns which ran."""
-    ran: list[str] = []
+    ran = []
 
     def run(name, place, file, limit):
         ran.append(name)

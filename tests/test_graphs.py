@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +21,6 @@ from ftis_node.policy.generate.cache import SharedCache, bucket
 from ftis_node.policy.generate.graphs import Graphs, failed
 from ftis_node.policy.generate.kept import let_go
 from ftis_node.policy.generate.stream import Sampling, generate
-from ftis_node.policy.policy import Policy
 from ftis_node.policy.ready import ready
 from ftis_node.policy.room import Room
 from tests.pretend import graphs as pretended
@@ -36,7 +34,7 @@ CPU = torch.device("cpu")
 @pytest.fixture(autouse=True)
 def recorded(monkeypatch) -> Iterator[list[pretended.CUDAGraph]]:
     """Graphs of the CPU in place of CUDA's; all that were captured."""
-    made: list[pretended.CUDAGraph] = []
+    made = []
 
     class Noted(pretended.OnTheCPU):
         def __init__(self):
@@ -52,15 +50,15 @@ def recorded(monkeypatch) -> Iterator[list[pretended.CUDAGraph]]:
     assert not pretended.capturing
 
 
-def endless(policy: Policy, prompts: Any = PROMPTS, batch: int = 288, seed: int = 4) -> Any:
+def endless(policy, prompts=PROMPTS, batch=288, seed=4):
     return generate(policy, prompts, group=3, sampling=ENDLESS, generator=seeded(seed), batch=batch)
 
 
-def tokens_of(groups: Any) -> list[list[int]]:
+def tokens_of(groups):
     return [completion.token_ids.tolist() for completion in chain(*groups)]
 
 
-def logprobs(groups: Any) -> Any:
+def logprobs(groups):
     return np.concatenate([completion.logprobs for completion in chain(*groups)])
 
 
@@ -77,7 +75,7 @@ def test_replayed_tokens_are_those_without_graphs(kind, recorded):
 
 @pytest.mark.parametrize("kind", ["qwen2", "lora", "llama biased"])
 def test_rows_that_end_go_in_a_few_sizes_and_the_others_stay(kind, monkeypatch):
-    sizes: list[int] = []
+    sizes = []
     shrink = SharedCache.shrink
 
     def noted(cache, rows):

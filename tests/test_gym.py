@@ -5,11 +5,10 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -41,7 +40,7 @@ def shared_cache(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def own_cache(shared_cache, monkeypatch) -> None:
+def own_cache(shared_cache, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(shared_cache))
 
 
@@ -52,7 +51,7 @@ def scorer() -> Iterator[PackageJudge]:
 
 
 @cache
-def entries(names: tuple[str, ...], level: int) -> dict[str, list[str | None]]:
+def entries(names, level):
     """The answers of tasks' first rows as a node has them: made under the same seed of hashes."""
     code = (
         "import json, sys; from ftis_node.tasks import gym_child as g; level = int(sys.argv[1]); "
@@ -61,17 +60,17 @@ def entries(names: tuple[str, ...], level: int) -> dict[str, list[str | None]]:
     )
     command = [sys.executable, "-c", code, str(level), *names]
     ended = subprocess.run(command, capture_output=True, check=True, env=os.environ | {"PYTHONHASHSEED": "0"})
-    found: dict[str, list[str | None]] = json.loads(ended.stdout.splitlines()[-1])
+    found = json.loads(ended.stdout.splitlines()[-1])
     return found
 
 
-def entry(name: str, index: int = 0, level: int = -1, among: tuple[str, ...] = TRIED) -> tuple[str, str]:
+def entry(name, index=0, level=-1, among=TRIED):
     """The gold of a task's row as a node has it, and its answer. One process makes those of all names in `among`."""
     answer = entries(among if name in among else (name,), level)[name][index]
     return json.dumps([name, level, 1, index, answer]), str(answer)
 
 
-def answered(text: str) -> str:
+def answered(text):
     return f"<think>so</think><answer>{text}</answer>"
 
 
@@ -144,7 +143,7 @@ def test_row_55_all_other_tasks_pay_for_skill():
     assert not {name: found for name, found in paying.items() if found}
 
 
-def touching(path: Path) -> dict[str, str]:
+def touching(path):
     """Payloads that make a file, if they run."""
     touch = f"open('{path}', 'w').close()"
     imported = f"__import__('os').system('touch {path}')"
@@ -167,7 +166,7 @@ def touching(path: Path) -> dict[str, str]:
     }
 
 
-def unjailed(name: str, text: str) -> None:
+def unjailed(name, text):
     """The package's own scorer on a text, in a process without any limits."""
     code = (
         "import sys; from ftis_node.tasks import gym_child as g; d = g.dataset(sys.argv[1], -1, 1); "
@@ -176,12 +175,12 @@ def unjailed(name: str, text: str) -> None:
     subprocess.run([sys.executable, "-c", code, name, text], capture_output=True, timeout=60)
 
 
-def in_its_form(name: str, payload: str) -> str:
+def in_its_form(name, payload):
     """What a scorer wants to see before it evaluates an answer."""
     return f"[{payload}]" if name in FORMED.split() else payload
 
 
-def worth_nothing(scorer: PackageJudge, text: str, names: Sequence[str]) -> None:
+def worth_nothing(scorer, text, names):
     """To no scorer, neither as it is nor in the scorer's form."""
     for name in names:
         gold, _ = entry(name)
@@ -190,7 +189,7 @@ def worth_nothing(scorer: PackageJudge, text: str, names: Sequence[str]) -> None
             assert scorer(answered(given), gold).reward == 0.0
 
 
-def turns(*cases: str, among: Sequence[str] = EVALUATED) -> list[Any]:
+def turns(*cases, among=EVALUATED):
     """Each case with one of the scorers, of which each has its turn; with all of them among the slow tests."""
     one = [pytest.param(case, among[turn % len(among) :][:1], id=case) for turn, case in enumerate(cases)]
     return [*one, *(pytest.param(case, among, id=f"{case} everywhere", marks=SLOW) for case in cases)]

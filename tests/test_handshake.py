@@ -28,7 +28,7 @@ async def test_without_any_that_answers_it_says_who_was_asked_and_what_to_do(tmp
 
 
 class Giving(Answers):
-    async def on_handshake(self, request: ftis_pb2.Handshake, peer: bytes) -> ftis_pb2.Handshake:
+    async def on_handshake(self, request, peer):
         run_file = run_file_as_json(RunFile(run=RUN))
         return ftis_pb2.Handshake(major=PROTOCOL_MAJOR, run_id=RUN.id, run_file=run_file)
 

@@ -10,11 +10,11 @@ from ftis_node.cli import app
 from tests.support.command_lines import root
 
 
-def panels(*words: str) -> dict[str, list[str]]:
+def panels(*words):
     """The names in each panel of a help text, in order."""
     ended = CliRunner().invoke(app, [*words], catch_exceptions=False, env={"COLUMNS": "100"})
     assert ended.exit_code == 0
-    found: dict[str, list[str]] = {}
+    found = {}
     for line in ended.stdout.splitlines():
         if title := re.match(r"╭─ (.*?) ─", line):
             found[title[1]] = []

@@ -1,7 +1,5 @@
 """The hint: how many completions of a packet are right, by its author."""
 
-from typing import Any
-
 import pytest
 
 from ftis_node.host.clocks import boot_seconds
@@ -26,7 +24,7 @@ def test_the_hint_counts_the_completions_with_the_highest_reward(rewards, right)
 class Judge:
     """A compute process that gives every foreign group the same rewards."""
 
-    async def call(self, request: Any) -> Any:
+    async def call(self, request):
         return list(MIXED)
 
 

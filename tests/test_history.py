@@ -4,8 +4,6 @@ import gzip
 import itertools
 import json
 import math
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,13 +13,13 @@ from ftis_node.observe.metrics import MetricsLog, read_events
 from tests.support.steps import step
 
 
-def written(path: Path, steps: range) -> None:
+def written(path, steps):
     with path.open("a") as file:
         for number in steps:
             file.write(json.dumps({"time": 1e9 + number, "event": "step", **step(number)}) + "\n")
 
 
-def facts_of(path: Path) -> dict[str, Any]:
+def facts_of(path):
     """What a log has come to."""
     history = History(path)
     history.follow()
@@ -159,7 +157,7 @@ def test_a_restart_from_an_older_checkpoint_takes_back_what_became_void(tmp_path
     assert (steps["step"], steps["own_reward"][-1], steps["in_rate"][-1]) == ([1, 2, 3, 4], 1.0, None)
 
 
-def cut_part(home: Path) -> Path:
+def cut_part(home):
     """A log whose only older part was compressed and then cut short."""
     log = home / "metrics.jsonl"
     written(log, range(1, 2001))

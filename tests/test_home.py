@@ -34,7 +34,7 @@ sys.stdin.read()
 """
 
 
-def mode(path: Path) -> int:
+def mode(path):
     return stat.S_IMODE(path.stat().st_mode)
 
 

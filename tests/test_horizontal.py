@@ -2,9 +2,7 @@
 
 import asyncio
 import time
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +12,6 @@ from ftis_node.config.run import load_run_file, refuse_horizontal
 from ftis_node.errors import UsageError
 from ftis_node.node import assembly
 from ftis_node.node.horizontal import HorizontalSource
-from ftis_node.node.stepper import Stepper
 from ftis_node.objective import PRESETS
 from ftis_node.observe.metrics import read_events
 from ftis_node.packet import Completion, Group, encode, prompt_digests
@@ -42,7 +39,7 @@ CONTEXT = AdmissionContext(RUN, prompt_digests(PROMPTS))
 AUTHORS = [identity(number).author for number in range(1, 6)]
 
 
-def part(author: bytes, slot: int, issued_at: int, round: int = 1, rewards: tuple[float, ...] = (0.0, 1.0)) -> Scored:
+def part(author, slot, issued_at, round=1, rewards=(0.0, 1.0)):
     """An admitted part, born when it was issued."""
     row = CONTEXT.row_of(author, round, slot, issued_at)
     completions = [Completion(np.array([1, 999], np.uint32), np.full(2, -0.5, np.float32), True) for _ in range(2)]
@@ -52,7 +49,7 @@ def part(author: bytes, slot: int, issued_at: int, round: int = 1, rewards: tupl
     return Scored(group, rewards, float(issued_at))
 
 
-def parts(now: float = 0.0) -> Parts:
+def parts(now=0.0):
     return Parts(RUN, lambda: now, None, lambda author: True)
 
 
@@ -169,10 +166,10 @@ def test_row_50_a_peer_that_sends_only_failures_turns_no_comparison_round():
 # --- a node's steps ---------------------------------------------------------------------------------------------------
 
 
-def horizontal(path: Path, **options: Any) -> tuple[Stepper, HorizontalSource]:
+def horizontal(path, **options):
     """A stepper of the run; nothing that it does takes time."""
-    fixed: dict[str, Any] = {"context": CONTEXT, "identity": identity(9), "clock": time.monotonic}
-    still: dict[str, Any] = {"unix": lambda: 0.0, "reputation": Reputation(lambda: 0.0), "batch_groups": 2, "wait": 0.0}
+    fixed = {"context": CONTEXT, "identity": identity(9), "clock": time.monotonic}
+    still = {"unix": lambda: 0.0, "reputation": Reputation(lambda: 0.0), "batch_groups": 2, "wait": 0.0}
     made = stepper(path, **fixed | still | options)
     assert isinstance(made.source, HorizontalSource)
     made.source.parts = parts()
@@ -242,7 +239,7 @@ def test_parts_that_waited_come_back_after_a_restart(tmp_path, ago, monkeypatch)
     made = part(AUTHORS[0], 2, now - ago)
     store = PacketStore(tmp_path / "store.sqlite", RUN.id, 1 << 20)
     store.add([made.group], own=False)
-    came: list[Group] = []
+    came = []
     inbox = SimpleNamespace(score_later=lambda group, born: came.append(group))
     node = SimpleNamespace(pool=parts().pool, source=SimpleNamespace(inbox=inbox))
     assembly.refill_pool(SimpleNamespace(store=store, context=CONTEXT, stepper=node))
@@ -291,7 +288,7 @@ def test_what_is_pulled_answers_open_groups_of_this_epoch_and_the_last(tmp_path)
 
 # --- whole nodes ------------------------------------------------------------------------------------------------------
 
-FREE: dict[str, Any] = {"collaboration": "horizontal", "pace": "free"}
+FREE = {"collaboration": "horizontal", "pace": "free"}
 
 
 def test_at_a_free_pace_groups_are_made_of_everybodys_parts_and_the_course_is_the_same_again(tmp_path):
@@ -306,7 +303,7 @@ def test_at_a_free_pace_groups_are_made_of_everybodys_parts_and_the_course_is_th
 
 
 def test_a_slow_node_does_not_hold_up_a_fast_one(tmp_path):
-    lasting: dict[str, Any] = {"steps": 20, "seconds": 60, "run": {"group": 4, "epoch": 60}}
+    lasting = {"steps": 20, "seconds": 60, "run": {"group": 4, "epoch": 60}}
     slow, dead = (spec(FREE | {"speed": {"B": speed}}, **lasting) for speed in (0.2, 1e-6))
     found = run(slow, tmp_path / "slow")
     alone = kind(run(dead, tmp_path / "dead"), "step", "A")

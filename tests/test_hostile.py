@@ -3,7 +3,7 @@
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ftis_node.observe.metrics import read_events
-from ftis_node.swarm.identity import Identity, peer_id
+from ftis_node.swarm.identity import peer_id
 from ftis_node.swarm.wire import inbound
 from tests.hostile import content, directory, identity, reputation, streams, telling, text, wire
 from tests.hostile.arena import Arena, arena
@@ -58,29 +58,29 @@ class Fight:
     before: dict[str, dict[str, Any]]
     began: float
 
-    def more(self, what: str, reason: str) -> bool:
+    def more(self, what, reason):
         """Whether every node has counted more of something since."""
         return all(self.grown(what, reason))
 
-    def grown(self, what: str, reason: str) -> list[bool]:
+    def grown(self, what, reason):
         """The same of each node."""
         before = {name: status[what].get(reason, 0) for name, status in self.before.items()}
         return [status.get(what, {}).get(reason, 0) > before[name] for name, status in self.ring.statuses().items()]
 
-    def refused(self, *reasons: str) -> Callable[[], bool]:
+    def refused(self, *reasons):
         return lambda: all(self.more("refused_packets", reason) for reason in reasons)
 
-    def heard(self, *outcomes: str) -> Callable[[], bool]:
+    def heard(self, *outcomes):
         return lambda: all(self.more("announcements", outcome) for outcome in outcomes)
 
-    def has_struck(self, times: int) -> Callable[[], bool]:
+    def has_struck(self, times):
         return lambda: self.attack.strikes >= times
 
-    def steps(self) -> list[dict[str, Any]]:
+    def steps(self):
         """Of all nodes, since the attack began."""
         return [step for steps in self.steps_of_each().values() for step in steps]
 
-    def used_by_attackers(self) -> int:
+    def used_by_attackers(self):
         authors = {peer_id(author.author) for author in self.attack.authors}
         return sum(
             count
@@ -89,13 +89,13 @@ class Fight:
             if author in authors
         )
 
-    def steps_of_each(self) -> dict[str, list[dict[str, Any]]]:
+    def steps_of_each(self):
         return {
             name: [step for step in read_events(daemon.home.metrics, "step") if step["time"] >= self.began]
             for name, daemon in self.ring.daemons.items()
         }
 
-    def learned_from_one_another(self) -> bool:
+    def learned_from_one_another(self):
         """Whether each has trained on groups of the other since."""
         ids = self.ring.ids
         return all(
@@ -103,14 +103,14 @@ class Fight:
             for name, steps in self.steps_of_each().items()
         )
 
-    async def goes_on(self, what: str) -> None:
+    async def goes_on(self, what):
         """Waits until they have learned from one another from now on."""
         self.began = time.time()
         await until(self.learned_from_one_another, what)
 
 
 @asynccontextmanager
-async def attacked(stage: Stage, kind: type[Attack]) -> AsyncIterator[Fight]:
+async def attacked(stage, kind):
     """Afterwards both nodes have gone on with one another, and nothing else has happened to them."""
     stage.ring.new_tracebacks()
     before = stage.ring.statuses()
@@ -127,14 +127,14 @@ async def attacked(stage: Stage, kind: type[Attack]) -> AsyncIterator[Fight]:
     assert stage.ring.new_tracebacks() == []
 
 
-async def until(condition: Callable[[], bool], what: str) -> None:
+async def until(condition, what):
     deadline = time.monotonic() + PATIENCE
     while not await asyncio.to_thread(condition):
         assert time.monotonic() < deadline, f"it did not come true that {what}"
         await asyncio.sleep(0.1)
 
 
-def left_alone(ring: Arena, authors: Iterable[Identity]) -> bool:
+def left_alone(ring, authors):
     """Whether each node says of some of these that it leaves it alone."""
     guilty = {peer_id(author.author) for author in authors}
     return all(guilty & {peer["id"] for peer in report["left_out"]} for report in ring.peers().values())

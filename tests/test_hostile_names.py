@@ -45,7 +45,7 @@ BANNED = peer(agent=HOSTILE, reputation=f"banned: {HOSTILE}", addresses=[HOSTILE
 PEERS = {"peers": [BANNED], "left_out": [{"id": "x", "reason": HOSTILE}]}
 
 
-def plain(text: str) -> bool:
+def plain(text):
     lines = text.splitlines()
     return all(map(str.isprintable, text.replace("\n", ""))) and not any(one.lstrip()[:6] == "FORGED" for one in lines)
 

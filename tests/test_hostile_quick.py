@@ -8,12 +8,12 @@ import pytest
 
 from ftis_node.swarm.wire import inbound
 from tests.hostile import directory, reputation, streams
-from tests.hostile.attack import Attack, striking
+from tests.hostile.attack import striking
 from tests.hostile.peer import hostile
 from tests.hostile.world import World
-from tests.support.swarm import PROMPTS, RUN, Member, eventually, identity, member
+from tests.support.swarm import PROMPTS, RUN, eventually, identity, member
 
-KINDS: tuple[type[Attack], ...] = (
+KINDS = (
     streams.Row33NeverRead,
     streams.Row33HalfOpen,
     reputation.Row34Contradictions,
@@ -30,7 +30,7 @@ REFUSED = {reason for kind in KINDS for reason in kind.refusals}
 SOME_FILES = 8
 
 
-def open_files(node: Member) -> tuple[int, int]:
+def open_files(node):
     """Of this process, which is the nodes', and of the node's p2pd."""
     return psutil.Process().num_fds(), psutil.Process(node.transport.pid).num_fds()
 

@@ -24,7 +24,7 @@ CONTEXT = AdmissionContext(WORLD.run, prompt_digests(WORLD.prompts))
 KINDS = [kind for kind in chosen("all", version=2) if issubclass(kind, Lies)]
 
 
-def made_by(kind: type[Lies], world: World) -> list[tuple[bytes, int, int, bytes]]:
+def made_by(kind, world):
     """Author, round, slot and bytes of packets of many rounds, each by another author."""
     attack = kind(SimpleNamespace(world=world, identity=identity(1), asked=Counter()))  # it calls nobody
     found = []
@@ -36,7 +36,7 @@ def made_by(kind: type[Lies], world: World) -> list[tuple[bytes, int, int, bytes
     return found
 
 
-def verdicts(context: AdmissionContext, made: list[tuple[bytes, int, int, bytes]]) -> Counter[str]:
+def verdicts(context, made):
     judged = (admit(context, author, data, announced=(round, slot)) for author, round, slot, data in made)
     return Counter(one.reason.value if isinstance(one, Rejection) else "admitted" for one in judged)
 

@@ -5,7 +5,6 @@ import json
 import resource
 from collections.abc import Iterator
 from decimal import Decimal
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -24,11 +23,11 @@ ROWS = [{"question": f"What is {n} + {n}?", "answer": f"{n} and {n} are\n#### {2
 FULL = f"hf:ann/sums:main/train@{REVISION},question,answer"
 
 
-def json_lines(rows: list[dict[str, Any]]) -> bytes:
+def json_lines(rows):
     return "".join(json.dumps(row) + "\n" for row in rows).encode()
 
 
-def parquet(rows: list[dict[str, Any]]) -> bytes:
+def parquet(rows):
     file = io.BytesIO()
     pq.write_table(pa.Table.from_pylist(rows), file)
     return file.getvalue()
@@ -202,14 +201,14 @@ def test_what_is_too_large_is_refused_before_it_is_downloaded(offered, monkeypat
         load_task("hf:ann/sums:main/train")
 
 
-def packed(columns: dict[str, Any], codec: str = "zstd") -> bytes:
+def packed(columns, codec="zstd"):
     file = io.BytesIO()
     pq.write_table(pa.table(columns), file, compression=codec, row_group_size=1 << 28, store_schema=False)
     assert len(file.getvalue()) < 100_000
     return file.getvalue()
 
 
-def repeated(length: int, count: int) -> dict[str, Any]:
+def repeated(length, count):
     column = pa.DictionaryArray.from_arrays(pa.array(np.zeros(count, np.int8)), pa.array(["7" * length]))
     return {"question": column, "answer": column}
 

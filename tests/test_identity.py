@@ -50,7 +50,7 @@ def test_a_key_is_made_once_and_then_read(tmp_path):
 
 
 def test_all_who_make_the_key_at_once_get_the_same(tmp_path):
-    found: list[bytes] = []
+    found = []
     barrier = threading.Barrier(8)
 
     def make():
@@ -118,7 +118,7 @@ def test_a_key_of_small_order_is_no_authors():
         assert not any(verify(authors[0], text, signature) for text in taken)
 
 
-def _verifies(key: bytes, message: bytes, signature: bytes) -> bool:
+def _verifies(key, message, signature):
     try:
         Ed25519PublicKey.from_public_bytes(key).verify(signature, message)
     except InvalidSignature:

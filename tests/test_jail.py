@@ -30,7 +30,7 @@ def judge() -> Iterator[Judge]:
         yield one
 
 
-def changed(monkeypatch: pytest.MonkeyPatch, folder: Path, old: str, new: str) -> Judge:
+def changed(monkeypatch, folder, old, new):
     """A judge with another jail."""
     for name in ("jail.py", "judge_child.py"):
         text = Path(judging.__file__).with_name(name).read_text()
@@ -175,7 +175,7 @@ def test_errors_that_tests_expect_are_those_of_the_answer(judge):
     assert not judge.same(tests, "def half(x): return x")
 
 
-def trying(what: str) -> str:
+def trying(what):
     """An answer that is right where this gives something."""
     return (
         "import ctypes, os, resource, sys, time\nlibc, room = ctypes.CDLL(None), ctypes.create_string_buffer(4096)\n"

@@ -1,7 +1,6 @@
 """Which addresses a node dials, and which it remembers for its next start."""
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -13,7 +12,7 @@ from tests.support.swarm import OTHER_RUN, identity
 from tests.support.talkers import BOB, CAROL, MALLORY
 
 
-def next_start(path: Path) -> Alone:
+def next_start(path):
     """Alice with the cache of earlier starts; her owner names nobody."""
     alice = Alone(cache=path / "peers.json")
     named = alice.addresses.trust([])
@@ -22,8 +21,8 @@ def next_start(path: Path) -> Alone:
     return alice
 
 
-def kept(path: Path) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = json.loads((path / "peers.json").read_text())
+def kept(path):
+    found = json.loads((path / "peers.json").read_text())
     return found
 
 

@@ -3,7 +3,6 @@
 import math
 import random
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ from ftis_node.lab.payloads import PAYLOADS, Watch, reasoning, shown, true_reaso
 from ftis_node.lab.reporting.claims import judge
 from ftis_node.lab.reporting.report import write_report
 from ftis_node.lab.reporting.results import read_results
-from ftis_node.lab.scripts import CLAIMED, RIGHT, Scripted
+from ftis_node.lab.scripts import CLAIMED, RIGHT
 from ftis_node.packet import Completion, Group, TextPacket, author_digest, decode, encode, prompt_digest
 from ftis_node.policy.load import load_tokenizer
 from ftis_node.swarm.admission import AdmissionContext, admit
@@ -25,7 +24,7 @@ CAP = 32
 EXAMPLE = Example("8+7-3=", "12")
 
 
-def attacker(script: str) -> tuple[Scripted, list[tuple[str, Completion, float]]]:
+def attacker(script):
     return partner(script, 64, completion_tokens=CAP)
 
 
@@ -56,7 +55,7 @@ def test_padding_fills_the_cap_exactly_and_no_more():
         assert CAP - 3 <= count <= CAP
 
 
-def chance_of(reward: float) -> object:
+def chance_of(reward):
     return pytest.approx(RIGHT if reward else (1 - RIGHT) / 26, rel=1e-4)
 
 
@@ -146,7 +145,7 @@ def test_a_trial_tells_what_its_nodes_say_if_it_was_asked_to(tmp_path):
     assert [step["loss"] for step in without] == [step["loss"] for step in steps]
 
 
-def attacks(out: Path) -> Path:
+def attacks(out):
     """Two methods under one attack: half of what A says carries its payload with the first, nothing with the second."""
     lab = Laboratory(out, seeds=8)
     lab.cell("unshared", {"A": 0.5}, said={"padding": 0.02, "tokens": 10.0})

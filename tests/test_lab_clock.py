@@ -9,7 +9,7 @@ from ftis_node.lab.clock import SimulatedLoop
 
 
 def test_an_hour_of_sleep_is_over_at_once_and_in_order():
-    seen: list[tuple[str, float]] = []
+    seen = []
 
     async def sleeper(name, *naps):
         for nap in naps:

@@ -1,7 +1,6 @@
 """Lab files: what they mean, what they refuse, and that all that come with the package can be run."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -23,7 +22,7 @@ CELL = '[[cells]]\nname = "c"\n'
 CLAIM = "[[claims]]\ntext='t'\ncompare='less'\na='c'\nb='c'\n"
 
 
-def written(path: Path, text: str) -> Path:
+def written(path, text):
     file = path / "lab.toml"
     file.write_text(text)
     return file
@@ -111,14 +110,14 @@ def test_settings_come_layer_upon_layer():
 def test_a_trials_id_is_what_happens_in_it_and_nothing_else():
     ours = spec({"settings": {"objective": "ftis"}})
     assert ours.id == spec({"name": "other", "label": "x", "settings": {"objective": "ftis"}}, title="y", tail=3).id
-    changes: list[dict[str, Any]] = [{"steps": 4}, {"seeds": [4]}, {"nodes": [A]}, {"run": {"group": 6}}]
+    changes = [{"steps": 4}, {"seeds": [4]}, {"nodes": [A]}, {"run": {"group": 6}}]
     ids = [ours.id, *(spec({"settings": {"objective": "ftis"}}, **change).id for change in changes)]
     assert len(set(ids)) == len(ids)
 
 
 def test_twins_start_from_one_checkpoint_and_strangers_from_their_own():
     warm = {"recipe": "tiny-a", "harder": 0.25}
-    nodes: list[dict[str, Any]] = [{"name": name, "warm": warm} for name in "AC"]
+    nodes = [{"name": name, "warm": warm} for name in "AC"]
     nodes.insert(1, {"name": "L", "warm": {**warm, "like": "A"}, "settings": {"lora": True}})
     found = starts(trials(experiment(nodes=nodes, seeds=[0, 1])))
     assert [start.seed for start in found] == ["0/A", "0/C", "1/A", "1/C"]

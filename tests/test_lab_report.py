@@ -21,11 +21,11 @@ from tests.support.lab_report import Laboratory
 SPREAD = [-0.02, 0.0, 0.02, 0.01, -0.01, 0.005]
 
 
-def around(mean: float) -> list[float]:
+def around(mean):
     return [mean + spread for spread in SPREAD]
 
 
-def laboratory(out: Path) -> Laboratory:
+def laboratory(out):
     lab = Laboratory(out, seeds=6, target=0.5)
     lab.cell("alone", {"A": around(0.7), "B": around(0.4)}, harder=True, collaboration="alone")
     lab.cell("unshared", {"A": around(0.6), "B": around(0.3)}, harder=True)

@@ -1,8 +1,6 @@
 """A claim's verdict follows from the seeds by the rule that the report states."""
 
 import math
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,11 +14,11 @@ from tests.support.lab_report import Laboratory
 SPREAD = [-0.012, 0.009, -0.004, 0.011, -0.008, 0.002, 0.007, -0.005]  # of mean 0: what seeds differ by
 
 
-def around(mean: float, scale: float = 1.0) -> list[float]:
+def around(mean, scale=1.0):
     return [mean + scale * spread for spread in SPREAD]
 
 
-def judged(lab: Laboratory) -> list[Finding]:
+def judged(lab):
     return judge(read_results(lab.write()))
 
 
@@ -129,7 +127,7 @@ def test_one_seed_decides_nothing(tmp_path):
         assert math.isnan(finding.evidence.difference.low)
 
 
-def costly(tmp_path: Path, **facts: Any) -> Laboratory:
+def costly(tmp_path, **facts):
     lab = Laboratory(tmp_path, target=0.5).cell("slow", {"A": around(0.6)}).cell("fast", {"A": around(0.9)})
     return lab.cell("never", {"A": 0.3}, **facts)
 

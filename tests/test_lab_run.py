@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -42,7 +41,7 @@ def file(tmp_path_factory) -> Path:
     return path
 
 
-def lab(*words: object) -> subprocess.CompletedProcess[str]:
+def lab(*words):
     return subprocess.run([*COMMAND, *map(str, words)], capture_output=True, text=True, env=ENVIRONMENT)
 
 
@@ -57,12 +56,12 @@ def out(file) -> Path:
     return place
 
 
-def under_way(place: Path) -> bool:
+def under_way(place):
     """Whether some steps of a trial are on the disk."""
     return any(path.read_text().count('"step"') > 4 for path in place.rglob("events.jsonl"))
 
 
-def directories(place: Path) -> dict[tuple[str, int], Path]:
+def directories(place):
     manifest = json.loads((place / "manifest.json").read_text())
     return {(t["cell"], t["seed"]): place / t["directory"] for t in manifest["trials"]}
 
@@ -84,7 +83,7 @@ def test_the_manifest_says_what_was_run_and_by_what(out):
     assert (out / "experiment.toml").read_text() == FILE
 
 
-def again(path: Path, place: Path, *, cache: Path | None = None, **some: Any) -> dict[str, Any]:
+def again(path, place, *, cache=None, **some):
     """The same command in this process."""
     return Runner(narrowed(load_experiment(path), **some), path, place, cache=cache, jobs=1, processes=False).run()
 
@@ -145,7 +144,7 @@ def test_twins_share_the_one_warm_up_that_is_made_for_them(tmp_path):
     path.write_text(warm.replace("seeds = [0, 1]", "seeds = [0]").replace("steps = 3\nkeep", "steps = 1\nkeep"))
     assert again(path, tmp_path / "out")["trials"] == 2
     (model,) = (path for path in (tmp_path / "out" / "models").iterdir() if path.is_dir())
-    facts: dict[str, Any] = json.loads((model / "start.json").read_text())
+    facts = json.loads((model / "start.json").read_text())
     assert facts["seed"] == "0/A" and 0 <= facts["pass_at_1"] <= 1
 
 

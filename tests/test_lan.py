@@ -5,10 +5,8 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from ipaddress import ip_interface
-from typing import Any
 
 import pytest
 from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo, AsyncZeroconf
@@ -18,7 +16,6 @@ from ftis_node.cli.runs import NONE_FOUND, by_run, the_run
 from ftis_node.errors import UsageError
 from ftis_node.swarm.address_book import LAN_MAX
 from ftis_node.swarm.handshake import PROTOCOL_MAJOR
-from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.lan import (
     ADDRESSES_MAX,
     SERVICE,
@@ -40,7 +37,7 @@ LOOPBACK = ip_interface(f"{HERE}/8")
 FACTS = {b"run": RUN.id.hex().encode(), b"task": b"arithmetic", b"protocol": str(PROTOCOL_MAJOR).encode()}
 
 
-def node(who: Identity = ANN, run: bytes = RUN.id, protocol: int = PROTOCOL_MAJOR) -> LanNode:
+def node(who=ANN, run=RUN.id, protocol=PROTOCOL_MAJOR):
     return LanNode(who.author, run, "arithmetic", protocol, (f"/ip4/{HERE}/tcp/4001/p2p/{who.peer_id}",))
 
 
@@ -57,7 +54,7 @@ def test_row_62_only_addresses_in_the_network_of_the_interface_are_taken():
         assert read_node(ANN.peer_id, FACTS, told, 4001, ip_interface(own)).addresses == ()
 
 
-NO_RECORDS: list[dict[bytes, bytes | None]] = [
+NO_RECORDS = [
     *({b"run": told} for told in (b"abcd", None, b"zz" * 16, "ü".encode() * 16)),
     *({b"protocol": told} for told in (b"three", b"9999", None)),
 ]
@@ -74,7 +71,7 @@ def test_records_names_and_ports_that_are_none_are_refused():
 
 
 @contextlib.asynccontextmanager
-async def telling(who: Identity = ANN, port: int = 4001) -> AsyncIterator[Lan]:
+async def telling(who=ANN, port=4001):
     lan = Lan(HERE, lambda node: None)
     try:
         await lan.start()
@@ -84,16 +81,16 @@ async def telling(who: Identity = ANN, port: int = 4001) -> AsyncIterator[Lan]:
         await lan.close()
 
 
-async def tell(liar: AsyncZeroconf, who: Identity, address: str = HERE, **facts: str) -> None:
+async def tell(liar, who, address=HERE, **facts):
     properties = {"run": RUN.id.hex(), "task": "arithmetic", "protocol": str(PROTOCOL_MAJOR)} | facts
-    records: dict[str, Any] = {"port": 4001, "properties": properties, "server": f"{address}.local."}
+    records = {"port": 4001, "properties": properties, "server": f"{address}.local."}
     info = AsyncServiceInfo(SERVICE, f"{who.peer_id}.{SERVICE}", parsed_addresses=[address], **records)
     await (await liar.async_register_service(info, cooperating_responders=True))
 
 
 async def test_a_node_tells_of_itself_and_takes_that_back():
     async with telling():
-        found: list[LanNode] = []
+        found = []
         for _ in range(5):  # an answer to the first question may reach another program of this machine
             found = found or await look_around(HERE, 3.0)
         assert found == [replace(node(), model="tiny-a", name="Ann?" + "n" * 60)]
@@ -104,9 +101,9 @@ TWO_NETWORKS = "for n in 1 2; do ip link add d$n type veth peer name e$n; ip add
 TWO_NETWORKS += "ip link set d$n up; ip link set e$n up; done"
 
 
-async def across() -> None:
+async def across():
     """In two networks: prints what a node takes of what somebody in the first of them tells."""
-    heard: list[LanNode] = []
+    heard = []
     listener = Lan("0.0.0.0", heard.append)
     liar = AsyncZeroconf(interfaces=["10.1.0.1"])
     await listener.start()
@@ -146,14 +143,14 @@ def test_row_62_a_dead_node_on_the_local_network_keeps_no_start_from_beginning(j
             await asyncio.to_thread(daemon.wait, lambda status: status.get("step"), "a step")
             assert "Found run" in daemon.log() and "a new run begins" in daemon.log()
             assert daemon.status()["run"] != RUN.id.hex()
-            found: set[str] = set()
+            found = set()
             while daemon.status()["run"] not in found:  # it tells of itself
                 found |= {one.run.hex() for one in await look_around(HERE, 1.0)}
 
     asyncio.run(begin())
 
 
-async def listen_in(found: list[tuple[bytes, bytes | None, str]]) -> None:
+async def listen_in(found):
     """All that a stranger can read of the services here."""
     listener = AsyncZeroconf(interfaces=[HERE])
 
@@ -162,7 +159,7 @@ async def listen_in(found: list[tuple[bytes, bytes | None, str]]) -> None:
         if await info.async_request(listener.zeroconf, 3000):
             found.extend((key, word, f"{service} {info.server}") for key, word in info.properties.items())
 
-    asking: list[asyncio.Future[None]] = []
+    asking = []
 
     def noticed(*, name, **_):
         asking.append(asyncio.ensure_future(ask(name)))
@@ -178,14 +175,14 @@ async def listen_in(found: list[tuple[bytes, bytes | None, str]]) -> None:
 
 async def test_row_78_members_find_each_other_on_the_local_network_and_nobody_else_learns_of_them():
     private = make_run(founder=ANN.peer_id)
-    known: list[bytes] = []
-    met: list[Sequence[str]] = []
-    strangers: list[HiddenNode] = []
+    known = []
+    met = []
+    strangers = []
     inside = MembersOnLan(private.id, known.__contains__, met.append)
     outside = MembersOnLan(RUN.id, lambda _: True, lambda *_: pytest.fail("another run's id"))
     listener = Lan(HERE, strangers.append, strangers.append)
     lan = Lan(HERE, strangers.append)
-    read: list[tuple[bytes, bytes | None, str]] = []
+    read = []
     try:
         await listener.start()
         await lan.start()
@@ -215,7 +212,7 @@ async def test_row_78_members_find_each_other_on_the_local_network_and_nobody_el
 
 
 def test_row_78_made_up_codes_lead_nowhere_and_keep_no_members_from_being_read():
-    met: list[Sequence[str]] = []
+    met = []
     inside = MembersOnLan(RUN.id, [BEN.author].__contains__, met.append)
     place = f"/ip4/{HERE}/tcp/4001"
     for number in range(200):
@@ -228,7 +225,7 @@ def test_row_78_made_up_codes_lead_nowhere_and_keep_no_members_from_being_read()
 
 async def test_a_hostile_responder_changes_nothing(tmp_path):
     """False addresses, a run of another id, control characters, and more nodes than anybody needs."""
-    heard: list[LanNode] = []
+    heard = []
     listener = Lan(HERE, heard.append)
     liar = AsyncZeroconf(interfaces=[HERE])
     await listener.start()

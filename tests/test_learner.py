@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from ftis_node.errors import FtisError
-from ftis_node.learner import TrainingGroup
 from ftis_node.policy.room import Room
 from tests.support.learners import (
     BATCH,
@@ -150,7 +149,7 @@ def test_a_batch_without_signal_moves_nothing_and_says_why(batch):
 # --- nonsense -------------------------------------------------------------------------------------------------------
 
 
-def spoilt(kind: str) -> TrainingGroup:
+def spoilt(kind):
     if kind == "NaN log-prob":
         return with_claims(OWN[0], math.nan)
     return changed(OWN[0], rewards=[{"inf reward": math.inf, "NaN reward": math.nan}[kind], 0, 0, 1])

@@ -3,14 +3,11 @@
 import itertools
 import math
 import random
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 
-from ftis_node.learner import TrainingGroup
 from ftis_node.learner.batch import Batch, after_both
 from ftis_node.objective import PRESETS
 from ftis_node.packet import Completion
@@ -31,7 +28,7 @@ from tests.support.small_models import plain_logprobs, twin
 MIXED = [1.0, 0.5, 0.5, 0.0]
 
 
-def partly_right(group: TrainingGroup, rewards: Sequence[float], claims: Sequence[float | None]) -> TrainingGroup:
+def partly_right(group, rewards, claims):
     """The group with these rewards; a completion whose claim is a number says it of every token."""
     made = [
         c if claim is None else Completion(c.token_ids, np.full(len(c), claim, np.float32), c.finished)
@@ -54,7 +51,7 @@ BATCH = [
 @pytest.mark.parametrize("name", ["ftis", "gated", "ftis-author"])
 def test_a_step_with_rewards_at_the_mean_is_the_one_by_hand(name, count_dropped, aggregation):
     rule = replace(RULES[name], count_dropped=count_dropped, aggregation=aggregation)
-    parts: dict[str, Any] = {"count_dropped": count_dropped, "aggregation": aggregation, "divisor": CAP}
+    parts = {"count_dropped": count_dropped, "aggregation": aggregation, "divisor": CAP}
     subject = learner(objective=name, parts=parts)
     subject.gate = -4.0
     reference = twin(POLICY)
@@ -102,11 +99,11 @@ def test_a_reward_at_the_mean_is_no_success_that_moves_the_gate():
 class Ordered(random.Random):
     """Gives one order."""
 
-    def __init__(self, order: Sequence[int]) -> None:
+    def __init__(self, order):
         super().__init__(0)
         self.order = order
 
-    def sample(self, population: Any, k: int, *, counts: Any = None) -> list[Any]:
+    def sample(self, population, k, *, counts=None):
         return list(self.order)
 
 

@@ -3,7 +3,6 @@
 import math
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ from torch import Tensor
 from ftis_node.errors import FtisError
 from ftis_node.fit.memory import SPREAD
 from ftis_node.host.interruption import Interrupted, interrupt
-from ftis_node.learner import Learner, Part, TrainingGroup, optimiser
+from ftis_node.learner import Part, TrainingGroup, optimiser
 from ftis_node.learner.batch import Batch, micro_batches
 from ftis_node.learner.learner import BAD_STEPS
 from ftis_node.learner.loss_scale import LossScale
@@ -43,7 +42,7 @@ from tests.support.small_models import held_for_backward, plain_logprobs, twin
 # --- groups of several nodes ----------------------------------------------------------------------------------------
 
 
-def halves(group: TrainingGroup, other: str) -> TrainingGroup:
+def halves(group, other):
     """The same completions, the second half of another node."""
     part = group.parts[0]
     mine = replace(part, completions=part.completions[:2], rewards=part.rewards[:2])
@@ -92,7 +91,7 @@ def test_without_the_end_token_the_batch_has_fewer_tokens():
 def test_a_second_inner_step_is_clipped_at_the_policy_of_the_first():
     rate = 0.05
     subject = learner(parts={"inner_steps": 2, "threshold": None, "importance": "none"}, learning_rate=rate)
-    seen: list[dict[str, Tensor]] = []
+    seen = []
     subject.optimiser._adam.register_step_pre_hook(
         lambda *_: seen.append({n: p.grad.clone() for n, p in subject.trainable.items() if p.grad is not None})
     )
@@ -178,7 +177,7 @@ def test_uneven_lengths_take_no_more_room_in_attention_than_the_plan_has(budget)
         parts = [Part("own", [completion(length) for length in lengths], [float(k % 2) for k in range(12)])]
         groups.append(TrainingGroup([1] * int(random.integers(1, 60)), parts))
     batch = Batch.of(groups, PRESETS["ftis"], "own")
-    seen: list[int] = []
+    seen = []
     for part in micro_batches(batch.prompted, budget, True):
         samples = [sample for prompted in part for sample in prompted.samples]
         seen += [sample.index for sample in samples]
@@ -194,7 +193,7 @@ def test_uneven_lengths_take_no_more_room_in_attention_than_the_plan_has(budget)
 
 def test_the_learning_rate_grows_with_each_update_and_no_other_step_also_after_a_restart():
     rates = []
-    state: tuple[dict[str, Tensor], dict[str, Tensor]] | None = None
+    state = None
     for _ in range(6):
         subject = learner(warmup_steps=4, learning_rate=1e-3)
         if state is not None:
@@ -259,7 +258,7 @@ def test_gradient_checkpointing_changes_nothing_but_what_is_kept(policy):
 # --- out of memory --------------------------------------------------------------------------------------------------
 
 
-def with_room_for(subject: Learner, tokens: int) -> None:
+def with_room_for(subject, tokens):
     """A device on which a forward pass of more tokens fails as CUDA fails."""
 
     def refuse(module, args, kwargs):
@@ -326,7 +325,7 @@ def test_a_gpu_that_lacks_memory_for_the_update_gets_it_a_moment_later_and_the_s
     cramped = learner(policy=policy)
     roomy = learner(policy=policy)
     roomy.step(BATCH)
-    owner: Any = torch if where == "zeros_like" else Tensor
+    owner = torch if where == "zeros_like" else Tensor
     working = getattr(owner, where)
     calls = [0]
 
@@ -334,7 +333,7 @@ def test_a_gpu_that_lacks_memory_for_the_update_gets_it_a_moment_later_and_the_s
         calls[0] += 1
         if in_update and calls[0] % 5 == 0 and calls[0] // 5 <= times:  # not the first: some are there already
             raise torch.OutOfMemoryError("CUDA out of memory.")
-        found: Tensor = working(*args, **kwargs)
+        found = working(*args, **kwargs)
         return found
 
     in_update = False
@@ -376,7 +375,7 @@ def test_an_interrupted_step_keeps_no_gradients():
 # --- numbers that are none ------------------------------------------------------------------------------------------
 
 
-def halved(scale: float, **parts: Any) -> tuple[Learner, list[int]]:
+def halved(scale, **parts):
     """A learner in float16 with this loss scale, and the tokens of its passes from now on."""
     policy = twin(POLICY)
     policy.model.half()

@@ -1,7 +1,6 @@
 """The view of a node fits the terminal it is on."""
 
 import io
-from typing import Any
 
 import pytest
 from rich.console import Console
@@ -11,7 +10,7 @@ from ftis_node.observe.answers import Peers, read
 from ftis_node.observe.live import node_view
 from tests.support.statuses import TRAINING, answered, peer
 
-STATUS: dict[str, Any] = TRAINING | {
+STATUS = TRAINING | {
     "name": "a",
     "reason": "Training with 12 peers, all over connections that this node opened: nobody can dial it.",
     "advice": "If it is out of memory, give it less to do: --vram, or --set micro_batch_tokens=…; else look into it.",
@@ -22,7 +21,7 @@ NAMES = {"00000011": "Nadia of the far hills", "00000010": "12D3KooW"}
 LINES = [f"2026-11-22 12:00:0{number},000 INFO line {number} " + "x" * 90 for number in range(6)]
 
 
-def seen(height: int | None, width: int = 80, **changed: Any) -> list[str]:
+def seen(height, width=80, **changed):
     file = io.StringIO()
     console = Console(file=file, width=width, force_terminal=True, color_system=None)
     peers = read({"peers": PEERS, "names": NAMES}, Peers)

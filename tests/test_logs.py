@@ -6,10 +6,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from pathlib import Path
 
 import pytest
 
@@ -25,12 +23,12 @@ from tests.support.documented import check
 FORGED = "hi\n2026-01-01 00:00:00,000 ERROR forged\r\x1b[2J\x9b1m\u2028\u202e\x00 end"
 
 
-def record(message: str, *args: object, error: BaseException | None = None) -> logging.LogRecord:
+def record(message, *args, error=None):
     told = (type(error), error, error.__traceback__) if error is not None else None
     return logging.LogRecord("ftis_node.node.daemon", logging.WARNING, "node/daemon.py", 1, message, args, told)
 
 
-def raised(text: str) -> BaseException:
+def raised(text):
     try:
         raise ValueError(text)
     except ValueError as error:
@@ -38,7 +36,7 @@ def raised(text: str) -> BaseException:
 
 
 @contextmanager
-def fresh_process() -> Iterator[None]:
+def fresh_process():
     """The root logger as it is there: without pytest's handlers."""
     root = logging.getLogger()
     handlers = root.handlers[:]
@@ -119,7 +117,7 @@ def test_both_formats_are_read_as_text_and_as_objects():
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
-def rotate(log: Path) -> None:
+def rotate(log):
     """As `RotatingFileHandler` does."""
     for number in (1, 0):
         present = log.with_name(f"{log.name}.{number}") if number else log
@@ -128,7 +126,7 @@ def rotate(log: Path) -> None:
     log.touch()
 
 
-def add(log: Path, text: str) -> None:
+def add(log, text):
     with log.open("a") as file:
         file.write(text)
 

@@ -3,8 +3,6 @@
 import contextlib
 import os
 import signal
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 
@@ -17,14 +15,14 @@ from ftis_node.swarm.known_addresses import KnownAddresses
 from ftis_node.swarm.membership import Membership
 from ftis_node.swarm.traffic import Traffic
 from tests.support.alone import Alone
-from tests.support.swarm import OTHER_RUN, RUN, Member, all_meet, eventually, held_up, identity, member, transport
+from tests.support.swarm import OTHER_RUN, RUN, all_meet, eventually, held_up, identity, member, transport
 
 BOB, MALLORY = identity(2), identity(4)
 NOWHERE = f"/ip4/127.0.0.1/tcp/1024/p2p/{BOB.peer_id}"
 
 
 @pytest.fixture
-def hasty(monkeypatch) -> None:
+def hasty(monkeypatch):
     """Nodes that lose patience sooner, so that the tests need not wait."""
     monkeypatch.setattr(swarm, "EXCHANGE_SECONDS", 1.0)
     monkeypatch.setattr(swarm, "MAINTAIN_SECONDS", 1.0)
@@ -32,7 +30,7 @@ def hasty(monkeypatch) -> None:
 
 
 @contextlib.asynccontextmanager
-async def three(path: Path) -> AsyncIterator[tuple[Member, Member, Member]]:
+async def three(path):
     """A common peer, which dials nobody (its own address is public and theirs are not), and two that know it."""
     async with (
         member(1, path) as common,
@@ -107,14 +105,14 @@ async def test_of_a_peers_addresses_the_one_that_answered_is_kept_and_named_firs
     assert good in KnownAddresses.read(tmp_path / "member-2" / "peers.json").met
 
 
-def forgets(node: Member, peer: Member) -> None:
+def forgets(node, peer):
     known = node.swarm.membership
     known.active_view.pop(peer.author, None)
     known.sessions.pop(peer.author, None)
     known.addresses.forget(peer.author)
 
 
-async def greeted_in_vain(node: Member, lost: Member) -> None:
+async def greeted_in_vain(node, lost):
     """As often as a peer that nobody has met is greeted before it is forgotten."""
     for _ in range(TRIES_OF_NAMED):
         assert not await node.swarm.membership.greet(lost.author)
@@ -139,7 +137,7 @@ def bereft(alice) -> Alone:
     return alice
 
 
-def hello(run_id: bytes = RUN.id) -> ftis_pb2.Handshake:
+def hello(run_id=RUN.id):
     return ftis_pb2.Handshake(major=PROTOCOL_MAJOR, run_id=run_id, addresses=[NOWHERE])
 
 

@@ -25,7 +25,7 @@ def alice() -> Alone:
     return Alone()
 
 
-def crowd(alice: Alone, first: int, count: int, **changes: object) -> list[bytes]:
+def crowd(alice, first, count, **changes):
     """So many peers shake hands with her, one after the other."""
     peers = [identity(number) for number in range(first, first + count)]
     for who in peers:
@@ -45,7 +45,7 @@ def test_who_greets_again_keeps_its_turn_and_who_may_renew_a_certificate_is_gree
     assert alice.outdated() == [BOB.author], "it may renew the certificate now"
 
 
-def named(who: Alone, to: bytes) -> list[str]:
+def named(who, to):
     """The addresses of others that a node tells a peer."""
     answer = ftis_pb2.ExchangeResponse()
     who.introduce(answer, 8, to)
@@ -143,7 +143,7 @@ def test_a_peer_of_another_run_is_not_greeted_again_soon_since_it_is_named_again
 # --- the view ---------------------------------------------------------------------------------------------------------
 
 
-async def found(alice: Alone, first: int, count: int, network: str = "10.0.0") -> list[bytes]:
+async def found(alice, first, count, network="10.0.0"):
     """So many peers are greeted, one after the other, and enter the view."""
     peers = [identity(number) for number in range(first, first + count)]
     for number, who in enumerate(peers):
@@ -296,7 +296,7 @@ def test_peers_of_other_runs_do_not_fill_the_memory(alice):
     assert len(alice.refused) == PASSIVE_VIEW_MAX and not alice.sessions and not alice.addresses.strangers()
 
 
-def fails(alice: Alone, times: int) -> None:
+def fails(alice, times):
     for _ in range(times):
         alice.failed(BOB.author)
 

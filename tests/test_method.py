@@ -17,12 +17,12 @@ from tests.support.learners import OWN, changed, learner
 from tests.support.objective_batches import graded, packed
 
 
-def kl(p: torch.Tensor, q: torch.Tensor) -> float:
+def kl(p, q):
     """KL(p‖q) in nats, of two distributions `[V]`."""
     return float((p * (p.log() - q.log())).sum())
 
 
-def distributions(seed: int, width: float) -> tuple[torch.Tensor, torch.Tensor]:
+def distributions(seed, width):
     """Of the learner and of the generator, over seven tokens, float64."""
     draw = torch.Generator().manual_seed(seed)
     logits = torch.randn(2, 7, generator=draw, dtype=torch.float64) * width

@@ -4,8 +4,6 @@ import errno
 import gzip
 import resource
 import time
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -13,7 +11,7 @@ from ftis_node.observe import metrics
 from ftis_node.observe.metrics import MetricsLog, end_of_parts, older_parts, read_events
 
 
-def write(path: Path, *steps: int) -> None:
+def write(path, *steps):
     log = MetricsLog(path)
     for step in steps:
         log.write("step", step=step, loss=float("nan"), name="\u2028é")
@@ -21,7 +19,7 @@ def write(path: Path, *steps: int) -> None:
     log.close()
 
 
-def steps(path: Path) -> list[int]:
+def steps(path):
     return [entry["step"] for entry in read_events(path, "step")]
 
 
@@ -64,19 +62,19 @@ def test_a_last_line_that_a_kill_cut_short_is_left_out_and_spoils_nothing_after_
 # --- in parts ---------------------------------------------------------------------------------------------------------
 
 
-def rotating(path: Path, older_bytes: int = 1 << 20) -> MetricsLog:
+def rotating(path, older_bytes=1 << 20):
     """A part for every three steps or so."""
     return MetricsLog(path, older_bytes, part_bytes=200)
 
 
-def write_parts(path: Path, steps: range, older_bytes: int = 1 << 20) -> None:
+def write_parts(path, steps, older_bytes=1 << 20):
     log = rotating(path, older_bytes)
     for step in steps:
         log.write("step", step=step, padding="x" * 30)
     log.close()
 
 
-def numbers(path: Path) -> list[int]:
+def numbers(path):
     return [part.number for part in older_parts(path)]
 
 
@@ -158,7 +156,7 @@ def test_the_oldest_parts_make_room_and_the_latest_stays(tmp_path):
     assert len(numbers(path)) == 1 and numbers(path)[0] > kept[-1], "it tells how many there were"
 
 
-def part_in(folder: Path) -> tuple[Path, Path]:
+def part_in(folder):
     path = folder / "metrics.jsonl"
     write_parts(path, range(20))
     return path, older_parts(path)[1].path
@@ -206,7 +204,7 @@ def test_a_part_that_cannot_begin_is_begun_with_the_next_line(tmp_path, monkeypa
     assert steps(path) == [0, 1, 3] and numbers(path) == [1]
 
 
-def raising(error: Exception) -> Callable[..., None]:
+def raising(error):
     def fail(*_):
         raise error
 

@@ -41,7 +41,7 @@ def database(tmp_path) -> Path:
     return tmp_path / "store.sqlite"
 
 
-def contents(path: Path) -> dict[str, bytes]:
+def contents(path):
     return {str(file.relative_to(path)): file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file()}
 
 

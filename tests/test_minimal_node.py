@@ -6,7 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 import torch
@@ -66,7 +65,7 @@ def test_its_bytes_are_packets(minimal, packets):
         assert len(data) < 8 * sum(map(len, group.answers)) + 120
 
 
-LIES: dict[str, tuple[slice, bytes, bytes, int]] = {
+LIES = {
     "another author": (slice(0, 0), b"", b"tiny-b", 3),
     "another round": (slice(0, 0), b"", b"tiny-a", 2),
     "a token that is none": (slice(-8, -4), b"\x1a\x00\x00\x00", b"tiny-a", 3),
@@ -90,8 +89,8 @@ def test_its_loss_and_gradient_are_the_products(minimal, packets):
     objective = PRESETS["ftis"].replace(**settings.objective_parts("arithmetic", filters=True))
     learner = Learner(load_policy(Settings(model="tiny-a")), objective, settings, 1.0, "tiny-a")
     node = minimal.Node("tiny-a")
-    groups: list[Any] = []
-    batch: list[TrainingGroup] = []
+    groups = []
+    batch = []
     for name, sent in packets.items():
         for slot, data in enumerate(sent):
             group = minimal.admit(data, name.encode(), 3, slot)

@@ -7,7 +7,6 @@ import hashlib
 import json
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 import transformers
@@ -36,7 +35,7 @@ ANY_TEXTS = [*TEXTS, "", " 0  07 100", "\r\n\t", "é e\u0301 北京 🙂🏽", "
 
 
 @cache
-def tokenizer(name: str) -> Any:
+def tokenizer(name):
     return transformers.AutoTokenizer.from_pretrained(MODELS / name)
 
 

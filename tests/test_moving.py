@@ -5,8 +5,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
@@ -32,17 +30,17 @@ asyncio.run(main(*sys.argv[1:]))
 NEVER_BEFORE = "in vain in vain in vain"
 
 
-def ip(*line: str) -> None:
+def ip(*line):
     subprocess.run(["ip", *line], check=True)
 
 
-def moves(place: str, before: str, after: str) -> None:
+def moves(place, before, after):
     ip("-n", place, "addr", "del", f"{before}/24", "dev", "eth0")
     ip("-n", place, "addr", "add", f"{after}/24", "dev", "eth0")
 
 
 @contextlib.contextmanager
-def running(program: str, place: str, number: int, path: Path, *words: str) -> Iterator[subprocess.Popen[bytes]]:
+def running(program, place, number, path, *words):
     """A program in a namespace; what it sees it writes into the file of its number."""
     (path / str(number)).unlink(missing_ok=True)
     line = ["ip", "netns", "exec", place, sys.executable, "-c", program, str(number), str(path), *words]
@@ -54,7 +52,7 @@ def running(program: str, place: str, number: int, path: Path, *words: str) -> I
 
 
 @contextlib.contextmanager
-def node(place: str, number: int, path: Path, host: str, *named: str) -> Iterator[Callable[[str], None]]:
+def node(place, number, path, host, *named):
     """A node; what is yielded waits until it sees this: addresses of a peer, or failures."""
     seen = path / str(number)
     with running(NODE, place, number, path, host, *named) as process:
@@ -107,7 +105,7 @@ asyncio.run(main(*sys.argv[1:]))
 
 
 @contextlib.contextmanager
-def friend(place: str, number: int, path: Path, host: str = "0.0.0.0") -> Iterator[Callable[..., None]]:
+def friend(place, number, path, host="0.0.0.0"):
     """A member of a private run; what is yielded waits until it has met all of these, and got more groups."""
     seen = path / str(number)
 

@@ -3,7 +3,6 @@
 import copy
 import math
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -17,18 +16,17 @@ from ftis_node.policy import nf4
 from ftis_node.policy.generate.stream import Sampling, generate
 from ftis_node.policy.load import load_policy, make_policy
 from ftis_node.policy.measure import geometry_of
-from ftis_node.policy.policy import Policy
 from ftis_node.worker.planning import settle
 from tests.support.learners import OWN, assert_same, learner, weights_of
 from tests.support.small_models import arithmetic_settings, logprob_errors, seeded, tiny_config, tiny_tokenizer
 
 
-def quantised(dtype: str = "float32", **changes: Any) -> Policy:
+def quantised(dtype="float32", **changes):
     """tiny-a with LoRA layers beside weights of four bits."""
     return load_policy(arithmetic_settings(model="tiny-a", lora=True, quantisation="nf4", dtype=dtype, **changes))
 
 
-def small(dtype: torch.dtype, width: int = 32) -> Policy:
+def small(dtype, width=32):
     """A random model over the tokenizer of `OWN`, LoRA beside weights of four bits."""
     settings = arithmetic_settings(model="small", lora=True, lora_rank=4, quantisation="nf4", dtype=str(dtype)[6:])
     torch.manual_seed(0)
@@ -36,7 +34,7 @@ def small(dtype: torch.dtype, width: int = 32) -> Policy:
     return make_policy(model.to(dtype).eval(), tiny_tokenizer(), settings)
 
 
-def held(module: nf4.NF4Linear) -> int:
+def held(module):
     """Bytes of a weight of four bits and its scales."""
     return sum(t.nbytes for t in (module.packed, module._scales.absmax, module._scales.state2.absmax))
 
@@ -151,7 +149,7 @@ def test_memory_is_what_is_predicted():
     policy = make_policy(Qwen2ForCausalLM(config), tiny_tokenizer(), settings)
     packed = (module for module in policy.model.modules() if isinstance(module, nf4.NF4Linear))
     weights = sum(p.nbytes for p in policy.model.parameters()) + sum(map(held, packed))
-    adapters: dict[str, Any] = {"lora": True, "lora_rank": 8, "lora_targets": ("q_proj",)}
+    adapters = {"lora": True, "lora_rank": 8, "lora_targets": ("q_proj",)}
     setup = Setup(dtype="float32", quantisation="nf4", micro_batch_tokens=1024, generation_batch=4, **adapters)
     need = estimate(shape, Workload(48, 32, 4, 4), setup, "cpu")
     assert need.weights == pytest.approx(weights, rel=0.01)

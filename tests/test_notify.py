@@ -5,7 +5,7 @@ import itertools
 import os
 import select
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -22,21 +22,19 @@ def manager(tmp_path) -> Iterator[socket.socket]:
         yield listener
 
 
-async def heard(manager: socket.socket, datagrams: int) -> list[list[str]]:
+async def heard(manager, datagrams):
     """The next datagrams, by lines."""
     loop = asyncio.get_running_loop()
     return [(await loop.sock_recv(manager, 4096)).decode().split("\n") for _ in range(datagrams)]
 
 
-def speaks(manager: socket.socket) -> bool:
+def speaks(manager):
     """Whether a datagram waits to be read."""
     return bool(select.select([manager], [], [], 0)[0])
 
 
 @contextmanager
-def accompanied(
-    environment: dict[str, str], stalled: float = 0.0, status: Callable[[], str] = lambda: "ONLINE: Training\nalone."
-) -> Iterator[asyncio.Task[None]]:
+def accompanied(environment, stalled=0.0, status=lambda: "ONLINE: Training\nalone."):
     task = Notifier(environment).start(status, lambda: stalled)
     yield task
     task.cancel()

@@ -4,9 +4,8 @@ import math
 
 import pytest
 import torch
-from torch import Tensor
 
-from ftis_node.objective import PRESETS, Diagnostics, Objective
+from ftis_node.objective import PRESETS, Diagnostics
 from ftis_node.objective.diagnostics import TOLERANCE, WHOLE_POWER
 from ftis_node.step_report import BETS
 from ftis_node.swarm.claims import DISPROVED, DOUBTED, Claims
@@ -18,7 +17,7 @@ ADVANTAGES = torch.tensor([1.2, -0.7, 0.4])
 CHUNKS = torch.tensor([0, 0, 1, 2, 2, 3, 4, 5, 5])
 
 
-def drawn(seed: int = 0) -> dict[str, Tensor]:
+def drawn(seed=0):
     generator = torch.Generator().manual_seed(seed)
     new = -torch.rand(9, generator=generator) * 3
     return {
@@ -86,7 +85,7 @@ def test_the_vanilla_surrogate_counts_a_chunk_once():
     assert terms.value.item() == pytest.approx(math.exp(0.1) / 2)
 
 
-def summed(objective: Objective, claims: Tensor, chunks: Tensor, chunked: list[bool]) -> dict[str, float]:
+def summed(objective, claims, chunks, chunked):
     diagnostics = Diagnostics()
     terms = objective.terms(**drawn(), sampler_logprobs=claims, lengths=LENGTHS, advantages=ADVANTAGES, chunks=chunks)
     diagnostics.add(
@@ -117,7 +116,7 @@ def test_figures_of_chunked_samples_are_of_whole_samples_and_the_others_of_token
     assert sources["b"]["excess"] == 0
 
 
-def of_samples(log_weights: Tensor) -> dict[str, float]:
+def of_samples(log_weights):
     """The figures of chunked samples of ten tokens with these log W."""
     x = (WHOLE_POWER * log_weights).exp().clamp(max=2) - 1
     count = float(len(x))

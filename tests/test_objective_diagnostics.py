@@ -2,7 +2,6 @@
 
 import json
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -10,23 +9,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import asdict
 
-from ftis_node.objective import PRESETS, Diagnostics, Objective
+from ftis_node.objective import PRESETS, Diagnostics
 from ftis_node.objective.diagnostics import TOLERANCE
 from tests.support.objective_batches import FORMULAS, packed
 
 ARITHMETIC = PRESETS["ftis"].replace(divergence="k1", reduction="sum", threshold=1.0)
-Sample = tuple[str, float, list[float]]  # source, advantage, d per token
 
 
-def figured(
-    diagnostics: Diagnostics, objective: Objective, batch: dict[str, Any], sources: list[str], own: str, **more: Any
-) -> None:
+def figured(diagnostics, objective, batch, sources, own, **more):
     """Adds a micro-batch."""
     sizes = {name: batch[name] for name in ("advantages", "lengths")}
     diagnostics.add(objective.terms(**batch), **sizes, sources=sources, own=own, **more)
 
 
-def gather(objective: Objective, micro_batches: list[list[Sample]], own: str = "me") -> Diagnostics:
+def gather(objective, micro_batches, own="me"):
+    """Diagnostics of micro-batches of samples, each (source, advantage, d per token)."""
     diagnostics = Diagnostics()
     for samples in micro_batches:
         sources, advantages, d = zip(*samples, strict=True)
@@ -36,9 +33,9 @@ def gather(objective: Objective, micro_batches: list[list[Sample]], own: str = "
 
 
 def test_figures_of_two_sources_worked_by_hand():
-    me: Sample = ("me", 1.0, [0.0, 0.0])
-    peer: list[Sample] = [("a", 2.0, [math.log(4), math.log(0.5)]), ("a", -1.0, [-2.0]), ("a", -1.0, [math.log(1.5)])]
-    summary: Any = gather(ARITHMETIC, [[me, peer[0]], peer[1:]]).summary()
+    me = ("me", 1.0, [0.0, 0.0])
+    peer = [("a", 2.0, [math.log(4), math.log(0.5)]), ("a", -1.0, [-2.0]), ("a", -1.0, [math.log(1.5)])]
+    summary = gather(ARITHMETIC, [[me, peer[0]], peer[1:]]).summary()
     a = summary.sources["a"]
     assert (a["samples"], a["tokens"], a["negatives"], a["filtered"], a["filtered_fraction"]) == (3, 4, 2, 1, 0.5)
     assert a["ratio_max"] == pytest.approx(4) and a["weight_max"] == pytest.approx(2)
@@ -74,7 +71,7 @@ samples = st.tuples(
     st.lists(st.lists(samples, min_size=1, max_size=6), max_size=4), st.sampled_from([*PRESETS.values(), ARITHMETIC])
 )
 def test_shares_add_up_and_micro_batches_do_not_matter(micro_batches, objective):
-    summary: Any = gather(objective, micro_batches).summary()
+    summary = gather(objective, micro_batches).summary()
     sources = summary.sources.values()
     for name in ("loss_share", "loss_share_per_sample"):
         shares = math.fsum(figures[name] for figures in sources)
@@ -84,17 +81,17 @@ def test_shares_add_up_and_micro_batches_do_not_matter(micro_batches, objective)
     assert all(0 <= figures["ess"] <= 1 + 1e-9 for figures in sources)
     assert all(figures["weight_max"] <= figures["ratio_max"] or objective.importance == "none" for figures in sources)
     if micro_batches:
-        at_once: Any = gather(objective, [[sample for batch in micro_batches for sample in batch]]).summary()
+        at_once = gather(objective, [[sample for batch in micro_batches for sample in batch]]).summary()
         for name, figures in summary.sources.items():
             assert at_once.sources[name] == pytest.approx(figures, rel=1e-9)
 
 
 def test_idle_samples_are_counted_and_in_no_other_figure():
     diagnostics = gather(ARITHMETIC, [[("me", 1.0, [0.0])]])
-    before: Any = diagnostics.summary()
+    before = diagnostics.summary()
     diagnostics.add_idle("me", 12)
     diagnostics.add_idle("b", 12)
-    after: Any = diagnostics.summary()
+    after = diagnostics.summary()
     assert after.overall == before.overall | {"idle": 24.0}
     assert after.sources["me"]["idle"] == 12 and after.sources["b"]["idle"] == 12 and after.sources["b"]["samples"] == 0
 
@@ -102,7 +99,7 @@ def test_idle_samples_are_counted_and_in_no_other_figure():
 def test_a_summary_is_plain_floats_even_of_nothing():
     for diagnostics in (Diagnostics(), gather(ARITHMETIC, [[("me", 1.0, [0.5]), ("a", -1.0, [-30.0])]])):
         diagnostics.add_idle("b", 1)
-        summary: Any = diagnostics.summary()
+        summary = diagnostics.summary()
         plain = asdict(summary)
         assert json.loads(json.dumps(plain, allow_nan=False)) == plain
         for figures in (summary.overall, summary.foreign, *summary.sources.values()):
@@ -110,9 +107,7 @@ def test_a_summary_is_plain_floats_even_of_nothing():
 
 
 def test_every_estimator_has_its_mean_and_its_worst_samples():
-    figures: Any = gather(
-        ARITHMETIC, [[("a", 1.0, [0.1]), ("a", 1.0, [0.0, -0.2, 0.3]), ("b", -1.0, [-3.0])]]
-    ).summary()
+    figures = gather(ARITHMETIC, [[("a", 1.0, [0.1]), ("a", 1.0, [0.0, -0.2, 0.3]), ("b", -1.0, [-3.0])]]).summary()
     for name, formula in FORMULAS.items():
         a, b, c, d, e = map(formula, (0.1, 0.0, -0.2, 0.3, -3.0))
         assert figures.overall[name] == pytest.approx((a + b + c + d + e) / 5)
@@ -120,7 +115,7 @@ def test_every_estimator_has_its_mean_and_its_worst_samples():
         assert figures.sources["a"][f"{name}_p99"] == pytest.approx(max(a, (b + c + d) / 3))
 
 
-def gated(objective: Objective, **more: Any) -> Any:
+def gated(objective, **more):
     """Figures of two own and three foreign samples of 1, 2, 1, 2 and 3 tokens; the last of each is a sampled EOS."""
     start = [[-1.0], [-2.0, -0.5], [-8.0], [-1.0, -1.5], [-1.0, -1.0, -7.0]]
     claimed = [[x - 0.5 for x in sample] for sample in start]
@@ -153,18 +148,18 @@ def test_ends_that_do_not_count_are_in_no_figure():
 
 def test_later_inner_steps_change_only_the_clip():
     batch = packed([[0.0] * 3, [0.0]], [1.0, -1.0])
-    seen: dict[str, Any] = {"lengths": batch["lengths"], "sources": ["me", "a"]}
+    seen = {"lengths": batch["lengths"], "sources": ["me", "a"]}
     diagnostics = Diagnostics()
 
     def terms(drift):
         return PRESETS["tis"].terms(**batch | {"trainer_logprobs": torch.tensor(drift, dtype=torch.float64)})
 
     diagnostics.add(terms([0.0] * 4), advantages=batch["advantages"], own="me", **seen)
-    before: Any = diagnostics.summary()
+    before = diagnostics.summary()
     assert before.overall["clipped"] == 0
     # Up by more than log 1.2 with Â > 0, or down by more than log 0.8 with Â < 0.
     diagnostics.add_inner(terms([0.3, 0.3, -0.3, -0.3]), **seen)
     diagnostics.add_inner(terms([0.3, 0.1, 0.1, 0.3]), **seen)
-    after: Any = diagnostics.summary()
+    after = diagnostics.summary()
     assert after.sources["me"]["clipped"] == 3 / 9 and after.sources["a"]["clipped"] == 1 / 3
     assert after.overall == before.overall | {"clipped": 4 / 12}

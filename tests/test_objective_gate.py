@@ -1,7 +1,6 @@
 """The gate: which samples pass, how its level moves, and which tokens count."""
 
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -14,7 +13,7 @@ from tests.support.objective_batches import graded, packed
 GATED = PRESETS["gated"]
 
 
-def terms_of(name: str, samples: list[list[float]], advantages: list[float], **more: Any) -> Terms:
+def terms_of(name, samples, advantages, **more):
     """Terms of samples given by their log-probs under the learner; the generator claims the same less one nat."""
     objective = PRESETS[name].replace(**more.pop("changes", {}))
     claimed = [[x - 1 for x in sample] for sample in samples]
@@ -98,7 +97,7 @@ def test_a_gpu_says_the_same(name):
     start = [[-3.0, -0.5], [-2.0], [-1.0, -2.5, -3.5]]
     claimed = [[-2.0, -2.5], [-0.5], [-1.0, -4.0, -2.0]]
     later = [[x + 0.1 for x in sample] for sample in start]
-    flags: dict[str, Any] = {"ended": [True, True, False], "own": [True, False, False], "gate": -2.0}
+    flags = {"ended": [True, True, False], "own": [True, False, False], "gate": -2.0}
     batch = packed(start, [1.0, -1.0, 0.5], later, claimed, **flags)
     objective = PRESETS[name].replace(aggregation="fixed", divisor=8.0)
     here = objective.terms(**batch)

@@ -9,14 +9,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor
 
-from ftis_node.objective import PRESETS, Objective
+from ftis_node.objective import PRESETS
 from tests.support.objective_batches import graded, packed
-from tests.support.objective_by_hand import CAP, RULES, Completion, Group, Rule, loss_by_hand
+from tests.support.objective_by_hand import CAP, RULES, Completion, Group, loss_by_hand
 
 
-def random_step(seed: int, *, later: bool) -> list[Group]:
+def random_step(seed, *, later):
     """Five groups of one's own and of others, near and far; the rewards of the last are all equal."""
     rng = random.Random(seed)
     groups = []
@@ -36,7 +35,7 @@ def random_step(seed: int, *, later: bool) -> list[Group]:
     return groups
 
 
-def loss_of_the_code(objective: Objective, groups: list[Group], level: float | None) -> tuple[Tensor, list[bool]]:
+def loss_of_the_code(objective, groups, level):
     """The same as a learner works it out: groups of equal rewards have no terms and are counted all the same."""
     taught = []
     for group in groups:
@@ -73,12 +72,12 @@ def loss_of_the_code(objective: Objective, groups: list[Group], level: float | N
     return -(scale * terms.value).sum() / divisor, terms.kept.tolist()
 
 
-def slopes(loss: Tensor, groups: list[Group]) -> list[float]:
+def slopes(loss, groups):
     leaves = [x for group in groups for completion in group.completions for x in completion.new]
     return [float(x) for x in torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)]
 
 
-def agree(objective: Objective, rule: Rule, *, later: bool, level: float | None, seeds: int) -> int:
+def agree(objective, rule, *, later, level, seeds):
     """Checks both sides on random steps; how many samples were dropped."""
     dropped = 0
     for seed in range(seeds):

@@ -6,11 +6,10 @@ import math
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from ftis_node.learner.batch import Batch, Part, TrainingGroup, imitated
 from ftis_node.methods.choices import PART_NAMES
-from ftis_node.objective import PRESETS, Objective, Terms
+from ftis_node.objective import PRESETS
 from ftis_node.packet import Completion
 from tests.support.objective_batches import graded, packed
 
@@ -20,7 +19,7 @@ OWN = [True, False, False, False]
 WRITTEN = [3, 4, 3, 1]
 
 
-def drawn(seed: int) -> tuple[Tensor, Tensor, Tensor]:
+def drawn(seed):
     """new (with gradient), start and generator log-probs of ten tokens, some of them far apart."""
     source = torch.Generator().manual_seed(seed)
     start = -torch.rand(10, generator=source, dtype=torch.float64) * 2 - 0.05
@@ -29,7 +28,7 @@ def drawn(seed: int) -> tuple[Tensor, Tensor, Tensor]:
     return new.requires_grad_(), start, generator
 
 
-def terms_of(objective: Objective, new: Tensor, start: Tensor, generator: Tensor, **more: Tensor) -> Terms:
+def terms_of(objective, new, start, generator, **more):
     advantages = torch.tensor(ADVANTAGES, dtype=torch.float64)
     more = {"own": torch.tensor(OWN), "lengths": torch.tensor(LENGTHS)} | more
     return objective.terms(
@@ -37,40 +36,40 @@ def terms_of(objective: Objective, new: Tensor, start: Tensor, generator: Tensor
     )
 
 
-def samples(values: Tensor) -> list[Tensor]:
+def samples(values):
     return list(values.split(LENGTHS))
 
 
-def clipped(ratio: Tensor, advantage: float, low: float, high: float) -> Tensor:
+def clipped(ratio, advantage, low, high):
     return torch.minimum(ratio * advantage, ratio.clamp(1 - low, 1 + high) * advantage)
 
 
-def likelier(start: Tensor, generator: Tensor, written: int) -> float:
+def likelier(start, generator, written):
     return math.exp(float(start.mean()) - float(generator.sum()) / written)
 
 
-def graft(new: Tensor, start: Tensor, generator: Tensor, advantage: float, own: bool, written: int) -> Tensor:
+def graft(new, start, generator, advantage, own, written):
     s = likelier(start, generator, written)
     weight = 1.0 if own else (min(s, 1.0) if s > 0.8 else 0.0)
     return weight * clipped((new - start).exp(), advantage, 0.2, 0.28).sum()
 
 
-def hacpo(new: Tensor, start: Tensor, generator: Tensor, advantage: float, own: bool, written: int) -> Tensor:
+def hacpo(new, start, generator, advantage, own, written):
     s = likelier(start, generator, written)
     weight = 1.0 if own else (s * s if 0.8 <= s <= 1 else 0.0)
     return weight * clipped((new - start).mean().exp(), advantage, 3e-4, 4e-4)
 
 
-def gspo(new: Tensor, start: Tensor, generator: Tensor, advantage: float, own: bool, written: int) -> Tensor:
+def gspo(new, start, generator, advantage, own, written):
     base = start if own else generator  # nothing of its own is cut before something moved
     return clipped((new - base).mean().exp(), advantage, 3e-4, 4e-4)
 
 
-def cispo(new: Tensor, start: Tensor, generator: Tensor, advantage: float, own: bool, written: int) -> Tensor:
+def cispo(new, start, generator, advantage, own, written):
     return ((new - generator).exp().clamp(max=5).detach() * advantage * new).sum()
 
 
-def dapo(new: Tensor, start: Tensor, generator: Tensor, advantage: float, own: bool, written: int) -> Tensor:
+def dapo(new, start, generator, advantage, own, written):
     return clipped((new - generator).exp(), advantage, 0.2, 0.28).sum()
 
 

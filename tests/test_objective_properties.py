@@ -17,7 +17,7 @@ log_probs = st.floats(-15, 0)
 
 
 @st.composite
-def batches(draw: st.DrawFn, own: bool = False) -> dict[str, torch.Tensor]:
+def batches(draw, own=False):
     """The arguments of `terms`, in float64; with `own` the generator is the policy at the start of the step."""
     lengths = draw(st.lists(st.integers(1, 6), min_size=1, max_size=6))
     total = sum(lengths)
@@ -37,7 +37,7 @@ def batches(draw: st.DrawFn, own: bool = False) -> dict[str, torch.Tensor]:
     }
 
 
-def take(batch: dict[str, torch.Tensor], order: list[int]) -> dict[str, torch.Tensor]:
+def take(batch, order):
     """The samples `order` of a batch, in that order."""
     pieces = {
         name: torch.split(tensor, batch["lengths"].tolist())

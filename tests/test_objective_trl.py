@@ -2,7 +2,6 @@
 
 import itertools
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import Qwen2ForCausalLM
 
-from ftis_node.objective import PRESETS, Objective
+from ftis_node.objective import PRESETS
 from ftis_node.policy.policy import Policy
 from tests.support.small_models import plain_logprobs, tiny_config, tiny_tokenizer
 
@@ -38,21 +37,21 @@ class Batch:
     generator: Tensor
 
     @property
-    def lengths(self) -> Tensor:
+    def lengths(self):
         return self.completion_mask.sum(1)
 
-    def packed(self, padded: Tensor) -> Tensor:
+    def packed(self, padded):
         return padded[self.completion_mask.bool()]
 
 
-def one_by_one(policy: Policy, batch: Batch) -> Tensor:
+def one_by_one(policy, batch):
     """Log-probs of all completions' tokens, packed: a plain forward pass of each sequence, without padding."""
     prompts = [ids[seen].tolist() for ids, seen in zip(batch.prompt_ids, batch.prompt_mask.bool(), strict=True)]
     completions = [ids[real] for ids, real in zip(batch.completion_ids, batch.completion_mask.bool(), strict=True)]
     return plain_logprobs(policy, prompts, completions, 1.0)
 
 
-def random_batch(policy: Policy) -> Batch:
+def random_batch(policy):
     """Groups of random lengths: the first half of each is one's own, and the rest of peers from near to very far."""
     generator = torch.Generator().manual_seed(1)
     samples = GROUPS * SIZE
@@ -86,7 +85,7 @@ def random_batch(policy: Policy) -> Batch:
 class Oracle:
     """TRL's loss with another objective for each call."""
 
-    def __init__(self, model: Any, folder: Path) -> None:
+    def __init__(self, model, folder):
         from datasets import Dataset
         from trl import GRPOConfig, GRPOTrainer
 
@@ -115,7 +114,7 @@ class Oracle:
         self.trainer.current_gradient_accumulation_steps = 1
         self.k1_mask = self.trainer.get_off_policy_mask
 
-    def loss(self, objective: Objective, batch: Batch) -> Tensor:
+    def loss(self, objective, batch):
         """Importance weights come in as TRL makes them; VIS is its loss without vLLM, on the generator's log-probs."""
         trainer = self.trainer
         vanilla = objective.importance == "vanilla"
@@ -150,17 +149,17 @@ class Oracle:
             "importance_sampling_ratio": ratios[objective.importance],
             "num_items_in_batch": batch.completion_mask.sum(),
         }
-        loss: Tensor = trainer._compute_loss(trainer.model, inputs)
+        loss = trainer._compute_loss(trainer.model, inputs)
         return loss
 
 
 def k3_reverse_mask(
-    advantages: Tensor,
-    per_token_logps: Tensor,
-    sampling_per_token_logps: Tensor,
-    mask: Tensor,
-    off_policy_threshold: float,
-) -> Tensor:
+    advantages,
+    per_token_logps,
+    sampling_per_token_logps,
+    mask,
+    off_policy_threshold,
+):
     """Sample [B, 1] kept where Â ≥ 0 or the mean of e^(−d) − 1 + d is within g; the same as ours but at equality."""
     d = (per_token_logps.detach() - sampling_per_token_logps) * mask
     divergence = (torch.exp(-d) - 1 + d).sum(1, keepdim=True) / mask.sum(1, keepdim=True)
@@ -170,7 +169,7 @@ def k3_reverse_mask(
 @pytest.fixture(scope="module")
 def policy() -> Policy:
     torch.manual_seed(0)
-    model: Any = Qwen2ForCausalLM(tiny_config()).float()
+    model = Qwen2ForCausalLM(tiny_config()).float()
     return Policy("random", model, tiny_tokenizer(), torch.device("cpu"))
 
 
@@ -187,7 +186,7 @@ def oracle(policy, tmp_path_factory) -> Any:
         yield Oracle(policy.model, tmp_path_factory.mktemp("trl"))
 
 
-def our_loss(objective: Objective, batch: Batch, new: Tensor) -> tuple[Tensor, Tensor]:
+def our_loss(objective, batch, new):
     """−Σ_i c_i · value_i / D as the learner has it, and which samples were kept."""
     terms = objective.terms(
         trainer_logprobs=new,
@@ -208,18 +207,18 @@ def our_loss(objective: Objective, batch: Batch, new: Tensor) -> tuple[Tensor, T
     return -objective.sample_scale(SIZE) * terms.value.sum() / divisor, terms.kept
 
 
-def gradient(policy: Policy, loss: Tensor) -> Tensor:
+def gradient(policy, loss):
     """The gradient of a loss for all parameters as one vector."""
     policy.model.zero_grad(set_to_none=True)
     loss.backward()
     return torch.cat([parameter.grad.flatten().double() for parameter in policy.model.parameters()])
 
 
-def our_gradient(objective: Objective, policy: Policy, batch: Batch) -> Tensor:
+def our_gradient(objective, policy, batch):
     return gradient(policy, our_loss(objective, batch, one_by_one(policy, batch))[0])
 
 
-def relative_error(ours: Tensor, theirs: Tensor) -> float:
+def relative_error(ours, theirs):
     return float((ours - theirs).norm() / theirs.norm())
 
 

@@ -1,16 +1,14 @@
 """When a node is told that its filter does nothing, or nearly everything."""
 
-from collections.abc import Iterable
-
 from ftis_node.objective import FilterWatch
 
 
-def step(**peers: tuple[int, int]) -> dict[str, dict[str, float]]:
+def step(**peers):
     """Figures of a step: (negatives, filtered) by source."""
     return {peer: {"negatives": float(n), "filtered": float(dropped)} for peer, (n, dropped) in peers.items()}
 
 
-def told(watch: FilterWatch, steps: Iterable[dict[str, dict[str, float]]]) -> list[list[str]]:
+def told(watch, steps):
     return [watch.observe(sources, own="me") for sources in steps]
 
 

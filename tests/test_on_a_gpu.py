@@ -4,24 +4,21 @@ GPU_TESTS_ON=cpu pytest -m gpu tests/test_on_a_gpu.py     # the same on the CPU,
 """
 
 import os
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from ftis_node.host.allocator import GROWING, NAMES
 from ftis_node.policy.generate import cache
 from ftis_node.policy.nf4 import NF4Linear
 from ftis_node.policy.room import make_way
 from ftis_node.preflight.smoke import smoke
-from ftis_node.worker.engine import Engine
 from tests.support.small_models import batch_of, opened_engine
 
 DEVICE = os.environ.get("GPU_TESTS_ON", "cuda")
 ON_CARD = DEVICE != "cpu"
 ROWS = [1, 2, 3]
-KINDS: dict[str, dict[str, Any]] = {
+KINDS = {
     "full": {"dtype": "float32"},
     "full in bf16": {"dtype": "bfloat16"},
     "lora in bf16, checkpointing": {"dtype": "bfloat16", "lora": True, "gradient_checkpointing": True},
@@ -30,11 +27,11 @@ KINDS: dict[str, dict[str, Any]] = {
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(ON_CARD and not torch.cuda.is_available(), reason="needs a GPU")]
 
 
-def opened(device: str, **settings: Any) -> Engine:
+def opened(device, **settings):
     return opened_engine(device=device, **settings)
 
 
-def alike(one: dict[str, dict[str, Tensor]], other: dict[str, dict[str, Tensor]]) -> list[str]:
+def alike(one, other):
     """The tensors of a state that differ from another's; their names must be the same."""
     assert {file: tensors.keys() for file, tensors in one.items()} == {file: its.keys() for file, its in other.items()}
     return [

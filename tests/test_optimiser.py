@@ -1,8 +1,6 @@
 """An optimiser's state outlives the process, whichever optimiser it is: 8-bit AdamW, and layouts yet unknown."""
 
 import math
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -19,16 +17,16 @@ from ftis_node.node.checkpointing import Saving
 from ftis_node.node.progress import Progress
 from ftis_node.observe.metrics import MetricsLog
 from ftis_node.worker.client import Worker
-from ftis_node.worker.messages import Generate, Load, Open, Save, Step, StepGroup
+from ftis_node.worker.messages import Generate, Load, Open, Save, Step
 from ftis_node.worker.planning import settle
 from tests.support.small_models import arithmetic_run, arithmetic_settings, batch_of
 
 # So large a rank that LoRA's matrices, too, are kept in 8 bits.
-KINDS: list[dict[str, Any]] = [{"lora": False}, {"lora": True, "lora_rank": 128}, {"lora": False, "dtype": "bfloat16"}]
+KINDS = [{"lora": False}, {"lora": True, "lora_rank": 128}, {"lora": False, "dtype": "bfloat16"}]
 GSM8K = Workload(prompt_tokens=512, completion_tokens=256, group=12, batch_groups=24)
 
 
-async def process(**settings: Any) -> Worker:
+async def process(**settings):
     worker = Worker()
     worker.start()
     asked = arithmetic_settings(optimiser="adamw8bit", **settings)
@@ -36,13 +34,13 @@ async def process(**settings: Any) -> Worker:
     return worker
 
 
-async def groups(worker: Worker) -> list[StepGroup]:
+async def groups(worker):
     """Some of which half the completions are said to be right."""
     return batch_of([1, 2], (await worker.call(Generate([1, 2]))).groups, uneven=True)
 
 
-async def saved(worker: Worker, directory: Path) -> dict[str, Tensor]:
-    directory.mkdir()  # noqa: ASYNC240
+async def saved(worker, directory):
+    directory.mkdir()
     await worker.call(Save(str(directory)))
     return load_file(directory / "trainable.safetensors") | load_file(directory / "optimiser.safetensors")
 
@@ -82,7 +80,7 @@ names = st.text("abc_ 0=", min_size=1)
 entries = st.dictionaries(names, plain | tensors)
 
 
-def alike(one: object, other: object) -> bool:
+def alike(one, other):
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(alike(one[key], other[key]) for key in one)
     if isinstance(one, Tensor) and isinstance(other, Tensor):

@@ -7,7 +7,6 @@ import pty
 import signal
 import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -22,15 +21,15 @@ ROOT = Path(__file__).parents[1]
 NO_TERMINAL = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
 
 
-def demo(path: Path) -> list[str]:
+def demo(path):
     return command("demo", "--output", str(path / "out"))
 
 
-def bench(path: Path) -> list[str]:
+def bench(path):
     return command("bench", "swarm", "--nodes", "3", "--per-process", "1")
 
 
-def daemon(path: Path) -> list[str]:
+def daemon(path):
     """On two devices, with a tracker that does not end, and a rule that runs answers."""
     hangs = "import time\ninit = log = lambda *given, **named: None\nfinish = lambda: time.sleep(10000)\n"
     (path / "trackio.py").write_text(hangs)
@@ -42,7 +41,7 @@ def daemon(path: Path) -> list[str]:
     return command("join", *place, "--task", str(rows), "--reward", "tests", "--track", "trackio", *small)
 
 
-def descendants(pid: int) -> dict[psutil.Process, str]:
+def descendants(pid):
     found = {}
     with contextlib.suppress(psutil.Error):
         for process in psutil.Process(pid).children(recursive=True):
@@ -51,10 +50,10 @@ def descendants(pid: int) -> dict[psutil.Process, str]:
     return found
 
 
-def ends(process: subprocess.Popen[bytes], wanted: dict[str, int], end: Callable[[], None]) -> None:
+def ends(process, wanted, end):
     """Wait until there are so many descendants of each kind, end the process, and wait until all are gone."""
     deadline = time.monotonic() + 900
-    family = dict[psutil.Process, str]()
+    family = {}
     try:
         while any(sum(word in line for line in family.values()) < count for word, count in wanted.items()):
             assert process.poll() is None and time.monotonic() < deadline, f"not {wanted}: {family}"

@@ -4,9 +4,7 @@ import json
 import sqlite3
 import tarfile
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -14,15 +12,12 @@ import pytest
 from typer.testing import CliRunner
 
 from ftis_node.cli import app
-from ftis_node.learner import TrainingGroup
 from ftis_node.observe.metrics import read_events
 from ftis_node.packet import decode
 from ftis_node.policy.load import load_tokenizer
-from ftis_node.worker.engine import Engine
 from ftis_node.worker.messages import OWN_DATA
 from ftis_node.worker.own_data import rows_of_step
 from tests.support.cli import printed, refused
-from tests.support.daemons import Daemon
 from tests.support.small_models import batch_of, opened_engine
 from tests.support.steppers import stepper
 
@@ -38,7 +33,7 @@ def rows(tmp_path) -> Path:
     return path
 
 
-def opened(rows: Path | None, **changes: Any) -> Engine:
+def opened(rows, **changes):
     return opened_engine(load={"own_data": str(rows) if rows else None}, run=changes, generation_batch=32)
 
 
@@ -48,7 +43,7 @@ def opened(rows: Path | None, **changes: Any) -> Engine:
 def test_a_step_trains_on_groups_of_own_rows_and_tells_how_many(rows, monkeypatch):
     engine = opened(rows, prompt_tokens=32)
     made = engine.generate([0, 1, 2])
-    taken: list[TrainingGroup] = []
+    taken = []
     step = engine.learner.step
     monkeypatch.setattr(engine.learner, "step", lambda groups: (taken.extend(groups), step(groups))[1])
     report = engine.step(batch_of([0, 1, 2], made.groups, uneven=True), own_data=2)
@@ -80,13 +75,13 @@ def test_a_batch_has_their_part_and_another_group_at_least(tmp_path, batch, shar
         assert (node.means.own_data_groups, node.means.batch_groups) == (part, batch - part)
 
 
-def files(home: Path) -> Iterator[tuple[str, bytes]]:
+def files(home):
     for path in home.rglob("*"):
         if path.is_file():
             yield str(path), path.read_bytes()
 
 
-def inside(report: Path) -> Iterator[tuple[str, bytes]]:
+def inside(report):
     """The files of a bug report, unpacked."""
     with tarfile.open(report) as tar:
         for member in tar.getmembers():
@@ -94,7 +89,7 @@ def inside(report: Path) -> Iterator[tuple[str, bytes]]:
                 yield member.name, file.read()
 
 
-def page(daemon: Daemon, route: str) -> bytes:
+def page(daemon, route):
     """What the page is told."""
     token = daemon.home.page_token.read_text().strip()
     request = urllib.request.Request(f"{daemon.status()['page']}{route}", headers={"Authorization": f"Bearer {token}"})
@@ -138,7 +133,7 @@ def test_no_byte_of_them_gets_out_of_the_compute_process(rows, tmp_path, join):
                 assert ids.tobytes() not in completion.token_ids.astype(np.uint32).tobytes()
 
 
-def bodies(store: Path) -> list[bytes]:
+def bodies(store):
     with sqlite3.connect(f"file:{store}?mode=ro", uri=True) as base:
         tables = [name for (name,) in base.execute("select name from sqlite_master where type='table'")]
         found = []

@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import psutil
 import pytest
@@ -64,7 +64,7 @@ def folder(tmp_path, monkeypatch) -> Iterator[Path]:
             del sys.modules[name]
 
 
-def jsonl(path: Path, *answers: object, field: str = "question") -> Path:
+def jsonl(path, *answers, field="question"):
     path.write_text("".join(json.dumps({field: f"q{i}", "answer": a}) + "\n" for i, a in enumerate(answers)))
     return path
 
@@ -122,11 +122,11 @@ def test_run_new_writes_the_rule_and_the_command_line_names_it(tmp_path):
 # The compute process
 
 
-def engine_on(task: str, **load: Any) -> Engine:
+def engine_on(task, **load):
     return opened_engine(task, load=load, run={"prompt_tokens": 1000, "group": 2}, eval_prompts=2)
 
 
-def group(engine: Engine, *texts: str) -> bytes:
+def group(engine, *texts):
     ids = [tiny_tokenizer()(text, return_tensors="np")["input_ids"][0].astype("uint32") for text in texts]
     return packed(engine, [Completion(i, (i * 0.0).astype("float32"), True) for i in ids])
 
@@ -137,7 +137,7 @@ def test_each_thread_of_an_engine_has_its_own_judging_process(tmp_path, monkeypa
     engine = engine_on(str(jsonl(tmp_path / "t.jsonl", *[r"\d"] * 5, field="prompt")), reward="regex")
     assert set(psutil.Process().children()) == before, "none is started before the first answer"
     foreign = group(engine, "<think></think><answer>7</answer>", "<think></think><answer>77</answer>")
-    found: list[Any] = []
+    found = []
     side = threading.Thread(target=lambda: found.extend(engine.score(0, foreign) for _ in range(20)))
     side.start()
     for _ in range(3):
@@ -247,7 +247,7 @@ class Child(NamedTuple):
 @pytest.fixture(params=["regex", "function"])
 def child(request) -> Iterator[Child]:
     if request.param == "function":
-        odd: Guarded = request.getfixturevalue("odd")
+        odd = request.getfixturevalue("odd")
         yield Child(odd, lambda: odd("good", "gold").lenient, lambda: odd("backtrack", "").lenient)
         return
     with judge.Judge("regex") as one:
@@ -335,7 +335,7 @@ def test_a_reward_that_is_made_of_another_function_is_named_by_that_one_s_source
     assert found[0] != found[1]
 
 
-def facts_of(run: Any) -> dict[str, Any]:
+def facts_of(run):
     shared = ("task", "data", "reward", "turns", "tokenizer", "vocabulary")
     return {key: getattr(run, key) for key in shared} | {"prefix": [], "ends": []}
 

@@ -10,7 +10,6 @@ import sys
 import tarfile
 import tomllib
 import zipfile
-from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
@@ -24,15 +23,15 @@ IGNORED = shutil.ignore_patterns(".*", "build", "dist", "*.egg-info", "__pycache
 NOT_LOCKED = {"ftis-node", "pip"}
 
 
-def locked() -> dict[str, str]:
+def locked():
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     pairs = (line.split("==") for line in lines if line and not line.startswith("#"))
     return {canonicalize_name(name): version for name, version in pairs}
 
 
-def needed(extras: set[str]) -> Iterator[str]:
+def needed(extras):
     """Names of all distributions that ftis-node brings with these extras, itself among them."""
-    seen: set[tuple[str, str]] = set()
+    seen = set()
     left = [("ftis-node", extra) for extra in ("", *extras)]
     while left:
         name, extra = left.pop()
@@ -96,7 +95,7 @@ CLEAN = {name: text for name, text in os.environ.items() if name not in ("PYTHON
 CONSTRAINTS = str(ROOT / "constraints.txt")
 
 
-def run(*line: object, **environment: str) -> str:
+def run(*line, **environment):
     """The stdout of a command that ends well, in an environment of this machine's and nothing of this project's."""
     told = subprocess.run([*map(str, line)], env=CLEAN | environment, cwd="/", capture_output=True, text=True)
     assert told.returncode == 0, told.stderr

@@ -3,9 +3,7 @@
 import json
 import struct
 import tracemalloc
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import msgpack
 import numpy as np
@@ -35,7 +33,7 @@ U64 = st.integers(0, 2**64 - 1)
 
 
 @st.composite
-def packets(draw: st.DrawFn) -> Packet:
+def packets(draw):
     lengths = draw(st.lists(st.integers(1, 40), min_size=1, max_size=20))
     tokens = sum(lengths)
     # Any 8 bytes are a record: NaN payloads must survive too, since only admission may judge them.
@@ -54,8 +52,8 @@ def packets(draw: st.DrawFn) -> Packet:
     )
 
 
-def small_packet(**changes: Any) -> Packet:
-    fields: dict[str, Any] = {
+def small_packet(**changes):
+    fields = {
         "run_id": bytes(range(16)),
         "author_digest": b"authored",
         "round": 7,
@@ -70,24 +68,24 @@ def small_packet(**changes: Any) -> Packet:
     return Packet(**(fields | changes))
 
 
-def blank(*lengths: int, **changes: Any) -> Packet:
+def blank(*lengths, **changes):
     """A packet of completions of so many tokens, each token 0 with log-prob 0."""
     tokens = sum(lengths)
     zeros = {"token_ids": np.zeros(tokens, np.uint32), "logprobs": np.zeros(tokens, np.float32)}
     return small_packet(**{"lengths": lengths, "finished": (False,) * len(lengths)} | zeros | changes)
 
 
-def by_the_book(fields: list[Any], records: bytes) -> bytes:
+def by_the_book(fields, records):
     """A packet written with msgpack alone, for spellings that `encode` would not write."""
-    packed: bytes = msgpack.packb([*fields, records], use_bin_type=True)
+    packed = msgpack.packb([*fields, records], use_bin_type=True)
     return packed
 
 
-def small_fields() -> list[Any]:
+def small_fields():
     return [1, bytes(range(16)), b"authored", 7, 2, 300, b"prompted", b"\x05", [2, 3, 1]]
 
 
-def small_records() -> bytes:
+def small_records():
     packet = small_packet()
     return b"".join(struct.pack("<If", *record) for record in zip(packet.token_ids, packet.logprobs, strict=True))
 
@@ -110,7 +108,7 @@ def test_the_records_prefix_is_msgpacks_shortest_on_both_sides_of_every_step(tok
     assert decode(data).lengths == (tokens,)
 
 
-def columns(packet: Packet | TextPacket) -> dict[str, Any]:
+def columns(packet):
     """What a test vector says of a packet beside its header."""
     if isinstance(packet, TextPacket):
         return {"sizes": packet.pieces.tolist(), "text": packet.text.hex()}
@@ -149,7 +147,7 @@ def test_decoding_copies_no_records():
     assert not packet.token_ids.flags.writeable
 
 
-def group_of(*completions: Completion, prompt_ids: Sequence[int] = ()) -> Packet:
+def group_of(*completions, prompt_ids=()):
     return pack_group(
         run_id=bytes(16), author=b"me", round=0, slot=0, policy_step=0, prompt_ids=prompt_ids, completions=completions
     )
@@ -180,7 +178,7 @@ def test_without_completions_there_is_no_packet_and_of_anything_but_token_ids_or
             prompt_digest(prompt)
 
 
-IMPOSSIBLE: list[dict[str, Any]] = [
+IMPOSSIBLE = [
     {"run_id": bytes(15)},
     {"author_digest": bytes(9)},
     {"prompt_digest": bytearray(8)},
@@ -235,7 +233,7 @@ def test_damaged_bytes_are_refused_or_are_another_packet_with_one_spelling(data)
     assert found is None or len(list(found.completions())) == len(found.lengths)
 
 
-WRONG_FIELDS: dict[int, list[Any]] = {
+WRONG_FIELDS = {
     0: [2, True, 1.0],
     1: [bytes(15), "0123456789abcdef"],
     2: [None],

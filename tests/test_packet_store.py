@@ -35,11 +35,11 @@ while True:
 """
 
 
-def opened(path: Path, run_id: bytes = RUN.id, quota: int = ROOMY) -> PacketStore:
+def opened(path, run_id=RUN.id, quota=ROOMY):
     return PacketStore(path / "store.sqlite", run_id, quota, clock=lambda: 0)
 
 
-def made(author: bytes, round: int, slot: int = 0) -> tuple[Group, bytes]:
+def made(author, round, slot=0):
     body = packet(author, round, slot)
     return group(author, body), body
 
@@ -65,7 +65,7 @@ def test_rounds_count_up_and_a_restart_but_no_first_start_leaves_one_out(tmp_pat
 
 def test_kill_nine_never_makes_a_round_come_twice(tmp_path):
     rng = random.Random(1)
-    taken: list[int] = []
+    taken = []
     for _ in range(8):
         child = program(ROUND_TAKER, tmp_path / "store.sqlite")
         assert child.stdout is not None
@@ -114,7 +114,7 @@ def test_a_round_may_be_any_number_that_can_be_signed(round, other, slot):
 @pytest.mark.parametrize(("fate", "synced"), [("trained", True), ("no-signal", False), ("refused", False)])
 def test_row_32_only_what_is_trained_on_waits_for_the_disk(tmp_path, fate, synced):
     store = opened(tmp_path)
-    statements: list[str] = []
+    statements = []
     store._db.set_trace_callback(statements.append)
     store.settle([(ALICE, 0, 0)], fate)
     assert ("PRAGMA synchronous = FULL" in statements) is synced
@@ -148,7 +148,7 @@ def test_the_oldest_make_just_enough_room(sizes, quota, most, reopen, repeat):
     with tempfile.TemporaryDirectory() as directory:
         limit = quota + SEEN_BYTES + most * PACKET_BYTES
         store = opened(Path(directory), quota=limit)
-        model: list[bytes] = []
+        model = []
         for number, size in enumerate(sizes):
             body = number.to_bytes(2, "big") * size
             named = Group(ALICE, 0, content.packet, packet_digest(body), body)
@@ -232,7 +232,7 @@ def test_a_full_disk_is_no_reason_to_move_the_database_away(tmp_path, monkeypatc
 NOW = 1_760_000_000_000  # milliseconds since 1970
 
 
-def clocked(wall: Clock) -> PacketStore:
+def clocked(wall):
     return PacketStore(Path(":memory:"), RUN.id, ROOMY, clock=lambda: int(wall.now))
 
 

@@ -22,18 +22,18 @@ RUN_ID = bytes(range(16))
 AUTHOR = bytes(range(38))
 
 
-def completion(*pieces: bytes, end: float | None = -0.5) -> TextCompletion:
+def completion(*pieces, end=-0.5):
     claims = -np.arange(1, len(pieces) + 1, dtype=np.float32) / 8
     return TextCompletion(b"".join(pieces), np.array([len(piece) for piece in pieces], np.uint8), claims, end)
 
 
-def packet(*completions: TextCompletion) -> TextPacket:
+def packet(*completions):
     return pack_text_group(
         run_id=RUN_ID, author=AUTHOR, round=7, slot=1, policy_step=3, prompt="2+2=", completions=completions
     )
 
 
-def same(one: TextCompletion, other: TextCompletion) -> bool:
+def same(one, other):
     return (
         one.text == other.text
         and np.array_equal(one.pieces, other.pieces)
@@ -55,7 +55,7 @@ claims = st.floats(-30, 0, width=32)
 
 
 @st.composite
-def completions(draw: st.DrawFn) -> TextCompletion:
+def completions(draw):
     parts = draw(pieces)
     end = draw(claims) if not parts or draw(st.booleans()) else None
     if end is None and draw(st.booleans()):
@@ -72,7 +72,7 @@ def test_every_group_comes_back(group):
     assert all(same(one, other) for one, other in zip(found.completions(), group, strict=True))
 
 
-IMPOSSIBLE: list[tuple[dict[str, object], str]] = [
+IMPOSSIBLE = [
     ({"pieces": np.zeros(3, np.int64)}, "pieces must be"),
     ({"logprobs": np.zeros(3)}, "logprobs must be"),
     ({"text": b"no"}, "bytes of text"),

@@ -1,8 +1,6 @@
 """Packet version 3: an episode of several turns has one spelling, and only what an honest author could make enters."""
 
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,14 +19,14 @@ CONTEXT = AdmissionContext(RUN, prompt_digests(PROMPTS))
 AUTHOR = Identity(bytes(32)).author
 
 
-def episode(*runs: Sequence[int], finished: bool = True, logprob: float = -0.5) -> Completion:
+def episode(*runs, finished=True, logprob=-0.5):
     """Runs of ids: sampled, given, sampled, …"""
     where = np.concatenate([np.full(len(run), index % 2 == 1) for index, run in enumerate(runs)])
     ids = np.array([token for run in runs for token in run], np.uint32)
     return Completion(ids, np.full(np.count_nonzero(~where), logprob, np.float32), finished, given=where)
 
 
-def packet(*completions: Completion, prompt: Sequence[int] = (1, 2, 3), **fields: Any) -> Packet:
+def packet(*completions, prompt=(1, 2, 3), **fields):
     header = {"run_id": bytes(range(16)), "author": AUTHOR, "round": 7, "slot": 1, "policy_step": 3} | fields
     return pack_group(**header, prompt_ids=prompt, completions=completions, turns=True)
 
@@ -37,7 +35,7 @@ EPISODES = (episode([5, END], [6, 7, END], [8, 9, END]), episode([1, 2, 3, END])
 DATA = encode(packet(*EPISODES))
 
 
-def same(one: Completion, other: Completion) -> bool:
+def same(one, other):
     one_given, other_given = (np.zeros(len(c), bool) if c.given is None else c.given for c in (one, other))
     arrays = ((one.token_ids, other.token_ids), (one.logprobs, other.logprobs), (one_given, other_given))
     return all(np.array_equal(*pair) for pair in arrays) and one.finished == other.finished
@@ -52,7 +50,7 @@ def test_the_vector_of_the_specification():
 
 
 @st.composite
-def episodes(draw: st.DrawFn) -> Completion:
+def episodes(draw):
     count = 2 * draw(st.integers(0, 3)) + 1
     runs = [draw(st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=5)) for _ in range(count)]
     return episode(*runs, finished=draw(st.booleans()), logprob=draw(st.floats(-30, 0, width=32)))
@@ -103,7 +101,7 @@ def test_an_impossible_packet_is_not_encoded(changes):
 # --- admission --------------------------------------------------------------------------------------------------------
 
 
-def outcome(*completions: Completion, context: AdmissionContext = CONTEXT) -> Group | Reason:
+def outcome(*completions, context=CONTEXT):
     row = context.row_of(AUTHOR, 4, 5)
     made = packet(*completions, prompt=PROMPTS[row], run_id=context.run.id, round=4, slot=5)
     found = admit(context, AUTHOR, encode(made))

@@ -3,8 +3,7 @@
 import asyncio
 import json
 import math
-from collections.abc import AsyncIterator, Callable
-from typing import Any
+from collections.abc import AsyncIterator
 
 import pytest
 from aiohttp import web
@@ -25,7 +24,7 @@ LONG = "W" * 300
 PEERS = [f"12D3KooW{number:044d}" for number in range(20)]
 
 
-def peer(number: int, reputation: str) -> dict[str, Any]:
+def peer(number, reputation):
     return {
         "id": PEERS[number],
         "agent": EVIL if number == 0 else LONG[:64],
@@ -41,7 +40,7 @@ def peer(number: int, reputation: str) -> dict[str, Any]:
     }
 
 
-def status() -> dict[str, Any]:
+def status():
     return {
         "name": EVIL,
         "state": "ONLINE",
@@ -72,7 +71,7 @@ def status() -> dict[str, Any]:
     }
 
 
-async def all_peers() -> dict[str, Any]:
+async def all_peers():
     words = ["established", "newcomer", "doubted: its claims look too low", f"banned as an author: {EVIL}"]
     peers = [peer(number, words[number % 4]) for number in range(20)]
     return {
@@ -82,7 +81,7 @@ async def all_peers() -> dict[str, Any]:
     }
 
 
-async def completions() -> dict[str, Any]:
+async def completions():
     one = {"reward": 1.0, "tokens": 9, "finished": True, "columns": {EVIL: EVIL, "__proto__": LONG[:256], "n": 0.5}}
     texts = [one | {"text": text} for text in (EVIL, LONG, "\u202eabc", "")]
     group = {"step": 3, "author": None, "question": EVIL, "answer": EVIL, "completions": texts}
@@ -115,7 +114,7 @@ async def page(tmp_path) -> AsyncIterator[Web]:
     await server.close()
 
 
-async def looked_at(page: Web, look: Callable[[Browser], None], width: int = 1280, *, dark: bool = False) -> None:
+async def looked_at(page, look, width=1280, *, dark=False):
     """Opens the page in a thread, for this one serves it."""
 
     def work():

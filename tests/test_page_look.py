@@ -6,8 +6,6 @@ Histories are prepared; `make week` looks at real nodes.
 import asyncio
 import time
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -43,7 +41,7 @@ def swarm() -> WatchedSimulation:
     return watched_eight()
 
 
-def crowd(swarm: WatchedSimulation, steps: int) -> dict[str, Any]:
+def crowd(swarm, steps):
     """The swarm after so many minutes; after the most of them with so many nodes that the picture leaves some out."""
     now = time.time()
     seen = list(swarm.facts.nodes)
@@ -58,7 +56,7 @@ def crowd(swarm: WatchedSimulation, steps: int) -> dict[str, Any]:
     return msgspec.to_builtins(facts) | {"at": now, "since": now - 60.0 * steps}
 
 
-def answers(tmp_path: Path, steps: int, alone: bool) -> dict[str, dict[str, Any]]:
+def answers(tmp_path, steps, alone):
     """What the node answers after so many steps."""
     if steps:
         write_steps(tmp_path / "metrics.jsonl", steps, alone=alone)

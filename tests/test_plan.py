@@ -17,9 +17,8 @@ from torch.utils._pytree import tree_leaves
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from ftis_node.config.settings import Settings
-from ftis_node.fit.geometry import Geometry
 from ftis_node.fit.memory import CONTEXT_BYTES, FRAGMENTATION, MOMENT_BYTES, Setup, Workload, estimate
-from ftis_node.fit.plan import MICRO_BATCH_TOKENS, Plan, Wishes, plan
+from ftis_node.fit.plan import MICRO_BATCH_TOKENS, Wishes, plan
 from ftis_node.lab.bench.model import word_tokenizer
 from ftis_node.learner.optimiser import Optimiser
 from ftis_node.policy import score
@@ -49,7 +48,7 @@ def _without_hub() -> Any:
         yield
 
 
-def qwen(size: str) -> Geometry:
+def qwen(size):
     config = known_config(f"qwen2.5-{size}")
     assert config is not None
     return geometry_of(config, f"qwen2.5-{size}")
@@ -146,19 +145,19 @@ def test_a_model_that_takes_longer_says_so_and_what_it_costs(kind, more):
 class Alive(TorchDispatchMode):
     """Bytes of the tensors made under it that are alive, and the most there were at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.now = self.peak = 0
-        self.sizes: dict[int, int] = {}
+        self.sizes = {}
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         self._see((args, kwargs), counts=False)  # what was there before
         out = func(*args, **(kwargs or {}))
         self._see(out, counts=True)
         self.peak = max(self.peak, self.now)
         return out
 
-    def _see(self, values: Any, counts: bool) -> None:
+    def _see(self, values, counts):
         for tensor in tree_leaves(values):
             if isinstance(tensor, torch.Tensor) and tensor.untyped_storage()._cdata not in self.sizes:
                 storage = tensor.untyped_storage()
@@ -166,21 +165,19 @@ class Alive(TorchDispatchMode):
                 self.now += self.sizes[storage._cdata]
                 weakref.finalize(storage, self._forget, storage._cdata)
 
-    def _forget(self, key: int) -> None:
+    def _forget(self, key):
         self.now -= self.sizes.pop(key)
 
 
-def small_config(kind: str, words: int = 26) -> Any:
-    sizes: dict[str, Any] = {"vocab_size": words, "hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 6}
+def small_config(kind, words=26):
+    sizes = {"vocab_size": words, "hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 6}
     sizes |= {"num_attention_heads": 8, "num_key_value_heads": 2}
     return Qwen2Config(**sizes) if kind == "qwen" else LlamaConfig(**sizes)
 
 
-def small_policy(
-    kind: str, dtype: torch.dtype, targets: tuple[str, ...], checkpointing: bool, four_bits: bool = False
-) -> Policy:
+def small_policy(kind, dtype, targets, checkpointing, four_bits=False):
     """A packed policy of `small_config`, with LoRA of rank 8 on `targets`, trained in full if there are none."""
-    model: Any = (Qwen2ForCausalLM if kind == "qwen" else LlamaForCausalLM)(small_config(kind)).to(dtype)
+    model = (Qwen2ForCausalLM if kind == "qwen" else LlamaForCausalLM)(small_config(kind)).to(dtype)
     model = prepared(model, targets, 8, checkpointing)
     if four_bits:
         quantise(model, model.get_base_model().get_output_embeddings(), torch.device("cpu"), "small")
@@ -190,7 +187,7 @@ def small_policy(
     return policy
 
 
-def prepared(model: Any, targets: tuple[str, ...], rank: int, checkpointing: bool) -> Any:
+def prepared(model, targets, rank, checkpointing):
     """Trained in full if there are no targets, with adapters on them if there are."""
     if checkpointing:
         checkpoint_activations(model)
@@ -201,7 +198,7 @@ def prepared(model: Any, targets: tuple[str, ...], rank: int, checkpointing: boo
     return get_peft_model(model, lora, autocast_adapter_dtype=False)
 
 
-def peak_of_a_pass(policy: Policy, workload: Workload, groups: int) -> int:
+def peak_of_a_pass(policy, workload, groups):
     """Bytes above weights and gradients that a forward and a backward pass take. A padded one has some padding."""
     tokens = workload.completion_tokens + policy.packed
     completions = [np.ones(tokens - (not policy.packed and not row), np.int64) for row in range(workload.group)]
@@ -239,9 +236,9 @@ def test_activations_are_what_a_real_pass_takes(kind, dtype, targets, quantisati
     assert not four_bits or peak_of_generating(policy, workload, rows=16) <= 1.1 * (need.kv_cache + need.sampling)
 
 
-def without_data(model: Any) -> None:
+def without_data(model):
     """Gives a model of the meta device tensors that have a size and a dtype, and no memory. Call it in a fake mode."""
-    made: dict[int, tuple[Any, Any]] = {}
+    made = {}
     for module in model.modules():
         for kept in (module._parameters, module._buffers):
             for name, old in kept.items():
@@ -264,7 +261,7 @@ def test_real_geometries_take_what_is_predicted(name, targets):
     """Four GSM8K groups of a 3B through the very code of a step, on tensors that only know how large they are."""
     config = known_config(name)
     with torch.device("meta"):
-        model: Any = Qwen2ForCausalLM._from_config(config, dtype=torch.bfloat16)
+        model = Qwen2ForCausalLM._from_config(config, dtype=torch.bfloat16)
         model.set_attn_implementation([*ATTENTIONS][1])
         model = prepared(model, targets, 128, checkpointing=True)
     model.train()
@@ -279,7 +276,7 @@ def test_real_geometries_take_what_is_predicted(name, targets):
     assert predicted == pytest.approx(measured, rel=0.02)
 
 
-def peak_of_generating(policy: Policy, workload: Workload, rows: int) -> int:
+def peak_of_generating(policy, workload, rows):
     """Bytes above the weights that so many completions at their cap take."""
     sampling = Sampling(workload.completion_tokens, 1.1, (policy.vocabulary,))
     ids = [[2] * workload.prompt_tokens] * (rows // workload.group)
@@ -296,7 +293,7 @@ def peak_of_generating(policy: Policy, workload: Workload, rows: int) -> int:
 def test_generating_takes_no_more_than_planned(dtype, group, prompt_tokens, completion_tokens, words):
     workload = Workload(prompt_tokens, completion_tokens, group, batch_groups=4)
     config = small_config("qwen", words)
-    model: Any = Qwen2ForCausalLM(config).to(getattr(torch, dtype))
+    model = Qwen2ForCausalLM(config).to(getattr(torch, dtype))
     policy = ready(Policy("small", model, word_tokenizer(words), torch.device("cpu")))
     assert policy.native
     need = estimate(geometry_of(config, "small"), workload, full(dtype=dtype, generation_batch=32), "cpu")
@@ -307,7 +304,7 @@ def test_generating_takes_no_more_than_planned(dtype, group, prompt_tokens, comp
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_update_takes_in_passing_what_the_optimiser_does(dtype):
     config = small_config("qwen", 8000)  # as in real models, the embedding is the largest parameter by far
-    model: Any = Qwen2ForCausalLM(config).to(getattr(torch, dtype))
+    model = Qwen2ForCausalLM(config).to(getattr(torch, dtype))
     trained = dict(model.named_parameters())
     optimiser = Optimiser(trained, Settings(), 1e-4)
     for _ in range(2):  # the first makes the optimiser's state
@@ -319,7 +316,7 @@ def test_the_update_takes_in_passing_what_the_optimiser_does(dtype):
     assert need.update == pytest.approx(alive.peak, rel=0.1)
 
 
-def full(**changes: Any) -> Setup:
+def full(**changes):
     sizes = {"micro_batch_tokens": 4096, "generation_batch": 288, "lora_rank": 128, "lora_targets": ATTENTION}
     return Setup(**{"dtype": "bfloat16", "gradient_checkpointing": True, **sizes, **changes})
 
@@ -357,12 +354,12 @@ def test_a_sequence_is_not_cut_however_small_the_micro_batch():
 # --- plan -----------------------------------------------------------------------------------------------------------
 
 
-def planned(shape: Geometry, gb: float, workload: Workload = GSM8K, device: Any = "cuda", **wishes: Any) -> Plan:
+def planned(shape, gb, workload=GSM8K, device="cuda", **wishes):
     return plan(shape, int(gb * GB), workload, Wishes(**wishes), device, eight_bit=wishes.get("optimiser") is not None)
 
 
 def test_every_step_of_the_order_is_taken_as_memory_shrinks():
-    seen: list[tuple[Any, ...]] = []
+    seen = []
     for gb in np.arange(40, 4, -0.02):
         p = plan(MIDDLE, int(gb * GB), SHORT, Wishes(), "cuda", eight_bit=True)
         smaller = (p.micro_batch_tokens < 1280, p.generation_batch < 48, p.fits)
@@ -401,7 +398,7 @@ def test_four_bits_are_taken_where_two_bytes_would_crawl():
     assert plan(THREE, 16 * GB, GSM8K, Wishes(), "cuda", False, dtype="float16").dtype == "float16"
 
 
-def rank(chosen: Plan) -> tuple[bool, bool, bool, int]:
+def rank(chosen):
     """Where it stands in the order of ways, the best least."""
     return chosen.lora, chosen.optimiser == "adamw8bit", chosen.gradient_checkpointing, -chosen.micro_batch_tokens
 
@@ -428,7 +425,7 @@ def test_they_are_no_smaller_where_prompts_would_be_read_too_often():
 
 
 def test_they_are_no_smaller_on_a_cpu_nor_where_a_size_is_wished_for():
-    wished: dict[str, Any] = {"cpu": {}, "cuda": {"micro_batch_tokens": 8_192}}
+    wished = {"cpu": {}, "cuda": {"micro_batch_tokens": 8_192}}
     for device, wishes in wished.items():
         chosen = [planned(THREE, gb, device=device, lora=True, **wishes) for gb in np.arange(30, 60, 2)]
         assert {p.micro_batch_tokens for p in chosen} == {2_048 if device == "cpu" else 8_192}

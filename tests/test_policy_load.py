@@ -6,7 +6,6 @@ import re
 import resource
 import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -23,7 +22,7 @@ from ftis_node.worker.restore import find_checkpoint, settings_for
 from tests.support.small_models import tiny_config, tiny_tokenizer
 
 
-def settings(model: str | Path, **changes: Any) -> Settings:
+def settings(model, **changes):
     return Settings(model=str(model), device="cpu", **changes)
 
 
@@ -35,7 +34,7 @@ def folder(tmp_path) -> Path:
     return tmp_path
 
 
-def change_config(folder: Path, **changes: Any) -> None:
+def change_config(folder, **changes):
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | changes))
 
@@ -117,7 +116,7 @@ def test_a_gpu_has_its_number(wanted, device, monkeypatch):
     assert load.choose_device(wanted) == torch.device(device)
 
 
-def anonymous() -> int:
+def anonymous():
     """Bytes of this process's memory that no file backs."""
     return int(re.search(r"RssAnon:\s+(\d+) kB", Path("/proc/self/status").read_text())[1]) << 10
 
@@ -197,12 +196,12 @@ def test_a_model_whose_attention_is_capped_is_loaded_with_one_that_does_it(tmp_p
     assert policy.causal_lm.config._attn_implementation == "eager" and "by transformers' modules" in policy.way
 
 
-def header(tensors: bytes | dict[str, Any], data: bytes = b"") -> bytes:
+def header(tensors, data=b""):
     text = tensors if isinstance(tensors, bytes) else json.dumps(tensors).encode()
     return len(text).to_bytes(8, "little") + text + data
 
 
-def tensor(*shape: int, end: int = 4) -> dict[str, Any]:
+def tensor(*shape, end=4):
     return {"dtype": "F32", "shape": list(shape), "data_offsets": [0, end]}
 
 
@@ -261,7 +260,7 @@ def test_without_cuda_auto_is_the_cpu_and_cuda_is_refused(folder):
 
 QWEN = {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}
 WEIGHTS = {"model.safetensors": b""}
-OTHERS: dict[str, tuple[dict[str, object], dict[str, bytes], str]] = {
+OTHERS = {
     "bnb-4bit": (QWEN | {"quantization_config": {"quant_method": "bitsandbytes", "bits": 4}}, WEIGHTS, "'bitsand"),
     "awq": (QWEN | {"quantization_config": {"quant_method": "awq", "bits": 4}}, WEIGHTS, "quantised already .'awq'"),
     "gptq": (QWEN | {"quantization_config": {"quant_method": "gptq"}}, WEIGHTS, "quantised already .'gptq'"),

@@ -7,19 +7,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from ftis_node.swarm.pool import Pool, Scored
+from ftis_node.swarm.pool import Pool
 from tests.support.clock import Clock
 from tests.support.swarm import scored
 
-Key = tuple[bytes, int, int]
 
-
-def pool(max_age: float = 100.0, seed: int = 0) -> tuple[Pool, Clock]:
+def pool(max_age=100.0, seed=0):
     clock = Clock()
     return Pool(lambda: max_age, clock, random.Random(seed)), clock
 
 
-def authors(taken: list[Scored]) -> Counter[int]:
+def authors(taken):
     return Counter(one.group.author[0] for one in taken)
 
 
@@ -39,7 +37,7 @@ def test_authors_take_turns_and_of_one_the_freshest_goes_first(groups, count, se
 
 
 def test_which_authors_come_first_is_a_matter_of_chance():
-    firsts = Counter[int]()
+    firsts = Counter()
     for seed in range(200):
         subject, _ = pool(seed=seed)
         for author in (1, 2):
@@ -86,14 +84,14 @@ class PoolMachine(RuleBasedStateMachine):
     """The pool against a plain list of what should be in it."""
 
     @initialize(seed=st.integers())
-    def start(self, seed: int) -> None:
+    def start(self, seed):
         self.pool, self.clock = pool(max_age=50, seed=seed)
-        self.waiting: dict[Key, Scored] = {}
-        self.given_out: dict[Key, float] = {}
+        self.waiting = {}
+        self.given_out = {}
         self.idle = self.expired = 0
 
     @rule(author=st.integers(1, 3), slot=st.integers(0, 5), age=st.floats(0, 60), signal=st.integers(0, 5))
-    def add(self, author: int, slot: int, age: float, signal: int) -> None:
+    def add(self, author, slot, age, signal):
         one = scored(author, 0, slot, self.clock.now - age, (1, 0) if signal else (1, 1))
         known = one.group.key in self.waiting or one.group.key in self.given_out
         assert self.pool.add(one) is (bool(signal) and not known)
@@ -102,7 +100,7 @@ class PoolMachine(RuleBasedStateMachine):
             self.waiting[one.group.key] = one
 
     @rule(count=st.integers(0, 8))
-    def take(self, count: int) -> None:
+    def take(self, count):
         self.forget_old()
         before = authors(list(self.waiting.values()))
         taken = self.pool.take(count)
@@ -120,10 +118,10 @@ class PoolMachine(RuleBasedStateMachine):
             assert all(born >= left.born for born in fresher), "a staler group went first"
 
     @rule(seconds=st.floats(0, 30))
-    def time_goes_on(self, seconds: float) -> None:
+    def time_goes_on(self, seconds):
         self.clock.now += seconds
 
-    def forget_old(self) -> None:
+    def forget_old(self):
         limit = self.clock.now - 50
         old = [key for key, one in self.waiting.items() if one.born < limit]
         self.expired += len(old)
@@ -132,7 +130,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.given_out = {key: born for key, born in self.given_out.items() if born >= limit}
 
     @invariant()
-    def counts_agree(self) -> None:
+    def counts_agree(self):
         if hasattr(self, "pool"):
             self.forget_old()
             assert len(self.pool) == len(self.waiting)

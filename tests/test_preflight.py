@@ -3,8 +3,6 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
 from hivemind.utils.multiaddr import Multiaddr
@@ -35,7 +33,7 @@ PEER = identity(1).peer_id
 RSA = "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
 
 
-def checked(tmp_path: Path, flags: dict[str, Any] | None = None, **options: Any) -> Case:
+def checked(tmp_path, flags=None, **options):
     given = {"host": "127.0.0.1", "device": "cpu"} | (flags or {})
     layers = lambda task: collect(task=task, flags=given, environment={})  # noqa: E731
     case = Case(JoinOptions(Home(tmp_path / "home"), **options), layers, starting=True)
@@ -43,12 +41,12 @@ def checked(tmp_path: Path, flags: dict[str, Any] | None = None, **options: Any)
     return case
 
 
-def rows(path: Path, *lines: str) -> Path:
+def rows(path, *lines):
     path.write_text("".join(f"{line}\n" for line in lines))
     return path
 
 
-def good(count: int) -> list[str]:
+def good(count):
     return [json.dumps({"prompt": f"{n}+0", "answer": n}) for n in range(count)]
 
 

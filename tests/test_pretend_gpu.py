@@ -112,7 +112,7 @@ def test_replayed_tokens_are_those_launched_one_by_one(told):
         assert one["same without graphs"]
 
 
-def _of_a_token(told: dict[str, Any], counted: str, phase: str) -> float:
+def _of_a_token(told, counted, phase):
     return (told[f"{LONG} {phase}"][counted] - told[f"{SHORT} {phase}"][counted]) / (LONG - SHORT)
 
 

@@ -3,10 +3,9 @@
 import asyncio
 import contextlib
 import io
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 from time import localtime, strftime
-from typing import Any
 
 import msgspec
 import pytest
@@ -28,7 +27,7 @@ from ftis_node.swarm import certificates, chronicle, ftis_pb2
 from ftis_node.swarm.certificates import Chain, MembersBook, decode, encode
 from ftis_node.swarm.handshake import fetch_run, greeting
 from ftis_node.swarm.identity import Identity
-from ftis_node.swarm.invitation import Invitation, invite
+from ftis_node.swarm.invitation import invite
 from ftis_node.swarm.known_addresses import KnownAddresses
 from ftis_node.swarm.membership import Membership
 from ftis_node.swarm.roster import Roster
@@ -49,15 +48,13 @@ from tests.support.members import (
     order,
     removal,
 )
-from tests.support.swarm import RUN, Member, eventually, identity, member, once, packet, stub, transport
+from tests.support.swarm import RUN, eventually, identity, member, once, packet, stub, transport
 
 # --- real nodes -------------------------------------------------------------------------------------------------------
 
 
 @contextlib.asynccontextmanager
-async def private_member(
-    number: int, path: Path, ticket: Invitation | None = None, **options: Any
-) -> AsyncIterator[tuple[Member, Roster]]:
+async def private_member(number, path, ticket=None, **options):
     home = path / f"roster-{number}"
     home.mkdir(exist_ok=True)
     roster = Roster(PRIVATE.id, FOUNDER.peer_id, identity(number), home / "members", home / "orders", ticket)
@@ -66,8 +63,8 @@ async def private_member(
         yield node, roster
 
 
-def ticket_of(node: Member, *, invites: bool = False) -> Invitation:
-    options = dict[str, Any](now=unix_seconds(), seconds=DAY, membership=DAY, invites=invites)
+def ticket_of(node, *, invites=False):
+    options = dict(now=unix_seconds(), seconds=DAY, membership=DAY, invites=invites)
     return invite(node.identity, PRIVATE.id, [node.address], **options)
 
 
@@ -110,7 +107,7 @@ async def test_a_dry_run_reads_the_run_and_leaves_the_invitation_unused(tmp_path
 
 async def test_row_59_an_invitation_goes_to_its_inviter_only(tmp_path, monkeypatch):
     """Not to another bootstrap, before the run is known, in greetings, or when the inviter is gone."""
-    shown: list[bytes] = []
+    shown = []
     async with private_member(5, tmp_path) as (eve, _), transport(ANN, tmp_path / "ann") as ann:
         door = eve.swarm.membership.on_handshake
 
@@ -172,7 +169,7 @@ async def test_who_was_a_member_and_is_none_is_not_dialled(tmp_path, monkeypatch
     for who, ends in ((ANN, 2), (EVE, 2**40), (BEN, 2**40)):
         book.issued[FOUNDER.author][who.author] = lasting((FOUNDER, who), expires=ends)[0]
     known = KnownAddresses(met=[f"/ip4/127.0.0.1/tcp/9/p2p/{who.peer_id}" for who in (FOUNDER, ANN, BEN, EVE)])
-    greeted: set[bytes] = set()
+    greeted = set()
     monkeypatch.setattr(Membership, "greet", lambda self, peer: greeted.add(peer) or asyncio.sleep(0, result=False))
     for number, ticket, dialled in ((1, None, {EVE}), (4, invitation(ANN, now=unix_seconds()), {FOUNDER, EVE, ANN})):
         for one in (f"roster-{number}", f"member-{number}"):
@@ -210,7 +207,7 @@ async def test_row_56_a_hostile_answer_to_a_greeting_gives_nobody_a_certificate(
         await eventually(lambda: founder.met(ann, ben, cara) and cara.met(ann, ben), "meeting")
         own = of_cara.own_chain
         anns = decode(of_ann.own_chain, Chain)
-        lasts = dict[str, Any](expires=anns[0].expires + 99 * DAY, issued_at=int(unix_seconds()))
+        lasts = dict(expires=anns[0].expires + 99 * DAY, issued_at=int(unix_seconds()))
 
         def hostile(node):
             async def answer(request, peer):
@@ -260,11 +257,10 @@ def home_of(tmp_path) -> Callable[..., Path]:
     return make
 
 
-Homes = Callable[..., Path]
 HERE = "--address", f"/ip4/127.0.0.1/tcp/1025/p2p/{FOUNDER.peer_id}"
 
 
-def lasting(*signers: tuple[Identity, Identity], **changes: Any) -> Chain:
+def lasting(*signers, **changes):
     """A chain that is valid now."""
     now = int(unix_seconds())
     times = {"issued_at": now - DAY, "expires": now + DAY}
@@ -297,7 +293,7 @@ def test_an_invitation_to_an_open_run_is_no_ticket(home_of, tmp_path, cli):
     assert "they also need sums.jsonl" in told and "join ftis:… --task sums.jsonl --eval-data FILE" in told
 
 
-def names(home: Path, known: dict[Identity, str]) -> None:
+def names(home, known):
     """Keeps what nodes call themselves as a daemon on the home would."""
     now = unix_seconds()
     book = chronicle.Chronicle(PRIVATE.id, now)
@@ -325,7 +321,7 @@ def test_members_are_listed_with_who_invited_them(home_of, monkeypatch):
     names(home, {ANN: "Ann", EVE: "Eve"})
     monkeypatch.setattr("ftis_node.cli.invitations.nobody_to_ask", lambda: False)
     monkeypatch.setattr("typer.confirm", lambda text, **_: asked.append(text))
-    asked: list[str] = []
+    asked = []
     told = printed("remove", "Ann", "--home", home)
     assert "That is for good" in told and "--model FOLDER" in told
     assert len(asked) == 1 and f"Ann ({ANN.peer_id}) for good?" in asked[0]

@@ -25,7 +25,7 @@ from tests.support.steps import step_report, taken_step
 EVIL = 'x"} 1\nftis_node_step 99\n'
 
 
-def samples(text: bytes) -> dict[str, float]:
+def samples(text):
     """Values by the sample's name and its labels' values, in the order of the labels' names."""
     return {
         " ".join([sample.name, *(value for _, value in sorted(sample.labels.items()))]): sample.value
@@ -88,7 +88,7 @@ def test_no_text_of_a_peer_is_in_it():
     assert b"99" not in odd and b"ftis_node_peer_standing{" not in odd
 
 
-def model_label(model: str) -> str:
+def model_label(model):
     found = [*text_string_to_metric_families(exposition(TRAINING | {"model": model}, NOBODY).decode())]
     [info] = [sample for family in found for sample in family.samples if sample.name == "ftis_node_info"]
     return str(info.labels["model"])
@@ -152,7 +152,7 @@ def test_totals_count_what_a_gradient_was_computed_of():
 
 def test_every_kind_of_event_that_the_code_writes_is_documented_with_its_keys():
     """Kinds and keys that stand in the code; those that only a running daemon knows are looked at in test_daemons."""
-    written: set[str] = set()
+    written = set()
     for path in Path(ftis_node.__file__).parent.rglob("*.py"):
         for call in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(call, ast.Call) and ast.unparse(call.func).endswith("metrics.write"):

@@ -2,11 +2,9 @@
 
 import random
 from types import SimpleNamespace
-from typing import Any
 
-from ftis_node.packet import Group
 from ftis_node.store.packets import PacketStore
-from ftis_node.swarm.known import Arrival, Target
+from ftis_node.swarm.known import Arrival
 from ftis_node.swarm.pool import Newcomers, Want
 from ftis_node.swarm.pulling import Pulling, Trade
 from ftis_node.swarm.reputation import Reputation
@@ -20,14 +18,14 @@ ALICE = identity(1)
 
 async def test_row_07_a_group_that_two_pulls_bring_is_taken_once(tmp_path):
     """As of an announcement that left the table while it was being pulled, and came back."""
-    taken: list[Arrival] = []
+    taken = []
     store = PacketStore(tmp_path / "store.sqlite", RUN.id, 1 << 20)
 
     async def take(arrived):
         store.add([one.group for one in arrived], own=False)
         taken.extend(arrived)
 
-    nothing: Any = SimpleNamespace()
+    nothing = SimpleNamespace()
     table = Table(600.0, lambda: 0.0, random.Random(0))
     pulling = Pulling(
         Trade(CONTEXT, store, lambda: Want(1, Newcomers(), 1), take),
@@ -41,7 +39,7 @@ async def test_row_07_a_group_that_two_pulls_bring_is_taken_once(tmp_path):
     )
     made = made_by(ALICE, packets=1)
     body = packet(ALICE.author, 0, 0)
-    pulled: list[tuple[Target, Group]] = []
+    pulled = []
     for _ in range(2):
         table.add(made, made.encode(), age=0.0, first_sender=None)
         [target] = table.choose(1, lambda known: -1)

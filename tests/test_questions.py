@@ -3,8 +3,6 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 from hivemind.dht.protocol import DHTProtocol
@@ -16,7 +14,7 @@ from ftis_node.swarm.handshake import greeting
 from ftis_node.swarm.wire.libp2p import FtisSwarm
 from ftis_node.swarm.wire.records import key_bytes
 from tests.hostile.directory import made_up
-from tests.support.swarm import RUN, Member, eventually, identity, member, stub, transport
+from tests.support.swarm import RUN, eventually, identity, member, stub, transport
 
 UPLOAD = 50_000  # bytes a second
 BURST = UPLOAD / 2
@@ -24,14 +22,14 @@ A_SECOND = UPLOAD / 8  # of all peers without a record
 AT_MOST = 16 << 10  # the largest answer here, which may come last
 
 
-QUESTIONS: dict[str, tuple[Any, str, Callable[[Member], Any]]] = {
+QUESTIONS = {
     "announcements": (FtisSwarm, "rpc_exchange", lambda alice: ftis_pb2.ExchangeRequest(wanted=ids(alice), again=True)),
     "run file": (FtisSwarm, "rpc_handshake", lambda alice: greeting(None, [])),
     "look-up": (DHTProtocol, "rpc_find", lambda alice: dht_pb2.FindRequest(keys=[key_bytes(RUN.id)])),
 }
 
 
-def ids(alice: Member) -> list[int]:
+def ids(alice):
     return [known.id for known in alice.swarm.gossip.table]
 
 

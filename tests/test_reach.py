@@ -5,9 +5,7 @@ import contextlib
 import dataclasses
 import socket
 import tempfile
-from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -16,15 +14,12 @@ from hivemind.utils.multiaddr import Multiaddr
 
 from ftis_node.config.settings import Settings
 from ftis_node.observe.answers import LeftOut, Peers
-from ftis_node.preflight.case import Finding
 from ftis_node.preflight.net import look_around, of_a_running_node
 from ftis_node.store.home import Home
 from ftis_node.swarm.duplicate import somebody_else
-from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.known_addresses import KnownAddresses
 from ftis_node.swarm.membership import Reachability
 from ftis_node.swarm.wire import p2pd
-from ftis_node.swarm.wire.libp2p import Libp2p
 from ftis_node.swarm.wire.transport import Health, Listening, Unreachable
 from tests.support.statuses import answered
 from tests.support.swarm import PATIENCE, all_meet, eventually, identity, member, transport
@@ -61,7 +56,7 @@ async def test_who_cannot_be_dialled_names_relayed_addresses(tmp_path, monkeypat
         async def health():
             return Health(verdict, 1, 0, 0.0, 0)
 
-        verdict: Any = "unknown"
+        verdict = "unknown"
         monkeypatch.setattr(node.transport, "addresses", addresses)
         monkeypatch.setattr(node.transport, "health", health)
         membership = node.swarm.membership
@@ -108,7 +103,7 @@ HOP = "/libp2p/circuit/relay/0.2.0/hop"
 RESERVE, RESERVED = b"\x02\x08\x00", b"\x08\x02"  # circuit v2: HopMessage of type RESERVE; the answer's type, STATUS
 
 
-async def reached_through(relay: Libp2p, shy: Libp2p, caller: Libp2p) -> bool:
+async def reached_through(relay, shy, caller):
     """Whether `caller` gets at `shy` through `relay`, which all that listen may be asked for."""
     where = (await relay.addresses())[0]
     for one in (shy, caller):
@@ -171,7 +166,7 @@ async def test_what_autonat_finds_is_read_from_p2pds_log(tmp_path, monkeypatch):
 
 
 @contextlib.asynccontextmanager
-async def listening(who: Identity) -> AsyncIterator[Listening]:
+async def listening(who):
     with tempfile.TemporaryDirectory(prefix="ftis-") as scratch:
         who.keep(Path(scratch) / "key")
         yield Listening(Path(scratch) / "key", Path(scratch), "127.0.0.1")
@@ -196,7 +191,7 @@ async def test_a_second_node_of_a_key_is_found_anywhere(tmp_path, monkeypatch):
 # --- the doctor -------------------------------------------------------------------------------------------------------
 
 
-async def found_by(peers: list[str], home: Path = Path("/nowhere"), **settings: Any) -> dict[str, Finding]:
+async def found_by(peers, home=Path("/nowhere"), **settings):
     chosen = Settings(**{"host": "127.0.0.1", "quic": False, **settings})
     return {finding.subject: finding async for finding in look_around(chosen, Home(home), peers, 0.0)}
 

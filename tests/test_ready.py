@@ -4,11 +4,9 @@ import sys
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from torch.nn import functional
 from transformers import AttentionInterface, Qwen2Config, Qwen2ForCausalLM
 from transformers.models.qwen2 import modeling_qwen2
@@ -16,7 +14,7 @@ from transformers.models.qwen2 import modeling_qwen2
 from ftis_node.errors import UsageError
 from ftis_node.policy import packing, score
 from ftis_node.policy.adapters import LoraConfig, get_peft_model
-from ftis_node.policy.packing import LaidOut, Packing, pack
+from ftis_node.policy.packing import Packing, pack
 from ftis_node.policy.policy import Policy
 from ftis_node.policy.ready import ready
 from ftis_node.worker.engine import Engine
@@ -26,7 +24,7 @@ from tests.support.small_models import arithmetic_settings, tiny_policy, tiny_to
 DTYPES = [torch.bfloat16, torch.float32]
 
 
-def model(spread: float, dtype: torch.dtype, layers: int = 28, kind: type[Qwen2ForCausalLM] = Qwen2ForCausalLM) -> Any:
+def model(spread, dtype, layers=28, kind=Qwen2ForCausalLM):
     """As deep as real ones, and with as sharp logits where `spread` is large."""
     torch.manual_seed(0)
     sizes = {"vocab_size": 26, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": layers}
@@ -34,7 +32,7 @@ def model(spread: float, dtype: torch.dtype, layers: int = 28, kind: type[Qwen2F
     return kind(Qwen2Config(**sizes, **heads, initializer_range=spread, eos_token_id=1, pad_token_id=0)).to(dtype)
 
 
-def made(*args: Any, **kwargs: Any) -> Policy:
+def made(*args, **kwargs):
     return ready(Policy("deep", model(*args, **kwargs), tiny_tokenizer(), torch.device("cpu")))
 
 
@@ -47,11 +45,11 @@ def test_deep_models_with_sharp_logits_are_packed_and_decoded_natively_in_bf16_t
     assert "deep generates by the native decoder (log-probs differ by" in policy.way
 
 
-def changed(layout: LaidOut, **inputs: Any) -> LaidOut:
+def changed(layout, **inputs):
     return layout._replace(inputs={**layout.inputs, **inputs})
 
 
-def of_the_neighbour(*args: Any) -> LaidOut:
+def of_the_neighbour(*args):
     """The last completion sees the first prompt in place of its own."""
     packed = pack(*args)
     owner = packed.inputs["packing"].owner.copy()
@@ -59,7 +57,7 @@ def of_the_neighbour(*args: Any) -> LaidOut:
     return changed(packed, packing=replace(packed.inputs["packing"], owner=owner))
 
 
-def with_a_leak(*args: Any) -> LaidOut:
+def with_a_leak(*args):
     """Each token sees the next one of its completion."""
 
     class Leaking(Packing):
@@ -101,7 +99,7 @@ def test_each_fault_of_a_fast_path_ends_that_path_alone(dtype, fault):
 class Neighbourly(Qwen2ForCausalLM):
     """A model whose tokens look at those next to them in the row, whichever sequence they are of."""
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config):
         super().__init__(config)
 
         def mix(module, args, out):
@@ -117,7 +115,7 @@ def test_a_model_that_depends_on_neighbours_in_the_row_is_padded(dtype):
 
 
 class Scaled(Qwen2ForCausalLM):
-    def forward(self, input_ids: Any = None, past_key_values: Any = None, **kwargs: Any) -> Any:
+    def forward(self, input_ids=None, past_key_values=None, **kwargs):
         out = super().forward(input_ids, past_key_values=past_key_values, **kwargs)
         out.logits = out.logits * 0.5
         return out
@@ -146,7 +144,7 @@ def test_a_model_too_large_for_its_dtype_is_called_that():
 class Rival:
     """liger-kernel's functions as torch computes them: Triton needs a GPU. `off` is added to what a norm gives."""
 
-    def __init__(self, off: float) -> None:
+    def __init__(self, off):
         def norm(x, weight, eps, *_):
             return functional.rms_norm(x, weight.shape, weight, eps) + off * x.detach()
 
@@ -180,11 +178,11 @@ class Backwards(torch.autograd.Function):
     """A kernel that is right forwards only."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
+    def forward(ctx, x):
         return x.clone()
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+    def backward(ctx, gradient):
         return gradient / 2
 
 
@@ -195,7 +193,7 @@ def test_a_kernel_whose_gradient_is_wrong_is_refused(dtype, monkeypatch):
     AttentionInterface.register("ftis_tables", wrong)
     try:
         assert "packing gives something else (the gradient differs by" in made(0.1, dtype).way
-        lora: Any = get_peft_model(model(0.1, dtype, 2), LoraConfig(r=2, target_modules=["q_proj"]))
+        lora = get_peft_model(model(0.1, dtype, 2), LoraConfig(r=2, target_modules=["q_proj"]))
         assert "the gradient differs by" in ready(Policy("new", lora, tiny_tokenizer(), torch.device("cpu"))).way
     finally:
         AttentionInterface.register("ftis_tables", partial(packing._attention, right))

@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections.abc import Callable
 from dataclasses import astuple, replace
 
 import msgpack
@@ -13,12 +12,10 @@ from hivemind.p2p import P2PContext, PeerID
 from hivemind.proto import dht_pb2
 from hivemind.utils.serializer import MSGPackSerializer
 
-from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.traffic import Traffic
 from ftis_node.swarm.wire import dht_guard
 from ftis_node.swarm.wire import records as subject
 from ftis_node.swarm.wire.dht_guard import CALLS_AT_ONCE, NEW_IDS_AT_ONCE
-from ftis_node.swarm.wire.directory import Answer
 from ftis_node.swarm.wire.records import OwnerSigned, key_bytes, pack_addresses, unpack_addresses
 from tests.support.swarm import OTHER_RUN, PATIENCE, RUN, identity, store_request, transport
 
@@ -29,7 +26,7 @@ PACKED = MSGPackSerializer.dumps(pack_addresses(ADDRESSES))
 VALIDATOR = OwnerSigned(BOB, RUN.id)
 
 
-def record(who: Identity = ALICE, value: bytes = PACKED, run_id: bytes = RUN.id, lifetime: float = 60) -> DHTRecord:
+def record(who=ALICE, value=PACKED, run_id=RUN.id, lifetime=60):
     unsigned = DHTRecord(
         key=key_bytes(run_id),
         subkey=MSGPackSerializer.dumps(who.peer_id),
@@ -39,9 +36,9 @@ def record(who: Identity = ALICE, value: bytes = PACKED, run_id: bytes = RUN.id,
     return replace(unsigned, value=OwnerSigned(who, run_id).sign_value(unsigned))
 
 
-def bomb(depth: int) -> bytes:
+def bomb(depth):
     """A DHT value nested as deep as told; some 200 levels would end a process that decodes it as hivemind does."""
-    data: bytes = msgpack.packb([])
+    data = msgpack.packb([])
     for _ in range(depth):
         data = msgpack.packb([msgpack.ExtType(0x40, data)])
     return data
@@ -53,7 +50,7 @@ def test_a_record_that_its_owner_signed_is_accepted_by_anyone():
 
 
 # Made when the test runs: a minute after they are signed they would be refused for their age.
-REFUSED: dict[str, Callable[[], DHTRecord]] = {
+REFUSED = {
     "of another run": lambda: record(run_id=OTHER_RUN.id),
     "under somebody else's name": lambda: replace(record(), subkey=MSGPackSerializer.dumps(BOB.peer_id)),
     "without a name": lambda: replace(record(), subkey=MSGPackSerializer.dumps(None)),
@@ -136,14 +133,14 @@ async def test_an_address_record_is_found_by_another_node_and_attacks_leave_it_a
         await asyncio.wait_for(asking.rpc_ping(dht_pb2.PingRequest(peer=dht_pb2.NodeInfo(node_id=bytes(99)))), PATIENCE)
         assert len(alice._dht.routing_table.uid_to_peer_id) <= 1 + NEW_IDS_AT_ONCE
 
-        failed = list[dict[str, object]]()
+        failed = []
         asyncio.get_running_loop().set_exception_handler(lambda _, what: failed.append(what))
         by = P2PContext("DHTProtocol.rpc_find", at_alice.p2p.peer_id, PeerID(identity(998).author))
         for _ in range(int(CALLS_AT_ONCE)):  # each counts once, though hivemind pings itself within
             await alice._dht.rpc_find(dht_pb2.FindRequest(keys=[bytes(20)]), by)
         await asyncio.sleep(0.1)
         assert not failed
-        found: list[Answer] = []
+        found = []
         await bob.find(found.append, alone=False)
         assert {owner: one.addresses[owner] for one in found for owner in one.addresses} == {ALICE.author: ADDRESSES}
         pings = [asking.rpc_ping(dht_pb2.PingRequest()) for _ in range(2 * int(CALLS_AT_ONCE))]

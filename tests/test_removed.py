@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Callable
 
 import pytest
 
@@ -22,7 +21,7 @@ from tests.test_migration import contents
 NAMES = [(name, "geometric" if value is ... else str(value), fix) for (name, value), (_, fix) in REMOVED.items()]
 
 
-def error_of(ask: Callable[[], object]) -> UserError:
+def error_of(ask):
     with pytest.raises(UserError) as caught:
         ask()
     return caught.value

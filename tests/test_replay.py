@@ -9,14 +9,12 @@ import shutil
 import signal
 import sqlite3
 import sys
-from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from typer.testing import CliRunner, Result
+from typer.testing import CliRunner
 
 from ftis_node.cli import app
 from ftis_node.config.run import RunFile, dump_run_file
@@ -38,7 +36,6 @@ from tests.support.steps import MACHINE, restored, resumed, started, took
 
 SMALL = ("--set", "batch_groups=6", "--set", "eval_prompts=20", "--set", "learning_rate=3e-4", "--set", "wait=5")
 Homes = dict[str, Path]
-Change = Callable[[dict[str, Any]], dict[str, Any] | None]
 pytestmark = pytest.mark.timeout(1200)  # two daemons, and what they did once more, on a busy machine
 
 
@@ -77,7 +74,7 @@ def copy(homes, tmp_path) -> Path:
     return Path(shutil.copytree(homes["killed"], tmp_path / "copy"))
 
 
-def contents(home: Path) -> dict[str, tuple[int, str]]:
+def contents(home):
     """Every file with its time and its hash."""
     return {
         str(file.relative_to(home)): (file.stat().st_mtime_ns, hashlib.sha256(file.read_bytes()).hexdigest())
@@ -86,19 +83,19 @@ def contents(home: Path) -> dict[str, tuple[int, str]]:
     }
 
 
-def edit(home: Path, change: Change) -> None:
+def edit(home, change):
     """Puts another line in place of each line of the log, or none."""
     log = home / "metrics.jsonl"
     lines = [change(json.loads(line)) for line in log.read_text().splitlines()]
     log.write_text("".join(json.dumps(line) + "\n" for line in lines if line is not None))
 
 
-def of(event: str, change: Change, step: int | None = None) -> Change:
+def of(event, change, step=None):
     """The change of the lines of an event, of one step or of all."""
     return lambda line: change(line) if line["event"] == event and step in (None, line["step"]) else line
 
 
-def by_command(*args: str) -> Result:
+def by_command(*args):
     return CliRunner().invoke(app, ["lab", "replay", *args])
 
 
@@ -178,7 +175,7 @@ def test_a_batch_in_another_order_is_seen_in_the_weights(copy):
     assert not report["identical"] and report["checkpoints"][0]["max_difference"] > 0
 
 
-def without_packets_of(home: Path, step: int) -> None:
+def without_packets_of(home, step):
     [line] = [line for line in read_events(home / "metrics.jsonl", "step") if line["step"] == step][-1:]
     with closing(sqlite3.connect(home / "store.sqlite")) as database, database:
         database.execute("DELETE FROM packets WHERE digest = ?", (bytes.fromhex(line["batch"]["own"][0]),))
@@ -240,7 +237,7 @@ def test_ctrl_c_ends_it_with_130(homes, monkeypatch):
     assert ended.exit_code == 130 and not ended.stdout
 
 
-async def train_here(home: Home, bad_steps: Sequence[int], task: str = "arithmetic") -> None:
+async def train_here(home, bad_steps, task="arithmetic"):
     """A node alone, without its processes: a step for each number of bad steps in a row that is told of it."""
     home.open()
     engine = Engine()

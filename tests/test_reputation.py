@@ -28,17 +28,17 @@ HOUR_MS = 3_600_000
 START = 1_760_000_000
 
 
-def key(number: int) -> bytes:
+def key(number):
     return number.to_bytes(38, "big")
 
 
-def bare(author: bytes, round: int, slots: int = 3) -> Announcement:
+def bare(author, round, slots=3):
     """Unsigned, for tables that check nothing."""
     refs = PacketRefs.of([PacketRef(slot, bytes(32), 1000, 1) for slot in range(slots)])
     return Announcement(RUN.id, author, round, 0, 0, refs, bytes(64))
 
 
-def put(table: Table, made: Announcement, first_sender: bytes) -> Outcome:
+def put(table, made, first_sender):
     return table.add(made, made.author + made.round.to_bytes(8, "big"), age=0.0, first_sender=first_sender)
 
 
@@ -157,16 +157,16 @@ def test_row_35_a_book_of_an_older_version_is_taken_up(tmp_path, clock):
 class Receiver:
     """A node that hears of rounds, with both clocks in hand."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.clock = Clock()
         self.unix = float(START)
         self.rounds = rounds.Rounds(self.clock, lambda: self.unix)
 
-    def passes(self, seconds: float) -> None:
+    def passes(self, seconds):
         self.clock.now += seconds
         self.unix += seconds
 
-    def takes(self, round: float) -> bool:
+    def takes(self, round):
         return self.rounds.follows(b"author", int(round))
 
 
@@ -259,7 +259,7 @@ def test_row_36_authors_without_number_fill_no_memory(monkeypatch):
 def test_row_37_many_first_senders_displace_nothing_of_authors_with_a_record(first_senders, clock):
     table = Table(600.0, clock, random.Random(0), recorded={key(number) for number in range(50)}.__contains__)
     flood = iter(range(1000, 1_000_000))
-    kept: list[tuple[bytes, int]] = []
+    kept = []
     for second in range(12):
         clock.now += 1.0
         for _ in range(50):
@@ -295,7 +295,7 @@ def test_row_37_authors_with_a_record_leave_half_of_the_table_to_others(clock):
 
 
 def test_row_37_a_record_that_was_got_meanwhile_counts(clock):
-    honest: set[bytes] = set()
+    honest = set()
     table = Table(600.0, clock, random.Random(0), capacity=64, recorded=honest.__contains__)
     for number in range(20):
         put(table, bare(key(number), 0), key(7000 + number))

@@ -2,14 +2,12 @@
 
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
 
 import msgspec
 import pytest
 import torch
 
 from ftis_node.errors import FtisError
-from ftis_node.learner import Learner
 from ftis_node.node.compute import ComputeProcess
 from ftis_node.node.options import JoinOptions
 from ftis_node.packet import Completion
@@ -62,12 +60,12 @@ def test_what_breaks_the_device_or_is_a_mistake_is_no_lack_of_memory(error):
 @pytest.fixture
 def no_waiting(monkeypatch) -> list[float]:
     """The attempts follow one another at once; what they would have waited."""
-    waited: list[float] = []
+    waited = []
     monkeypatch.setattr(room, "time", SimpleNamespace(sleep=waited.append))
     return waited
 
 
-def failing(subject: Any, times: int) -> None:
+def failing(subject, times):
     """The model's next forward passes lack memory so many times, as when another process has taken it."""
     left = [times]
 
@@ -80,14 +78,14 @@ def failing(subject: Any, times: int) -> None:
     subject.policy.causal_lm.get_decoder().register_forward_pre_hook(refuse)
 
 
-def long_batch() -> list[Any]:
+def long_batch():
     """Of some 20,000 tokens, the longest sample has 103."""
     ids = torch.arange(100).remainder(26).numpy().astype("uint32")
     completions = [Completion(ids, (0.0 * ids - 3).astype("float32"), False) for _ in range(48)]
     return [vertical("own", [3, 4, 5], completions, [k % 2 for k in range(48)]) for _ in range(4)]
 
 
-def proven() -> Learner:
+def proven():
     subject = learner(micro_batch_tokens=16_384)
     subject.step(OWN)
     return subject

@@ -1,16 +1,13 @@
 """Private runs: the roster, and what hostile members cannot do."""
 
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 
 from ftis_node.errors import UserError
 from ftis_node.swarm.certificates import Certificate, Chain, Removal, decode, encode
-from ftis_node.swarm.identity import Identity
-from ftis_node.swarm.invitation import Invitation, invite
+from ftis_node.swarm.invitation import invite
 from ftis_node.swarm.roster import Roster, read_book
 from tests.support.clock import Clock
 from tests.support.members import (
@@ -54,7 +51,7 @@ def roster_of(tmp_path, time) -> Rosters:
     return make
 
 
-def two_below(roster_of: Rosters, ticket: Invitation | None = None) -> tuple[Roster, Roster, Roster]:
+def two_below(roster_of, ticket=None):
     """The founder, Ann, who may invite, and Ben, whom she invited."""
     founder, ann, ben = map(roster_of, (FOUNDER, ANN, BEN))
     assert joined(founder, ann, ticket or invitation(invites=True), ANN) is None
@@ -62,7 +59,7 @@ def two_below(roster_of: Rosters, ticket: Invitation | None = None) -> tuple[Ros
     return founder, ann, ben
 
 
-def joined(inviter: Roster, who: Roster, ticket: Invitation, peer: Identity) -> str | None:
+def joined(inviter, who, ticket, peer):
     """A node whose owner was given an invitation presents it to the inviter, as handshakes do."""
     who._invitation = ticket
     issuer = ticket.inviter
@@ -92,7 +89,7 @@ def test_row_49_an_invitation_makes_one_key_a_member_once(roster_of, caplog):
 
 
 def test_what_a_member_is_given_is_on_the_disk(roster_of, monkeypatch):
-    synced: list[Path] = []
+    synced = []
     monkeypatch.setattr("ftis_node.host.files.sync", synced.append)
     members = two_below(roster_of)
     assert {one._file.parent for one in members if one._file} <= set(synced)
@@ -111,8 +108,8 @@ def test_only_the_inviters_own_invitation_to_this_run_counts(roster_of):
 def test_a_member_who_may_invite_does_and_all_come_to_know_it(roster_of):
     founder, ann, _ = two_below(roster_of)
     assert not founder.admits(BEN.author)
-    told: set[bytes] = set()
-    heard: set[bytes] = set()
+    told = set()
+    heard = set()
     assert not founder.hear(ann.news(told).values(), ANN.author, heard) and heard == told and len(told) == 2
     assert founder.admits(BEN.author)
     assert ann.news(told) == {}
@@ -154,7 +151,7 @@ def test_what_a_peer_is_known_to_have_are_signatures_that_hold(roster_of):
     cara = roster_of(CARA)
     assert cara.meet(ANN.author, encode(ANNS)) is None
     forged = (msgspec.structs.replace(certificate(FOUNDER, ANN, issued_at=1), signature=bytes(1500)),)
-    told: set[bytes] = set()
+    told = set()
     assert not cara.hear([encode(forged), encode(ANNS)], ANN.author, told) and told == {ANNS[0].signature}
 
 
@@ -222,7 +219,7 @@ def test_row_56_nobody_gives_a_certificate_unasked_and_nobody_takes_over_the_fou
     joined(founder, cara, invitation(), CARA)
     cara.hear([encode(ANNS), encode((certificate(FOUNDER, BEN),)), encode(removal(FOUNDER, BEN))], ANN.author)
     own = cara.own_chain
-    later = dict[str, Any](issued_at=int(NOW) + 60, expires=int(NOW) + 900 * DAY)
+    later = dict(issued_at=int(NOW) + 60, expires=int(NOW) + 900 * DAY)
     for victim, who in ((founder, FOUNDER), (cara, CARA)):
         for peer, issuer in ((ANN, ANN), (BEN, BEN), (EVE, ANN), (FOUNDER, ANN), (ANN, EVE)):
             for above in (ANNS, (certificate(issuer, issuer, claimed=FOUNDER),), ()):
@@ -259,7 +256,7 @@ def test_row_57_removals_made_up_by_the_hundred_displace_nobodys_order(roster_of
 
 
 def test_row_58_a_record_costs_one_signature_check_and_each_forged_one_its_teller(roster_of, monkeypatch, time):
-    checked: list[bytes] = []
+    checked = []
     check = Certificate.verify
 
     def counted(self, signer):
@@ -269,7 +266,7 @@ def test_row_58_a_record_costs_one_signature_check_and_each_forged_one_its_telle
     monkeypatch.setattr(Certificate, "verify", counted)
     monkeypatch.setattr("ftis_node.swarm.roster.boot_seconds", lambda: 0.0)  # no budget grows meanwhile
     founder = roster_of(FOUNDER)
-    lies = list[bytes]()
+    lies = []
     founder.lied = lambda peer, what: lies.append(peer)
     founder.hear([encode(ANNS)], ANN.author)
     full = [(*ANNS, certificate(ANN, identity(number))) for number in range(10, 600)]
@@ -278,7 +275,7 @@ def test_row_58_a_record_costs_one_signature_check_and_each_forged_one_its_telle
             founder.meet(chain[-1].member, encode(chain))
             founder.hear([encode(chain)], ANN.author)
         assert len(checked) == 1 + 512, "nor one that is known, or for which there is no room"
-    told: set[bytes] = set()
+    told = set()
     for number in range(3):
         made_up = encode((certificate(EVE, identity(1000 + number), claimed=FOUNDER),))
         assert not founder.hear([made_up], EVE.author, told) and not told, "what proves nothing is not remembered"
@@ -291,7 +288,7 @@ def test_row_58_a_record_costs_one_signature_check_and_each_forged_one_its_telle
 
 def test_row_67_no_member_below_an_inviter_keeps_a_removal_from_a_node(roster_of):
     cara = roster_of(CARA)
-    lies = list[bytes]()
+    lies = []
     cara.lied = lambda peer, what: lies.append(peer)
     keys = [identity(number) for number in range(60, 63)]
     for key in (BEN, *keys):
@@ -300,7 +297,7 @@ def test_row_67_no_member_below_an_inviter_keeps_a_removal_from_a_node(roster_of
         cara.hear([encode((*ANNS, certificate(EVE, identity(1000 + number), claimed=ANN)))], keys[number % 3].author)
     assert set(lies) == {key.author for key in keys} and len(lies) == 1100, "the forgers, and nobody else"
     assert cara.admits(BEN.author)
-    told: set[bytes] = set()
+    told = set()
     assert not cara.hear([encode(removal(ANN, BEN))], ANN.author, told) and len(told) == 1
     cara.hear([encode(removal(FOUNDER, keys[0]))], keys[0].author, told)
     assert not any(map(cara.admits, (BEN.author, keys[0].author))), "the founder's is checked whoever brings it"
@@ -308,7 +305,7 @@ def test_row_67_no_member_below_an_inviter_keeps_a_removal_from_a_node(roster_of
 
 def test_row_67_what_is_refused_of_one_inviter_holds_up_no_other_inviters_removal(roster_of, monkeypatch):
     monkeypatch.setattr("ftis_node.swarm.roster.boot_seconds", lambda: 0.0)
-    ben, told = roster_of(BEN), set[bytes]()
+    ben, told = roster_of(BEN), set()
     monkeypatch.setattr("ftis_node.swarm.roster.NEW_AT_ONCE", 8.0)
     cara = roster_of(CARA)
     appointed = [(certificate(FOUNDER, EVE),), ANNS]
@@ -332,7 +329,7 @@ def test_row_68_what_a_budget_left_is_told_again(roster_of, monkeypatch):
     inviters = [identity(number) for number in range(60, 64)]
     records = [(certificate(FOUNDER, inviter),) for inviter in inviters]
     records += [(*records[n % 4], certificate(inviters[n % 4], identity(1000 + n))) for n in range(1200)]
-    told: set[bytes] = set()
+    told = set()
     left = [cara.hear([encode(record)], ANN.author, told) for record in records]
     assert len(told) == 1024 == left.index(True) and all(left[1024:]), "so many are checked for one peer"
     assert not any(cara.hear([encode(record)], BEN.author, told) for record in records) and len(told) == len(records)

@@ -3,9 +3,7 @@
 import hashlib
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +20,7 @@ from ftis_node.store.home import Home
 from ftis_node.text import in_toml
 
 VECTORS = json.loads((Path(__file__).parent.parent / "proto" / "vectors" / "runs.json").read_text())
-FIELDS: dict[str, Any] = {
+FIELDS = {
     "task": "gsm8k",
     "data": "17" * 32,
     "template": "Q: {question}\nA:",
@@ -40,7 +38,7 @@ FIELDS: dict[str, Any] = {
 TEXT = run.dump_run_file(RunFile(run=Run(**FIELDS)))
 
 
-def complaint(text: str, read: Callable[[str], RunFile] = parse_run_file) -> UsageError:
+def complaint(text, read=parse_run_file):
     with pytest.raises(UsageError) as caught:
         read(text)
     assert caught.value.what.isprintable() and caught.value.fix.isprintable()
@@ -116,7 +114,7 @@ LARGEST = dict.fromkeys(("round", "slot", "policy_step"), 2**64 - 1)
 def test_the_largest_packet_of_a_run_fits_its_bound():
     tokens = 70_000 // 8
     small = Run(**(FIELDS | {"group": 9, "completion_tokens": tokens}))
-    header: dict[str, Any] = {"run_id": small.id, "author_digest": bytes(8), "prompt_digest": bytes(8)} | LARGEST
+    header = {"run_id": small.id, "author_digest": bytes(8), "prompt_digest": bytes(8)} | LARGEST
     parts = {"token_ids": np.zeros(9 * tokens, "u4"), "logprobs": np.zeros(9 * tokens, "f4")}
     largest = packet.Packet(**header, **parts, finished=(True,) * 9, lengths=(tokens,) * 9)
     assert len(packet.encode(largest)) <= small.packet_bytes_max <= 160 + 8 * 9 * tokens
@@ -194,7 +192,7 @@ def test_any_text_is_a_run_file_or_a_usage_error(text):
             continue
 
 
-def sent(**changes: Any) -> str:
+def sent(**changes):
     """JSON of a run with these changes."""
     return json.dumps({"run": FIELDS | changes})
 
@@ -245,7 +243,7 @@ def test_row_63_of_an_endless_file_no_more_is_read_than_a_run_has():
         invitation_in("/dev/zero", Home(Path("/nowhere")))
 
 
-BEYOND: list[tuple[str, Any, dict[str, Any]]] = [
+BEYOND = [
     *(("temperature", value, {}) for value in (1e-300, 0.0099, 100.5, 1e300)),
     ("prompt_tokens", run.TOKENS_MAX + 1, {}),
     ("completion_tokens", run.TOKENS_MAX + 1, {"group": 2}),

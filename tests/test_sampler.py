@@ -12,9 +12,7 @@ from ftis_node.policy.generate.sampler import _invert, choose, noise_of
 from tests.support.small_models import seeded
 
 
-def draw(
-    logits: torch.Tensor, count: int, *, temperature: float, greedy: bool = False, seed: int = 0
-) -> tuple[torch.Tensor, torch.Tensor]:
+def draw(logits, count, *, temperature, greedy=False, seed=0):
     """So many tokens from each row."""
     uniform = None if greedy else noise_of([seed], len(logits), count)
     token, logprob = choose(logits, uniform, temperature, logits.shape[1])

@@ -3,7 +3,6 @@
 import stat
 import time
 from datetime import datetime, timedelta
-from pathlib import Path
 
 import psutil
 import pytest
@@ -47,7 +46,7 @@ def test_hours_hold_what_they_say(text, inside, outside):
             assert is_open(read_hours(text), at(moment)) is expected, moment
 
 
-def at(moment: str) -> datetime:
+def at(moment):
     day, time = moment.split()
     hour, minute = map(int, time.split(":"))
     days = ["mon", "tue", "wed", "thu", "fri", "sat", "sun"].index(day)
@@ -86,7 +85,7 @@ def test_the_next_opening_is_the_first_moment_that_is_open(start, end, now, days
 class Machine:
     """A machine with a clock in hand, a battery in files, and an nvidia-smi that prints what a test wrote."""
 
-    def __init__(self, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, place, monkeypatch):
         self.clock = Clock()
         self.own = {100}
         self.settings = Settings(idle_only=True)
@@ -103,7 +102,7 @@ class Machine:
         monkeypatch.setenv("PATH", f"{place}:/bin:/usr/bin")
         self.schedule = Schedule(lambda: self.settings, lambda: self.own)
 
-    def has_battery(self, *, plugged: bool, name: str = "BAT0") -> None:
+    def has_battery(self, *, plugged, name="BAT0"):
         (supply := self._power / name).mkdir(exist_ok=True)
         self._mains.parent.mkdir(exist_ok=True)
         for fact, value in {"energy_now": 50, "energy_full": 100, "power_now": 10, "capacity": 50}.items():
@@ -111,7 +110,7 @@ class Machine:
         (supply / "status").write_text("Charging" if plugged else "Discharging")
         self._mains.write_text(str(int(plugged)))
 
-    def runs(self, *rows: tuple[int, int, int]) -> None:
+    def runs(self, *rows):
         """GPU, process id and percentage of each process."""
         head = "# gpu         pid   type     sm    mem    enc    dec    jpg    ofa    command\n# Idx   #   C/G  %\n"
         body = "".join(
@@ -119,7 +118,7 @@ class Machine:
         )
         self._listing.write_text(head + body)
 
-    async def looks(self, seconds: float = schedule_module.CARD_SECONDS) -> str | None:
+    async def looks(self, seconds=schedule_module.CARD_SECONDS):
         self.clock.now += seconds
         return await self.schedule.why_not()
 
@@ -226,7 +225,7 @@ def test_a_daemon_keeps_its_hours_and_shows_its_page_as_told(join):
     assert "is no time" in refused("set", "hours=never", *home).what
 
 
-def closed_hours() -> str:
+def closed_hours():
     """Two hours that are over for at least another twenty."""
     hour = (datetime.now().hour + 22) % 24
     return f"{hour}-{(hour + 1) % 24 or 24}"

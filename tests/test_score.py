@@ -1,7 +1,6 @@
 """Scoring gives the log-probs and gradients of a plain softmax, in chunks, whatever shares the batch."""
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import PretrainedConfig
 
 from ftis_node.errors import UsageError
 from ftis_node.lab.bench.model import word_tokenizer
@@ -27,20 +25,20 @@ from tests.support.small_models import KINDS, PROMPTS, logprobs_of, of_kind, pla
 COMPLETIONS = [np.array(ids, np.uint32) for ids in ([1], [4, 4, 9, 22, 1], [3, 0, 25, 8, 8, 8, 8, 1], [2, 3])]
 
 
-def gradients(policy: Policy, logprobs: Tensor) -> dict[str, Tensor]:
+def gradients(policy, logprobs):
     """Gradients of an uneven sum of the log-probs, by parameter."""
     policy.model.zero_grad(set_to_none=True)
     (logprobs * torch.linspace(-1, 2, logprobs.numel())).sum().backward()
     return {name: p.grad for name, p in policy.model.named_parameters() if p.grad is not None}
 
 
-def assert_gradients_close(ours: dict[str, Tensor], plain: dict[str, Tensor], loosely: float = 1.0) -> None:
+def assert_gradients_close(ours, plain, loosely=1.0):
     assert ours.keys() == plain.keys() and ours
     for name, gradient in plain.items():
         torch.testing.assert_close(ours[name], gradient, atol=2e-4 * loosely, rtol=1e-4 * loosely, msg=name)
 
 
-def of_copies(policy: Policy, temperature: float) -> Tensor:
+def of_copies(policy, temperature):
     """Plain log-probs of GROUPS, every completion with a copy of its prompt."""
     copies = [(group.prompt, completion) for group in GROUPS for completion in group.completions]
     return plain_logprobs(policy, *zip(*copies, strict=True), temperature)
@@ -92,7 +90,7 @@ def test_groups_of_one_token_completions_only_can_be_scored():
     torch.testing.assert_close(completion_logprobs(policy, ONE_TOKEN, 1.0)[0], plain, atol=2e-5, rtol=1e-5)
 
 
-def in_blocks(monkeypatch: pytest.MonkeyPatch, tokens: int, columns: int, kept: int = 0) -> None:
+def in_blocks(monkeypatch, tokens, columns, kept=0):
     """Logits of so many tokens by so many columns at a time; kept: bytes of them that may be."""
     monkeypatch.setitem(score.BLOCK_TOKENS, "cpu", tokens)
     monkeypatch.setitem(score.BLOCK_BYTES, "cpu", 4 * tokens * columns)
@@ -110,17 +108,17 @@ def test_the_entropy_is_that_of_what_each_token_was_drawn_from(block, monkeypatc
     assert not entropy.requires_grad
 
 
-def other_model(config: PretrainedConfig) -> Policy:
+def other_model(config):
     """A small random model of another family, as it is loaded."""
     torch.manual_seed(0)
-    model: Any = transformers.AutoModelForCausalLM.from_config(config)
+    model = transformers.AutoModelForCausalLM.from_config(config)
     return ready(Policy(config.model_type, model, small_models.tiny_tokenizer(), torch.device("cpu")))
 
 
-SIZES: dict[str, Any] = {"vocab_size": 26, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
-WIDE: dict[str, Any] = SIZES | {"intermediate_size": 48, "num_key_value_heads": 2, "initializer_range": 0.3}
+SIZES = {"vocab_size": 26, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+WIDE = SIZES | {"intermediate_size": 48, "num_key_value_heads": 2, "initializer_range": 0.3}
 KINDS = ["sliding_attention", "full_attention"]
-GPT2: dict[str, Any] = {"vocab_size": 26, "n_embd": 32, "n_layer": 2, "n_head": 4}
+GPT2 = {"vocab_size": 26, "n_embd": 32, "n_layer": 2, "n_head": 4}
 
 
 @pytest.mark.parametrize(
@@ -237,11 +235,11 @@ def test_a_sample_scores_the_same_alone_and_in_any_company(batch, rng):
 class _Largest(TorchDispatchMode):
     """Remembers the most elements of any tensor that an operation made."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.elements = 0
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
         for tensor in out if isinstance(out, (tuple, list)) else (out,):
             if isinstance(tensor, Tensor):

@@ -2,7 +2,6 @@
 
 import json
 import sys
-from typing import Any
 
 import msgspec
 import pytest
@@ -40,7 +39,7 @@ def named(tmp_path, monkeypatch) -> str:
     return "columned:build"
 
 
-def small(columns: dict[str, Any]) -> bool:
+def small(columns):
     texts = [value for value in columns.values() if isinstance(value, str)]
     return len(columns) <= COLUMNS and all(len(one) <= CHARACTERS for one in (*columns, *texts))
 

@@ -6,10 +6,9 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import pytest
@@ -23,10 +22,9 @@ from ftis_node.node.checkpointing import Saving, checkpoint_seconds, wear
 from ftis_node.node.progress import Progress
 from ftis_node.observe.answers import CheckpointStatus
 from ftis_node.observe.metrics import MetricsLog, each_event
-from ftis_node.step_report import StepReport
 from ftis_node.store.checkpoints import verify
 from ftis_node.text import GB, MB
-from ftis_node.worker.messages import Restore, Snapshot, Write
+from ftis_node.worker.messages import Snapshot, Write
 from tests.support.clock import Clock
 from tests.support.steps import FIGURES, MACHINE, step_report
 
@@ -42,11 +40,11 @@ class Killed(BaseException):
 class Marks:
     """A compute process whose weights are the marks of all steps that made them."""
 
-    def __init__(self) -> None:
-        self.weights: list[int] = []
-        self._snapshot: list[int] = []
+    def __init__(self):
+        self.weights = []
+        self._snapshot = []
 
-    async def call(self, request: Snapshot | Write | Restore) -> None:
+    async def call(self, request):
         file = Path(request.directory) / "weights"
         if isinstance(request, Snapshot):
             self._snapshot = list(self.weights)
@@ -59,7 +57,7 @@ class Marks:
 class Node:
     """What a daemon does with its checkpoints and its log, on a real directory."""
 
-    def __init__(self, path: Path, minutes: float | None, clock: Clock) -> None:
+    def __init__(self, path, minutes, clock):
         self.path = path
         self.minutes = minutes
         self.clock = clock
@@ -67,7 +65,7 @@ class Node:
         self.loop = asyncio.new_event_loop()
         self.start()
 
-    def start(self) -> None:
+    def start(self):
         """Another process on the same home."""
         self.log = MetricsLog(self.path / "metrics.jsonl")
         self.saving = Saving(self.path / "checkpoints", "m (full)", "adamw", self.log, self.minutes, self.clock)
@@ -76,7 +74,7 @@ class Node:
             self.progress = Progress()
             self.do(self.saving.checkpoint(self.compute, self.progress))
 
-    def revive(self, *, older: bool = False) -> None:
+    def revive(self, *, older=False):
         """Another compute process, as `Node._renew` starts one."""
         self.compute = Marks()
         self.progress = self.do(self.saving.restore(self.compute, older=older))
@@ -86,7 +84,7 @@ class Node:
         if fresh and self.saving.written:
             self.progress = Progress()
 
-    def step(self, report: StepReport = GOOD) -> None:
+    def step(self, report=GOOD):
         assert self.progress is not None
         self.progress.step += 1
         self.marks += 1
@@ -97,20 +95,20 @@ class Node:
         self.log.write("step", step=self.progress.step, batch=batch, micro_batch_tokens=1, **figures)
         self.do(self.saving.after_step(self.compute, self.progress, report))
 
-    def settle(self) -> None:
+    def settle(self):
         self.do(self.saving.flush())
 
-    def save(self) -> None:
+    def save(self):
         self.do(self.saving.save(self.compute, self.progress))
         self.settle()
 
-    def kill(self) -> None:
+    def kill(self):
         """Nothing is finished; what is on disk is all that is left."""
         self.saving.abandon()
         self.do(asyncio.sleep(0))
         self.log.close()
 
-    def do(self, work: Coroutine[Any, Any, Any]) -> Any:
+    def do(self, work):
         """To its end, with whatever it began."""
 
         async def whole():
@@ -121,12 +119,12 @@ class Node:
 
         return self.loop.run_until_complete(whole())
 
-    def told(self) -> list[int]:
+    def told(self):
         """The steps that made the present weights, by the log."""
         line = lineage(each_event(self.path / "metrics.jsonl", *EVENTS))
         return [int(one.logged.batch.own[0], 16) for one in line.links if one.logged and not one.logged.skipped]
 
-    def close(self) -> None:
+    def close(self):
         self.kill()
         self.loop.close()
 
@@ -138,7 +136,7 @@ def node(tmp_path) -> Iterator[Node]:
     node.close()
 
 
-def minutes_of_steps(node: Node, steps: int = 5) -> list[int]:
+def minutes_of_steps(node, steps=5):
     """Trains, a step a minute; returns the weights."""
     for _ in range(steps):
         node.clock.now += 60
@@ -146,7 +144,7 @@ def minutes_of_steps(node: Node, steps: int = 5) -> list[int]:
     return list(node.compute.weights)
 
 
-def restart(node: Node) -> None:
+def restart(node):
     node.kill()
     node.start()
 
@@ -245,7 +243,7 @@ OPERATIONS = (
 
 
 @contextmanager
-def killed_at(number: int) -> Iterator[None]:
+def killed_at(number):
     """The process ends before the operation on the disk of this number."""
     left = [number]
 
@@ -267,49 +265,49 @@ def killed_at(number: int) -> Iterator[None]:
 class Life(RuleBasedStateMachine):
     """A node's life. `order`: the weights of all checkpoints in the order in which they were committed."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.folder = tempfile.TemporaryDirectory(prefix="setbacks-")
         self.node = Node(Path(self.folder.name), 1, Clock())
         self.checkpoints = self.node.path / "checkpoints"
 
-    def newest(self) -> list[int] | None:
+    def newest(self):
         """The weights that a start has to take, found without the code under test: by when a file was written."""
         found = [path for path in self.checkpoints.iterdir() if path.suffix in ("", ".doubted") and sound(path)]
         newest = max(found, key=lambda path: (path / "checkpoint.json").stat().st_mtime_ns, default=None)
         return None if newest is None else list(json.loads((newest / "weights").read_text()))
 
     @rule(steps=st.integers(1, 3), seconds=st.sampled_from((1, 30, 100)))
-    def train(self, steps: int, seconds: int) -> None:
+    def train(self, steps, seconds):
         for _ in range(steps):
             self.node.clock.now += seconds
             self.node.step()
 
     @rule()
-    def save(self) -> None:
+    def save(self):
         unsaved = self.node.saving.status().due_seconds is not None
         self.node.save()
         assert not unsaved or self.newest() == self.node.compute.weights
 
     @rule()
-    def the_compute_process_fails(self) -> None:
+    def the_compute_process_fails(self):
         self.node.revive()
 
     @rule()
-    def it_fails_with_the_newest_again_and_again(self) -> None:
+    def it_fails_with_the_newest_again_and_again(self):
         self.node.revive(older=True)
 
     @rule()
-    def diverge(self) -> None:
+    def diverge(self):
         try:
             self.node.step(DIVERGED)
         except UserError:  # there is nothing to go back to; the daemon ends
             self.start_again()
 
     @rule(number=st.integers(0, 40), what=st.sampled_from(("train", "save", "older", "diverge", "start")))
-    def kill(self, number: int, what: str) -> None:
+    def kill(self, number, what):
         """At any operation on the disk; a start after that, too, may be killed."""
-        does: dict[str, Callable[[], Any]] = {
+        does = {
             "train": lambda: self.train(2, 100),
             "save": self.node.save,
             "older": lambda: self.node.revive(older=True),
@@ -323,7 +321,7 @@ class Life(RuleBasedStateMachine):
         self.start_again()
 
     @rule(which=st.integers(0, 2))
-    def damage(self, which: int) -> None:
+    def damage(self, which):
         """A file rots; at the next start the checkpoint is set aside."""
         here = sorted(self.checkpoints.glob("step-????????*"))
         if len(here) > 1:
@@ -331,28 +329,28 @@ class Life(RuleBasedStateMachine):
             self.start_again()
 
     @rule()
-    def start_again(self) -> None:
+    def start_again(self):
         self.node.kill()
         expected = self.newest()
         self.node.start()
         assert self.node.compute.weights == (expected or [])
 
     @invariant()
-    def the_log_leads_to_the_weights(self) -> None:
+    def the_log_leads_to_the_weights(self):
         assert self.node.told() == self.node.compute.weights
 
     @invariant()
-    def few_checkpoints_lie_there(self) -> None:
+    def few_checkpoints_lie_there(self):
         names = sorted(path.name for path in self.checkpoints.glob("step-*") if path.suffix != ".damaged")
         assert len([name for name in names if "." not in name]) <= 3, names
         assert not [name for name in names if name.endswith((".partial", ".replaced"))], names
 
-    def teardown(self) -> None:
+    def teardown(self):
         self.node.close()
         self.folder.cleanup()
 
 
-def sound(path: Path) -> bool:
+def sound(path):
     with suppress(Exception):
         return bool(verify(path))
     return False

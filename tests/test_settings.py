@@ -1,9 +1,5 @@
 """Each layer of settings overrules the ones below it, and every value knows where it came from."""
 
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
-
 import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import settings as effort
@@ -21,15 +17,15 @@ DEFAULT = Settings()
 
 def settled(
     *,
-    task: str = "gsm8k",
-    flags: Mapping[str, Any] | None = None,
-    file: Path | None = None,
-    environment: Mapping[str, str] | None = None,
-) -> tuple[Settings, dict[str, str]]:
+    task="gsm8k",
+    flags=None,
+    file=None,
+    environment=None,
+):
     return collect(task=task, flags=flags or {}, file=file, environment=environment or {})
 
 
-def refused(**layers: Any) -> UsageError:
+def refused(**layers):
     with pytest.raises(UsageError) as caught:
         settled(**layers)
     return caught.value
@@ -121,7 +117,7 @@ def test_a_wrong_value_names_its_layer(tmp_path):
     assert "'steps' from flags" in refused(flags={"steps": 0}, environment={"FTIS_STEPS": "5"}).what
 
 
-WRONG: dict[str, list[Any]] = {
+WRONG = {
     "steps": [-1],
     "batch_groups": [2.5, 0],
     "own_share": [1.5],

@@ -2,7 +2,6 @@
 
 import ast
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import ftis_node
@@ -15,7 +14,7 @@ FILES = {
 }
 
 
-def twice(names: Iterator[str]) -> list[str]:
+def twice(names):
     return [name for name, times in Counter(names).items() if times > 1]
 
 
@@ -31,7 +30,7 @@ def test_a_file_has_at_most_500_lines():
     assert [path for path in paths if "_pb2" not in path.name and path.read_text("utf-8").count("\n") > 500] == []
 
 
-def born_late(made: ast.ClassDef) -> set[str]:
+def born_late(made):
     """The attributes that methods give to an object, and that neither the body of its class, nor `__init__` and what it
     calls, gave before."""
     methods = [node for node in made.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
@@ -48,7 +47,7 @@ def born_late(made: ast.ClassDef) -> set[str]:
     return {name for names in given.values() for name in names} - begun - declared
 
 
-def assigned(method: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[str]:
+def assigned(method):
     """The attributes of self that a method gives a value."""
     for node in ast.walk(method):
         for part in (part for target in targets(node) for part in ast.walk(target)):
@@ -56,11 +55,11 @@ def assigned(method: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[str]:
                 yield part.attr
 
 
-def is_self(node: ast.expr) -> bool:
+def is_self(node):
     return isinstance(node, ast.Name) and node.id == "self"
 
 
-def targets(node: ast.AST) -> list[ast.expr]:
+def targets(node):
     """What a statement declares, or gives a value."""
     if isinstance(node, ast.Assign):
         return node.targets

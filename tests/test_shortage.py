@@ -2,7 +2,6 @@
 
 import json
 from types import SimpleNamespace
-from typing import Any
 
 import psutil
 import pytest
@@ -28,7 +27,7 @@ TINY = Settings(device="cpu", vram_gb=0.1)
 
 
 @pytest.fixture
-def gpu(monkeypatch) -> None:
+def gpu(monkeypatch):
     """One of 24 GB, of which 22 are free, as far as planning sees."""
     kernels()  # bitsandbytes cannot be imported for a GPU that is made up
     monkeypatch.setattr("ftis_node.policy.measure.where_to_look", lambda source: {"local_files_only": True})
@@ -38,7 +37,7 @@ def gpu(monkeypatch) -> None:
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda share, device: None)
 
 
-def refused(**settings: Any) -> UserError | None:
+def refused(**settings):
     asked = Settings(**settings)
     _, chosen = settle(asked, GSM8K, {})
     try:

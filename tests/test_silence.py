@@ -33,7 +33,7 @@ LOAD = textwrap.dedent(
 )
 
 
-def environment(folder: Path, hub: Hub) -> dict[str, str]:
+def environment(folder, hub):
     """This process's, without what keeps tests from the hub or the libraries under us from talking."""
     listening = listening_in(folder / "listening")
     known = {name: text for name, text in os.environ.items() if name not in {"HF_HUB_OFFLINE", "CI", *QUIET}}
@@ -47,13 +47,13 @@ def environment(folder: Path, hub: Hub) -> dict[str, str]:
     return known | asked | listening | {"PYTHONPATH": path}
 
 
-def strangers(folder: Path) -> list[tuple[str, str, str]]:
+def strangers(folder):
     """What was tried beyond loopback, where hub and peers are."""
     near = re.compile(r"\('127\.0\.0\.1', \d+\)|'127\.0\.0\.1'|'localhost'|b?'[/\x00].*'")
     return [one for one in tried(folder / "listening") if not near.fullmatch(one[1])]
 
 
-def ran(line: list[str], known: dict[str, str]) -> subprocess.CompletedProcess[str]:
+def ran(line, known):
     return subprocess.run(
         line, env=known, capture_output=True, text=True, timeout=10 * PATIENCE, stdin=subprocess.DEVNULL
     )

@@ -12,7 +12,6 @@ from ftis_node.host.clocks import boot_seconds, unix_seconds
 from ftis_node.lab.simulation import node as simulated
 from ftis_node.lab.simulation.directory import directory_figures
 from ftis_node.lab.simulation.network import KINDS
-from ftis_node.lab.simulation.node import SimulatedNode
 from ftis_node.lab.simulation.scenario import Machine, Scenario
 from ftis_node.lab.simulation.simulate import Simulation
 from ftis_node.lab.simulation.store import CONTEXT, PACKET_BYTES, RUN, Reader, make_packet, rewards
@@ -30,15 +29,15 @@ RESTLESS = Scenario(nodes=24, seconds=180.0, session_seconds=150.0, outbound_onl
 class Watched(Simulation):
     """A simulation with a witness on every dial and on every packet that arrives."""
 
-    def __init__(self, scenario: Scenario) -> None:
+    def __init__(self, scenario):
         super().__init__(scenario)
-        self.dialled: list[bytes] = []
-        self.pulled: list[tuple[bytes, tuple[bytes, int, int]]] = []
-        self.waiting: list[int] = []  # groups in a pool, after each arrival
-        self.members: list[SimulatedNode] = []
+        self.dialled = []
+        self.pulled = []
+        self.waiting = []  # groups in a pool, after each arrival
+        self.members = []
         self.figures = self.run()
 
-    def enter(self) -> SimulatedNode:
+    def enter(self):
         node = super().enter()
         self.members.append(node)
         connect, arrive = node.transport.connect, node.store.add
@@ -59,17 +58,17 @@ class Watched(Simulation):
         return node
 
     @property
-    def outbound_only(self) -> set[bytes]:
+    def outbound_only(self):
         return {node.transport.author for node in self.members if node.transport.machine.outbound_only}
 
 
 @cache
-def restless() -> Watched:
+def restless():
     return Watched(RESTLESS)
 
 
 @cache
-def settled() -> Watched:
+def settled():
     """Who has come stays, and can be dialled."""
     return Watched(Scenario(nodes=12, seconds=600.0, session_seconds=1e9, outbound_only=0.0))
 

@@ -4,7 +4,6 @@ import errno
 import math
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -13,41 +12,39 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file
-from torch import Tensor
 
 from ftis_node.errors import FtisError, UserError
 from ftis_node.learner import tensorfile
 from ftis_node.learner.tensorfile import write_tensors
 from ftis_node.worker.checkpoint import SPARE
-from ftis_node.worker.engine import Engine
 from tests.support.small_models import batch_of, opened_engine
 
-KINDS: list[dict[str, Any]] = [{"lora": False}, {"lora": True}, {"lora": False, "dtype": "bfloat16"}]
+KINDS = [{"lora": False}, {"lora": True}, {"lora": False, "dtype": "bfloat16"}]
 
 
-def train(engine: Engine) -> None:
+def train(engine):
     assert engine.step(batch_of([1, 2], engine.generate([1, 2]).groups, uneven=True)).skipped is None
 
 
-def free(monkeypatch: pytest.MonkeyPatch, size: float) -> None:
+def free(monkeypatch, size):
     there = psutil.virtual_memory()._replace(available=size)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: there)
 
 
-def written(directory: Path) -> dict[str, Tensor]:
+def written(directory):
     return load_file(directory / "trainable.safetensors") | load_file(directory / "optimiser.safetensors")
 
 
-def state(engine: Engine) -> dict[str, Tensor]:
+def state(engine):
     weights, optimiser = engine.learner.state()
     return {**weights, **optimiser}
 
 
-def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+def same(one, other):
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
-def no_copies(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def no_copies(engine, monkeypatch):
     whole = engine.learner.state
 
     def only_live(*, live=False):

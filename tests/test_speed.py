@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from typing import Any
 
 import pytest
 import torch
@@ -25,7 +24,7 @@ def test_segments_grow_in_every_process_but_under_wsl2_unless_the_owner_sets_the
         assert owners == {name: "backend:cudaMallocAsync"}
     for kernel, grows in (("6.6.87.2-microsoft-standard-WSL2", False), ("6.12.48+deb13-amd64", True)):
         (tmp_path / "osrelease").write_text(f"{kernel}\n")
-        there: dict[str, str] = {}
+        there = {}
         expand_segments(there, tmp_path / "osrelease")
         assert there == ({NAMES[1]: GROWING} if grows else {})
     code = "import os, sys, ftis_node; assert 'torch' not in sys.modules; print(os.environ['PYTORCH_CUDA_ALLOC_CONF'])"
@@ -35,7 +34,7 @@ def test_segments_grow_in_every_process_but_under_wsl2_unless_the_owner_sets_the
 
 @pytest.mark.parametrize(("free", "emptied"), [(1, 1), (11, 0)])
 def test_a_nearly_full_gpu_gets_cached_blocks_back(free, emptied, monkeypatch):
-    calls: list[int] = []
+    calls = []
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 100))
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append(1))
     room.make_way(torch.device("cpu"))
@@ -47,7 +46,7 @@ def test_a_nearly_full_gpu_gets_cached_blocks_back(free, emptied, monkeypatch):
 @pytest.mark.parametrize("widens", [True, False])
 def test_scores_are_summed_in_fp32_also_where_torch_cannot_widen(widens, monkeypatch):
     """A stand-in for a tensor of a GPU shows which product is asked for."""
-    asked: list[Any] = []
+    asked = []
     monkeypatch.setattr(cache, "_WIDENS", widens)
     monkeypatch.setattr(torch, "bmm", lambda a, b, **options: asked.append((a, options)))
 
@@ -61,7 +60,7 @@ def test_scores_are_summed_in_fp32_also_where_torch_cannot_widen(widens, monkeyp
 
 
 def test_cudnns_attention_is_not_taken(monkeypatch):
-    told: list[bool] = []
+    told = []
     monkeypatch.setattr("ftis_node.policy.load.use_device", lambda _: torch.device("cuda"))
     monkeypatch.setattr(torch.backends.cuda, "enable_cudnn_sdp", told.append)
     monkeypatch.setattr(torch.nn.Module, "to", lambda self, *_, **__: self)

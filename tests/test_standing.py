@@ -5,7 +5,6 @@ import logging
 import math
 import random
 from collections import Counter
-from typing import Any
 
 import numpy as np
 import pytest
@@ -27,9 +26,7 @@ ALICE, BOB, CAROL = (identity(number).author for number in range(1, 4))
 SAMPLES, TOKENS, WORDS = 8, 10, 16
 
 
-def log_ratios(
-    rng: np.random.Generator, apart: float, lie: float = 1.0, samples: int = SAMPLES, tokens: int = TOKENS
-) -> np.ndarray:
+def log_ratios(rng, apart, lie=1.0, samples=SAMPLES, tokens=TOKENS):
     """log ρ of an author whose policy is `apart` from ours and who claims `lie` times its probabilities."""
     logits = rng.normal(size=(samples, tokens, WORDS)) * 1.5
     ours = logits + apart * rng.normal(size=logits.shape)
@@ -41,12 +38,12 @@ def log_ratios(
     return logprobs(ours) - logprobs(logits) - np.log(lie)
 
 
-def drawn(*of: Any) -> dict[str, float]:
+def drawn(*of):
     """A step's figures of such an author."""
     return of_ratios(log_ratios(*of))
 
 
-def waiting(author: bytes, round: int, born: float) -> Scored:
+def waiting(author, round, born):
     """A group with a signal."""
     return Scored(group(author, packet(author, round, 0)), (0.0, 1.0), born)
 
@@ -147,7 +144,7 @@ def test_a_weak_honest_author_is_not_doubted_although_groups_are_picked_by_their
     assert abs(claims.mean_weight - 1) < 3 * claims.error
 
 
-def young() -> tuple[np.random.Generator, Reputation]:
+def young():
     return np.random.default_rng(0), Reputation(Clock())
 
 

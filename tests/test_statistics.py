@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from collections.abc import Iterable
 from dataclasses import astuple
 
 import numpy as np
@@ -17,7 +16,6 @@ from ftis_node.lab.reporting.statistics import equivalent, holm, mean_interval, 
 EVERY = settings(max_examples=60, derandomize=True)
 passes = st.integers(0, 200).map(lambda right: right / 200)
 seeds = st.lists(st.tuples(passes, passes), min_size=1, max_size=10)
-Pairs = list[tuple[float, float]]
 
 # Student's own sleep data (1908): hours gained by ten patients under two drugs.
 DRUG_1 = [0.7, -1.6, -0.2, -1.2, -0.1, 3.4, 3.7, 0.8, 0.0, 2.0]
@@ -26,7 +24,7 @@ DRUG_2 = [1.9, 0.8, 1.1, 0.1, -0.1, 4.4, 5.5, 1.6, 4.6, 3.4]
 DARWIN = [49, -67, 8, 16, 6, 23, 28, 41, 14, 29, 56, 24, 75, 60, -48]
 
 
-def split(pairs: Pairs) -> tuple[list[float], list[float]]:
+def split(pairs):
     return [a for a, _ in pairs], [b for _, b in pairs]
 
 
@@ -43,7 +41,7 @@ def test_an_interval_is_students_or_the_studentised_bootstraps_where_that_is_wid
     assert (found.low, found.high) == pytest.approx((3.25 - half, high)) and low > found.low and high > 3.25 + half
 
 
-def held(intervals: Iterable[subject.Interval], truth: float) -> float:
+def held(intervals, truth):
     return float(np.mean([interval.low <= truth <= interval.high for interval in intervals]))
 
 

@@ -1,12 +1,11 @@
 """The arithmetic of a step's seconds: where it was worked out by hand, and which way it goes."""
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from ftis_node.fit.memory import Workload
-from ftis_node.fit.plan import Plan, Wishes, plan
+from ftis_node.fit.plan import Wishes, plan
 from ftis_node.lab.step_seconds import CARDS, Work, generating, training
 from ftis_node.policy.measure import geometry_of, known_config
 
@@ -15,7 +14,7 @@ CARD = CARDS["RTX 4090 24 GB"]
 SHAPE = geometry_of(known_config("qwen2.5-3b"), "qwen2.5-3b")
 
 
-def planned(**wished: Any) -> Plan:
+def planned(**wished):
     return plan(SHAPE, 24 * 10**9, Workload(512, 256, 12, 24), Wishes(lora=True, **wished), "cuda", True)
 
 

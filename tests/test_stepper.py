@@ -5,7 +5,6 @@ import dataclasses
 import math
 import sqlite3
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -181,7 +180,7 @@ async def test_peers_are_told_the_time_at_which_a_round_is_announced(tmp_path):
 
     clock = Clock()
     node = stepper(tmp_path, context=CONTEXT, identity=identity(1), worker=Slow(), unix=clock)
-    told: list[int] = []
+    told = []
     node.means.swarm.announce = lambda round, step, refs, issued_at: told.append(issued_at)
     await vertical(node).make(2)
     assert told == [1100]
@@ -231,5 +230,5 @@ async def test_a_disk_that_fills_while_a_group_is_scored_ends_the_step_and_loses
     assert not caplog.records, "nobody is left to say that its exception was never retrieved"
 
 
-async def _nothing(count: int) -> list[Any]:
+async def _nothing(count):
     return []

@@ -14,14 +14,13 @@ from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.limits import OWN
 from ftis_node.swarm.wire import inbound, p2pd
 from ftis_node.swarm.wire.inbound import STREAMS_OF_ONE_PEER, Streams
-from ftis_node.swarm.wire.libp2p import FtisSwarm, Libp2p
+from ftis_node.swarm.wire.libp2p import FtisSwarm
 from tests.support.swarm import PATIENCE, Answers, eventually, identity, member, transport
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 ALICE, BOB = identity(1), identity(2)
 FETCH = "FtisSwarm.rpc_fetch"
-Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class Busy(Answers):
@@ -29,22 +28,22 @@ class Busy(Answers):
 
     answered, admitting = 0, True
 
-    def admits(self, peer: bytes) -> bool:
+    def admits(self, peer):
         return self.admitting
 
-    async def on_fetch(self, request: ftis_pb2.FetchRequest, peer: bytes) -> AsyncIterator[ftis_pb2.FetchChunk]:
+    async def on_fetch(self, request, peer):
         for digest in request.digests:
             self.answered += 1
             yield ftis_pb2.FetchChunk(digest=digest, status=ftis_pb2.FetchChunk.BUSY)
 
 
-async def opened(caller: Libp2p, called: bytes) -> Stream:
+async def opened(caller, called):
     """A stream on which nothing was asked yet."""
     _, *stream = await asyncio.wait_for(caller.p2p.call_binary_stream_handler(PeerID(called), FETCH), PATIENCE)
     return tuple(stream)
 
 
-async def asked(stream: Stream, digests: int) -> None:
+async def asked(stream, digests):
     """Asks once, and reads the answers."""
     reader, writer = stream
     await P2P.send_protobuf(request(digests), writer)
@@ -55,14 +54,14 @@ async def asked(stream: Stream, digests: int) -> None:
 class Scene:
     """Alice opens streams to Bob, of whom all that a stream costs can be seen."""
 
-    def __init__(self, alice: Libp2p, bob: Libp2p) -> None:
+    def __init__(self, alice, bob):
         self.alice, self.bob = alice, bob
         self.busy = Busy()
         self.served = FtisSwarm(self.busy)
         self._tasks_before = 0
         self._p2pd_before = 0
 
-    async def begin(self) -> None:
+    async def begin(self):
         """As it was before any test."""
         self.busy.admitting = True
         self.served._lookups = FtisSwarm(self.busy)._lookups
@@ -71,29 +70,29 @@ class Scene:
         await eventually(lambda: not self.served._streams and not self.sockets(), "the first stream has ended")
         self._tasks_before, self._p2pd_before = len(asyncio.all_tasks()), self.files_of_p2pd()
 
-    async def connect(self) -> None:
+    async def connect(self):
         await self.alice.connect(BOB.author, await self.bob.addresses())
 
-    async def open(self) -> Stream:
+    async def open(self):
         return await opened(self.alice, BOB.author)
 
-    async def answer(self, requests: int) -> None:
+    async def answer(self, requests):
         """A caller as it should be."""
         stream = await self.open()
         for _ in range(requests):
             await asked(stream, 1)
         stream[1].close()
 
-    def sockets(self) -> int:
+    def sockets(self):
         """Of streams, on Bob's side, in this process."""
         path = self.bob.p2p._client_listen_maddr["unix"]
         found = psutil.Process().net_connections("unix")
         return sum(one.laddr == path for one in found) - 1  # that which listens
 
-    def files_of_p2pd(self) -> int:
+    def files_of_p2pd(self):
         return psutil.Process(self.bob.pid).num_fds()
 
-    async def nothing_is_left(self) -> None:
+    async def nothing_is_left(self):
         await eventually(lambda: not self.served._streams, "no stream is counted")
         await eventually(lambda: self.sockets() == 0, "its sockets are closed")
         await eventually(lambda: self.files_of_p2pd() <= self._p2pd_before, "p2pd has closed them too")
@@ -115,11 +114,11 @@ async def scene(stage) -> Scene:
     return stage
 
 
-def request(digests: int = 64, size: int = 32) -> ftis_pb2.FetchRequest:
+def request(digests=64, size=32):
     return ftis_pb2.FetchRequest(digests=[bytes([number]) * size for number in range(digests)])
 
 
-async def ask_ahead(writer: asyncio.StreamWriter) -> None:
+async def ask_ahead(writer):
     """Requests until nobody takes one any more."""
     with contextlib.suppress(Exception):
         while True:
@@ -177,7 +176,7 @@ async def test_row_33_peers_outside_the_view_share_a_part_and_the_oldest_silent_
 ):
     monkeypatch.setattr(inbound, "limit", lambda: 4 * 16)
     bound = Streams()
-    ended: list[int] = []
+    ended = []
 
     async def silent(number):
         try:

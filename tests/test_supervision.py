@@ -5,8 +5,6 @@ import contextlib
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable
-from pathlib import Path
 
 import psutil
 import pytest
@@ -14,27 +12,27 @@ from hivemind.p2p.p2p_daemon_bindings.p2pclient import Client
 
 from ftis_node.errors import UserError
 from ftis_node.swarm.wire import libp2p, p2pd
-from tests.support.swarm import Member, all_meet, eventually, member
+from tests.support.swarm import all_meet, eventually, member
 
 
 @contextlib.asynccontextmanager
-async def pair(path: Path) -> AsyncIterator[tuple[Member, Member]]:
+async def pair(path):
     """Two nodes that have met."""
     async with member(1, path) as one, member(2, path, [one.address]) as two:
         await all_meet(one, two)
         yield one, two
 
 
-def sockets_of(node: Member) -> list[Path]:
+def sockets_of(node):
     return sorted(node.transport.listening.sockets.glob("*.sock"))
 
 
-async def is_back(node: Member, pid: int, times: int = 1) -> None:
+async def is_back(node, pid, times=1):
     await eventually(lambda: node.swarm.supervisor.restarts >= times, "another p2pd is there")
     assert node.transport.pid != pid and not psutil.pid_exists(pid)
 
 
-HARMS: tuple[Callable[[Member], object], ...] = (
+HARMS = (
     lambda node: os.kill(node.transport.pid, signal.SIGKILL),
     lambda node: os.kill(node.transport.pid, signal.SIGSTOP),
     lambda node: node.transport.p2p._client.control._read_task.cancel(),  # it says that it lives, but no call arrives
@@ -74,7 +72,7 @@ async def test_while_ones_own_p2pd_is_slow_no_peer_is_blamed_and_it_has_longer_a
 ):
     """To start and to answer. On a crowded machine nodes would else do little but start it again."""
     identify = Client.identify
-    answered = list[bool]()
+    answered = []
     async with pair(tmp_path) as (one, two):
         ping = one.transport._answers
         pid = one.transport.pid

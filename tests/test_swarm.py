@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -19,20 +18,18 @@ from ftis_node.swarm.fetch import fetch
 from ftis_node.swarm.known import Target
 from ftis_node.swarm.membership import Peer
 from ftis_node.swarm.traffic import Traffic
-from tests.support.swarm import PATIENCE, Member, all_meet, announcement, eventually, identity, member, packet, stub
-
-Key = tuple[bytes, int, int]
+from tests.support.swarm import PATIENCE, all_meet, announcement, eventually, identity, member, packet, stub
 
 
 class Swarms:
     """Starts members, and ends those that a test did not end itself."""
 
-    def __init__(self, path: Path, stack: AsyncExitStack) -> None:
+    def __init__(self, path, stack):
         self.path = path
         self._stack = stack
-        self._own: dict[Member, AsyncExitStack] = {}
+        self._own = {}
 
-    async def join(self, number: int, *bootstraps: Member, port: int = 0) -> Member:
+    async def join(self, number, *bootstraps, port=0):
         own = AsyncExitStack()
         addresses = [other.address for other in bootstraps]
         joined = await own.enter_async_context(member(number, self.path, addresses, port=port))
@@ -40,10 +37,10 @@ class Swarms:
         self._stack.push_async_callback(own.aclose)
         return joined
 
-    async def leave(self, who: Member) -> None:
+    async def leave(self, who):
         await self._own[who].aclose()
 
-    async def meeting(self, count: int) -> list[Member]:
+    async def meeting(self, count):
         """So many have met, also those who knew the first only."""
         nodes = [await self.join(1)]
         nodes += [await self.join(number, nodes[0]) for number in range(2, count + 1)]
@@ -57,7 +54,7 @@ async def swarms(tmp_path) -> AsyncIterator[Swarms]:
         yield Swarms(tmp_path, stack)
 
 
-async def gets(who: Member, keys: set[Key]) -> None:
+async def gets(who, keys):
     """Waits until a member has admitted exactly these groups, each once."""
     await eventually(lambda: len(who.admitted) >= len(keys), f"{len(keys)} groups came")
     assert len(who.admitted) == len(set(who.admitted)) and set(who.admitted) == keys
@@ -65,7 +62,7 @@ async def gets(who: Member, keys: set[Key]) -> None:
 
 async def test_everybody_ends_with_all_groups_of_the_others_each_admitted_once(swarms):
     nodes = await swarms.meeting(3)
-    made: dict[Member, set[Key]] = {node: set() for node in nodes}
+    made = {node: set() for node in nodes}
     for _ in range(4):
         for node in nodes:
             made[node] |= node.make(6)
@@ -144,7 +141,7 @@ async def test_row_69_70_a_holder_that_is_away_or_busy_for_a_while_costs_no_pack
     await gets(second, made)
     await swarms.leave(first)
     serve = second.pulling.uploads.serve
-    asked = list[int]()
+    asked = []
 
     async def at_times(request, peer, *, may=True):
         asked.append(len(request.digests))
@@ -245,7 +242,7 @@ async def test_who_waited_longest_is_asked_first_and_who_has_just_asked_is_not(s
     """And those who are silent hold the others up for a moment only."""
     swarm = (await swarms.join(1)).swarm
     sessions = swarm.membership.sessions
-    asked = list[bytes]()
+    asked = []
 
     async def silence(peer):
         asked.append(peer)

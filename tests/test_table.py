@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from ftis_node.packet import packet_digest
-from ftis_node.swarm.announcement import Announcement, PacketRef, announce
-from ftis_node.swarm.identity import Identity
-from ftis_node.swarm.known import Known, Outcome
+from ftis_node.swarm.announcement import PacketRef, announce
+from ftis_node.swarm.known import Outcome
 from ftis_node.swarm.pool import Newcomers
 from ftis_node.swarm.table import AGE_SLACK, FIRST_SENDER_PART, PEERS_MAX, Table
 from tests.support.clock import Clock
@@ -25,12 +24,12 @@ PEERS = [identity(number).author for number in range(100, 110)]
 
 
 @cache
-def author(number: int) -> Identity:
+def author(number):
     return identity(number)
 
 
 @cache
-def signed(number: int, round: int, packets: int = 3, content: int = 0) -> Announcement:
+def signed(number, round, packets=3, content=0):
     refs = [
         PacketRef(slot, packet_digest(b"%d %d %d %d" % (number, round, slot, content)), 100, 1)
         for slot in range(packets)
@@ -41,14 +40,14 @@ def signed(number: int, round: int, packets: int = 3, content: int = 0) -> Annou
 class Bench:
     """A table with a clock in hand."""
 
-    def __init__(self, capacity: int = 2048, seed: int = 0) -> None:
+    def __init__(self, capacity=2048, seed=0):
         self.clock = Clock()
         self.table = Table(MAX_AGE, self.clock, random.Random(seed), capacity=capacity)
 
-    def add(self, made: Announcement, age: float = 0, first_sender: bytes | None = PEERS[0], held: int = 0) -> Outcome:
+    def add(self, made, age=0, first_sender=PEERS[0], held=0):
         return self.table.add(made, made.encode(), age=age, first_sender=first_sender, held=held)
 
-    def known(self, number: int, round: int = 0) -> Known:
+    def known(self, number, round=0):
         known = self.table.get(author(number).author, round)
         assert known is not None
         return known
@@ -59,7 +58,7 @@ def bench() -> Bench:
     return Bench()
 
 
-def everything(known: Known) -> int:
+def everything(known):
     return -1
 
 
@@ -270,7 +269,7 @@ class TableMachine(RuleBasedStateMachine):
     """Whatever is done, what is kept beside the announcements agrees with them, and nothing too old stays."""
 
     @initialize(capacity=st.sampled_from([1, 8, 16, 24]), seed=st.integers(0, 9))
-    def begin(self, capacity: int, seed: int) -> None:
+    def begin(self, capacity, seed):
         self.bench = Bench(capacity, seed)
         self.table = self.bench.table
 
@@ -282,28 +281,28 @@ class TableMachine(RuleBasedStateMachine):
         first_sender=st.sampled_from([None, *PEERS[:4]]),
         held=st.integers(-1, 9),
     )
-    def add(self, who: int, round: int, content: int, age: float, first_sender: bytes | None, held: int) -> None:
+    def add(self, who, round, content, age, first_sender, held):
         made = signed(who, round, content=content)
         if self.bench.add(made, age, first_sender, held) is Outcome.NEW:
             assert self.table.get(made.author, made.round) is not None
 
     @rule(which=st.integers(0, 23), peer=st.sampled_from(PEERS[:4]), age=st.none() | st.floats(-10, 300))
-    def hear_of(self, which: int, peer: bytes, age: float | None) -> None:
+    def hear_of(self, which, peer, age):
         if known := list(self.table):
             born = None if age is None else self.bench.clock() - age
             self.table.note_holder(known[which % len(known)], peer, 1, born)
 
     @rule(seconds=st.sampled_from([0.1, 10.0, 50.0, 101.0]))
-    def time_goes_on(self, seconds: float) -> None:
+    def time_goes_on(self, seconds):
         self.bench.clock.now += seconds
 
     @rule()
-    def expire(self) -> None:
+    def expire(self):
         self.table.expire()
         assert all(self.bench.clock() - known.born <= MAX_AGE + ROUNDING for known in self.table)
 
     @rule(count=st.integers(0, 5), peer=st.sampled_from(PEERS[:4]), tell=st.booleans())
-    def sample(self, count: int, peer: bytes, tell: bool) -> None:
+    def sample(self, count, peer, tell):
         drawn = self.table.sample(count, peer)
         bit = self.table.bit(peer)
         new = sum(not known.knows & bit for known in self.table)
@@ -314,14 +313,14 @@ class TableMachine(RuleBasedStateMachine):
             self.table.tell(peer, known)
 
     @invariant()
-    def all_agrees(self) -> None:
+    def all_agrees(self):
         if not hasattr(self, "table"):
             return
         table, known = self.table, list(self.table)
         assert table._by_id == {one.id: one for one in known}
         authors = table._authors, lambda one: one.announcement.author
         for shares, whose in ((table._first_sent, lambda one: one.first_sender), authors):
-            held: dict[bytes, dict[tuple[bytes, int], Known]] = {}
+            held = {}
             for one in known:
                 if whose(one) is not None:
                     held.setdefault(whose(one), {})[one.key] = one
@@ -339,12 +338,12 @@ TestTableMachine.settings = settings(stateful_step_count=80)
 # --- by row -----------------------------------------------------------------------------------------------------------
 
 
-def rows_of(made: Announcement) -> dict[int, int]:
+def rows_of(made):
     """A row of its own for each packet."""
     return {index: made.author[-1] << 16 | made.round << 8 | ref.slot for index, ref in enumerate(made.packets)}
 
 
-def by_row(*announcements: Announcement) -> Table:
+def by_row(*announcements):
     table = Table(MAX_AGE, Clock(), random.Random(0), rows_of=rows_of)
     for made in announcements:
         table.add(made, made.encode(), age=0.0, first_sender=PEERS[0])
@@ -371,7 +370,7 @@ def test_of_named_rows_the_first_are_chosen_authors_take_turns_and_other_rows_co
     for number in range(40):
         made = signed(number, 1, 10)
         table.add(made, made.encode(), age=0.0, first_sender=PEERS[number % 10])
-    calls = Counter[str]()
+    calls = Counter()
     sys.setprofile(lambda frame, event, what: calls.update([event]))
     chosen = table.choose(2, everything, rows=[9, 33, 8, 7])
     sys.setprofile(None)

@@ -1,35 +1,32 @@
 """`task check` tries every row with the real rule, and says what a person should do before a run is made of them."""
 
 import json
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from ftis_node.evaluate import learnable
 from ftis_node.tasks.jail import can_lock_in
-from tests.support.cli import Cli
 
 SUMS = [(f"What is {n} + 1?", str(n + 1)) for n in range(30)]
 
 
 @pytest.fixture(autouse=True)
-def words(monkeypatch) -> None:
+def words(monkeypatch):
     """A model that comes with the package, and writes every text."""
     monkeypatch.setenv("FTIS_MODEL", "tiny-bpe")
 
 
-def file_of(folder: Path, *rows: tuple[str, str], name: str = "rows.jsonl", blank: str = "") -> str:
+def file_of(folder, *rows, name="rows.jsonl", blank=""):
     lines = (json.dumps({"question": question, "answer": answer}) + "\n" for question, answer in rows)
     (folder / name).write_text(blank.join(lines))
     return str(folder / name)
 
 
-def found(cli: Cli, *line: str, code: int = 0) -> dict[str, Any]:
+def found(cli, *line, code=0):
     ended, out, _ = cli("task", "check", *line, "--json")
     assert ended == code, out
-    answer: dict[str, Any] = json.loads(out)
+    answer = json.loads(out)
     return answer
 
 
@@ -108,7 +105,7 @@ def test_what_a_model_could_learn_is_sampled_and_said_with_advice(cli):
 @pytest.mark.parametrize(("a_row", "together"), [(25.0, [1, 2, 1, 1]), (0.01, [1, 7]), (500.0, [1])])
 def test_a_check_begins_as_many_rows_as_are_done_in_time(a_row, together, cli, monkeypatch):
     """Two minutes, at most one of them at a time."""
-    calls: list[int] = []
+    calls = []
     plain = learnable.generate
 
     def generate(policy, prompts, **kwargs):

@@ -15,12 +15,12 @@ from tests.support.models import DATA, real_data
 from tests.support.served import Quiet, served
 
 
-def write(path: Path, *rows: object) -> Path:
+def write(path, *rows):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path
 
 
-def questions(count: int, first: int = 0) -> list[dict[str, object]]:
+def questions(count, first=0):
     return [{"question": f"What is {i} + 1?", "answer": i + 1} for i in range(first, first + count)]
 
 
@@ -197,7 +197,7 @@ DIGEST = hashlib.sha256(CONTENT).hexdigest()
 
 
 class Files(Quiet):
-    def do_GET(self) -> None:
+    def do_GET(self):
         if self.path == "/missing":
             self.send_error(404)
             return

@@ -1,14 +1,12 @@
 """A text run in the engine: any two models read one another, those of one tokenizer as in a token run."""
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from ftis_node.config.run import Run, check_fit
+from ftis_node.config.run import check_fit
 from ftis_node.errors import UsageError
 from ftis_node.host.clocks import boot_seconds
 from ftis_node.lab.compute import InProcess
@@ -37,7 +35,7 @@ AUTHOR = Identity(bytes(32)).author
 Opened = tuple[Engine, AdmissionContext]
 
 
-def opened(model: str, *, any_tokenizer: bool = True, **changes: Any) -> Opened:
+def opened(model, *, any_tokenizer=True, **changes):
     engine = Engine()
     facts = engine.load(arithmetic_settings(model=model, eval_prompts=20), "arithmetic")
     run = arithmetic_run(facts, any_tokenizer=any_tokenizer, **changes)
@@ -45,12 +43,12 @@ def opened(model: str, *, any_tokenizer: bool = True, **changes: Any) -> Opened:
     return engine, AdmissionContext(run, engine.open(run).prompt_digests)
 
 
-def drawn(context: AdmissionContext, slots: int = 4) -> list[int]:
+def drawn(context, slots=4):
     """The rows that AUTHOR's first slots answer."""
     return [context.row_of(AUTHOR, 7, slot) for slot in range(slots)]
 
 
-def state(engine: Engine) -> dict[str, torch.Tensor]:
+def state(engine):
     return engine.learner.state()[0]
 
 
@@ -116,7 +114,7 @@ def test_a_step_on_anothers_group_learns_over_chunks(numbers):
     assert any(not torch.equal(before[name], after) for name, after in state(learner).items())
 
 
-def as_text(packet: Packet, prompt: str, run: Run) -> bytes:
+def as_text(packet, prompt, run):
     """The same samples as a packet of a text run."""
     slot = Slot(AUTHOR, packet.round, packet.slot, packet.policy_step)
     return TextPackets(run, tiny_tokenizer()).write(slot, prompt, [], list(packet.completions()))
@@ -127,7 +125,7 @@ def test_with_one_tokenizer_a_text_run_trains_bit_for_bit_as_a_token_run(source)
     tokens, context = opened("tiny-a", any_tokenizer=False)
     text, text_context = opened("tiny-a", completion_tokens=16)
     rows = drawn(context)
-    groups: dict[str, list[StepGroup]] = {"tokens": [], "text": []}
+    groups = {"tokens": [], "text": []}
     kept = 0
     for row, made in zip(rows, tokens.generate(rows, AUTHOR, 7, 1).groups, strict=True):
         packet = decode(made.packet)
@@ -151,21 +149,21 @@ def test_with_one_tokenizer_a_text_run_trains_bit_for_bit_as_a_token_run(source)
     assert all(torch.equal(one, other) for one, other in zip(state(tokens).values(), state(text).values(), strict=True))
 
 
-def completion(text: str, tokenizer: Any, *, end: bool = True) -> Completion:
+def completion(text, tokenizer, *, end=True):
     ids = [*tokenizer(text, add_special_tokens=False)["input_ids"], *([tokenizer.eos_token_id] if end else [])]
     return Completion(np.array(ids, np.uint32), np.full(len(ids), -0.5, np.float32), end)
 
 
-def text_packets(engine: Engine, run: Run, **changes: Any) -> TextPackets:
+def text_packets(engine, run, **changes):
     """The engine's packets in a run with other caps."""
     return TextPackets(run.model_copy(update=changes), engine.policy.tokenizer)
 
 
-def refusal(context: AdmissionContext, data: bytes, parts: Mapping[str, Any] = {}, **changes: Any) -> Reason | None:
+def refusal(context, data, parts=None, **changes):
     """Why a packet is refused in a run with other caps; parts: of the packet, in place of its own."""
     packet = decode(data)
     assert isinstance(packet, TextPacket)
-    packet = replace(packet, **parts)
+    packet = replace(packet, **(parts or {}))
     run = context.run.model_copy(update={"group": len(packet.lengths)} | changes)
     other = AdmissionContext(run, context.prompt_digests)
     digest = other.digest_of_row(other.row_of(AUTHOR, 7, 0))
@@ -216,7 +214,7 @@ def test_the_cap_in_tokens_holds_for_the_readers_tokens_too(chars, numbers):
     assert whole.startswith(bytes(reader.policy.tokenizer.decode(cut.token_ids), "utf-8"))
 
 
-def written(*pieces: bytes, end: float | None = -1.0, claim: float = -1.0) -> TextCompletion:
+def written(*pieces, end=-1.0, claim=-1.0):
     sizes = np.array([len(piece) for piece in pieces], np.uint8)
     return TextCompletion(b"".join(pieces), sizes, np.full(len(pieces), claim, np.float32), end)
 

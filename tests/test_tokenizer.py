@@ -39,11 +39,11 @@ def qwen(tmp_path_factory) -> dict[str, Any]:
     return tokenizers
 
 
-def from_state(state: dict[str, Any], **options: Any) -> Any:
+def from_state(state, **options):
     return PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(json.dumps(state)), **options)
 
 
-def bpe_state() -> dict[str, Any]:
+def bpe_state():
     """A small BPE tokenizer as its JSON; every part of it is meant to be changed."""
     vocabulary = {word: index for index, word in enumerate(["a", "b", "c", "ab", "bc", "abc"])}
     made = Tokenizer(BPE(vocabulary, [("a", "b"), ("b", "c"), ("ab", "c")]))
@@ -51,7 +51,7 @@ def bpe_state() -> dict[str, Any]:
     made.pre_tokenizer = Whitespace()
     made.decoder = Fuse()
     made.add_special_tokens(["<|im_end|>"])
-    state: dict[str, Any] = json.loads(made.to_str())
+    state = json.loads(made.to_str())
     return state
 
 
@@ -116,7 +116,7 @@ MEANINGFUL = {
 }
 
 
-def changed(name: str) -> Any:
+def changed(name):
     """The small tokenizer with one of these changes."""
     place, change = MEANINGFUL[name]
     whole = part = bpe_state()

@@ -1,7 +1,6 @@
 """Text from one tokenizer becomes another's ids: no byte and no claim is lost, and nobody's word decides how."""
 
 import time
-from typing import Any
 
 import numpy as np
 import pytest
@@ -29,35 +28,35 @@ TEXTS = st.one_of(
 )
 
 
-def encoded(kind: str, text: str) -> list[int]:
+def encoded(kind, text):
     """The tokenizer's own ids, without a space or BOS before them, where it can leave these out."""
     return [int(index) for index in codec(kind).encode(text)]
 
 
-def completion(ids: list[int], finished: bool = True) -> Completion:
+def completion(ids, finished=True):
     """Claims whose sums are exact: −1/8, −2/8, … The last id is an end, if finished."""
     return Completion(np.array(ids, np.uint32), -np.arange(1, len(ids) + 1, dtype=np.float32) / 8, finished)
 
 
-def as_text(text: str | bytes, *pieces: int, end: float | None = None) -> TextCompletion:
+def as_text(text, *pieces, end=None):
     claims = -np.arange(1, len(pieces) + 1, dtype=np.float32) / 8
     data = text if isinstance(text, bytes) else text.encode()
     assert sum(pieces) == len(data)
     return TextCompletion(data, np.array(pieces, np.uint8), claims, end)
 
 
-def read(kind: str, sample: TextCompletion, **options: bool) -> Completion:
+def read(kind, sample, **options):
     made = codec(kind).from_text(sample, **options)
     assert isinstance(made, Completion), made
     return made
 
 
-def written(kind: str, ids: Any) -> bytes:
+def written(kind, ids):
     return codec(kind).decode(np.asarray(ids, np.int64))
 
 
 @st.composite
-def samples(draw: st.DrawFn, kind: str) -> tuple[str, list[int]]:
+def samples(draw, kind):
     """A text that the tokenizer can write, and ids of it: its parts' encodings, so seldom the canonical ones."""
     text = draw(TEXTS)
     inner = draw(st.sets(st.integers(0, max(len(text) - 1, 0)), max_size=6))

@@ -41,7 +41,7 @@ def test_every_figure_is_documented():
     assert not [name for name in (*STEP, *EVALUATION) if f"`{name}`" not in text]
 
 
-def child(path: Path, body: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def child(path, body, monkeypatch):
     script = path / "child.py"
     script.write_text(body)
     monkeypatch.setattr(tracking, "_CHILD", script)

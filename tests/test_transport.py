@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 
 import pytest
@@ -26,19 +26,19 @@ class Door(Answers):
 
     open = True
 
-    def admits(self, peer: bytes) -> bool:
+    def admits(self, peer):
         return self.open
 
-    async def on_handshake(self, request: ftis_pb2.Handshake, peer: bytes) -> ftis_pb2.Handshake:
+    async def on_handshake(self, request, peer):
         return ftis_pb2.Handshake(agent=request.agent, run_id=peer)
 
-    async def on_exchange(self, request: ftis_pb2.ExchangeRequest, peer: bytes) -> ftis_pb2.ExchangeResponse:
+    async def on_exchange(self, request, peer):
         if request.again:
             raise ValueError("no")
         await asyncio.sleep(60.0 if not request.wanted else 0.0)
         return ftis_pb2.ExchangeResponse(wanted=request.wanted)
 
-    async def on_fetch(self, request: ftis_pb2.FetchRequest, peer: bytes) -> AsyncIterator[ftis_pb2.FetchChunk]:
+    async def on_fetch(self, request, peer):
         for digest in request.digests:
             yield ftis_pb2.FetchChunk(digest=digest, status=ftis_pb2.FetchChunk.BUSY)
             yield ftis_pb2.FetchChunk(digest=digest, status=ftis_pb2.FetchChunk.HERE, packet=b"packet")
@@ -53,7 +53,7 @@ async def both(request, tmp_path_factory) -> AsyncIterator[Two]:
     async with AsyncExitStack() as stack:
         stack.enter_context(pytest.MonkeyPatch.context()).setattr(in_memory, "DIAL_SECONDS", 0.1)
         network = Network(0.001, random.Random(0))
-        made: list[Transport] = []
+        made = []
         for number, who in enumerate((ALICE, BOB)):
             if request.param == "libp2p":
                 made.append(await stack.enter_async_context(transport(who, tmp_path_factory.mktemp(str(number)))))
@@ -72,12 +72,12 @@ async def two(both) -> Two:
     return both
 
 
-async def asked(*digests: bytes) -> AsyncIterator[ftis_pb2.FetchRequest]:
+async def asked(*digests):
     yield ftis_pb2.FetchRequest(digests=digests)
     await asyncio.sleep(60.0)
 
 
-async def first(stream: AsyncGenerator[ftis_pb2.FetchChunk, None], count: int) -> list[bytes]:
+async def first(stream, count):
     return [(await asyncio.wait_for(anext(stream), PATIENCE)).packet for _ in range(count)]
 
 

@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -96,7 +95,7 @@ def test_a_reward_function_that_gives_no_verdict_is_told_before_a_run(name, why,
             refuse_broken(task)
 
 
-def lines(rule: str) -> Sequence[object]:
+def lines(rule):
     """Gold answers under a rule."""
     made = {
         "integer": range(20),

@@ -6,7 +6,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from ftis_node.learner import TrainingGroup, trust
 from ftis_node.learner.trust import LENGTH, LIKELIHOOD, LONGER, NEAR_IMPOSSIBLE, distrusted, next_length
@@ -17,8 +16,8 @@ RARE = NEAR_IMPOSSIBLE - 0.1
 PLAIN = NEAR_IMPOSSIBLE + 0.1
 
 
-def suspects(start: list[list[float]], advantages: list[float], own: list[bool], **how: object) -> list[bool]:
-    found: Tensor = distrusted(
+def suspects(start, advantages, own, **how):
+    found = distrusted(
         torch.tensor([logprob for sample in start for logprob in sample]),
         torch.tensor([len(sample) for sample in start]),
         torch.tensor(advantages),
@@ -61,7 +60,7 @@ def test_what_is_left_out_weighs_nothing_and_stays_in_the_divisor(monkeypatch, t
     assert (told["peer"]["distrusted"], told["own"]["distrusted"]) == (3, 0)
 
 
-def _successes_weigh_nothing(group: TrainingGroup) -> TrainingGroup:
+def _successes_weigh_nothing(group):
     """The same group in two parts: failures as they are, successes without weight."""
     [part] = group.parts
     split = {0: ([], []), 1: ([], [])}

@@ -4,10 +4,9 @@ import pytest
 from msgspec.structs import asdict
 
 from ftis_node.worker.usage import Usage
-from tests.support.clock import Clock
 
 
-def spend(usage: Usage, clock: Clock, part: str, seconds: float) -> None:
+def spend(usage, clock, part, seconds):
     with usage.of(part):
         clock.now += seconds
 

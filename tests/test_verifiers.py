@@ -138,7 +138,7 @@ def installed(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def beside(installed, monkeypatch, tmp_path) -> None:
+def beside(installed, monkeypatch, tmp_path):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(installed)])))
     monkeypatch.setattr(sys, "path", [*sys.path, str(installed)])  # for the version alone
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -208,7 +208,7 @@ def test_what_a_receiver_cannot_reward_is_refused_with_a_sentence(name, what):
     assert what in refused.value.what
 
 
-def play(name: str, question: str, *answers: str) -> Replay | None:
+def play(name, question, *answers):
     task = load_task(f"verifiers:{name}")
     row = next(row for row in (*task.train, *task.held_out) if row.question == question)
     with scoring(task.reward, task.scorer) as scorer:

@@ -4,9 +4,7 @@ import json
 import logging
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -34,12 +32,12 @@ def server() -> Iterator[VllmServer]:
 
 
 @pytest.fixture
-def at_once(monkeypatch) -> None:
+def at_once(monkeypatch):
     """A server that was away is asked again without a pause."""
     monkeypatch.setattr(vllm, "RESTS", (1e-9, 1e-9))
 
 
-def opened(server: VllmServer, folder: Path, own_data: str | None = None, **settings: Any) -> Engine:
+def opened(server, folder, own_data=None, **settings):
     given = {"engine": "vllm", "vllm_url": server.url, "vllm_folder": str(folder), "learning_rate": 1e-2, "lora": True}
     run = {"temperature": 0.9, "prompt_tokens": 96}
     return opened_engine(load={"own_data": own_data}, run=run, **given | {"warmup_steps": 0} | settings)
@@ -50,7 +48,7 @@ def engine(server, tmp_path) -> Engine:
     return opened(server, tmp_path)
 
 
-def step(engine: Engine) -> Any:
+def step(engine):
     return engine.step(batch_of(ROWS, engine.generate(ROWS).groups, uneven=True)).generator
 
 
@@ -117,7 +115,7 @@ def test_ids_without_a_token_are_ruled_out_in_few_bytes():
 # --- a server that was started wrongly --------------------------------------------------------------------------------
 
 
-def doubled(choice: dict[str, Any]) -> dict[str, Any]:
+def doubled(choice):
     """As other weights would have it."""
     return choice | {"logprobs": {"token_logprobs": [2 * one - 1 for one in choice["logprobs"]["token_logprobs"]]}}
 

@@ -19,7 +19,7 @@ main()
 FIT = ["fit", "--model", "tiny-a", "--vram", "24", "--task", "arithmetic"]
 
 
-def on_a_terminal(arguments: list[str], quiet: float) -> str:
+def on_a_terminal(arguments, quiet):
     """What it writes to stderr, which is a terminal."""
     ours, its = pty.openpty()
     command = [sys.executable, "-c", CODE.format(quiet=quiet, arguments=arguments)]

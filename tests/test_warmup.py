@@ -19,7 +19,7 @@ SHORT = tuple(dataclasses.replace(recipe, steps=4) for recipe in warmup.RECIPES)
 
 
 @pytest.fixture
-def short(monkeypatch) -> None:
+def short(monkeypatch):
     """Four steps a model, which is measured with few prompts."""
     monkeypatch.setattr(warmup, "RECIPES", SHORT)
     task = load_task("arithmetic")
@@ -43,7 +43,7 @@ def test_the_same_seed_gives_the_same_bytes(tmp_path, short, capsys):
 
 
 def test_held_out_prompts_are_never_shown(monkeypatch):
-    shown: set[str] = set()
+    shown = set()
     completion = Teacher.completion
 
     def watched(self, question):

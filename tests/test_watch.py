@@ -4,9 +4,7 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from pathlib import Path
-from typing import Any
+from collections.abc import AsyncIterator
 
 import aiohttp
 import msgspec
@@ -25,10 +23,9 @@ from ftis_node.observe.web import Web, json_route
 from ftis_node.packet import packet_digest
 from ftis_node.store.home import Home
 from ftis_node.swarm import ftis_pb2, self_report
-from ftis_node.swarm.announcement import Announcement
 from ftis_node.swarm.chronicle import HISTORY_ROWS, LEAVING, NODES_MAX, Chronicle, Trend, read_chronicle
 from ftis_node.swarm.handshake import greeting, shake
-from ftis_node.swarm.identity import Identity, author_of, peer_id
+from ftis_node.swarm.identity import author_of, peer_id
 from ftis_node.swarm.invitation import invite
 from ftis_node.swarm.overview import Overview
 from ftis_node.swarm.roster import Roster
@@ -59,11 +56,11 @@ ANN, BEN, CARA, EVE = (identity(number) for number in range(1, 5))
 NOW = 1_760_000_000
 
 
-def report(who: Identity = ANN, at: int = NOW, **fields: Any) -> SelfReport:
+def report(who=ANN, at=NOW, **fields):
     return SelfReport(**{"run_id": RUN.id, "author": who.author, "at": at, **fields})
 
 
-def sent(who: Identity = ANN, at: int = NOW, **fields: Any) -> bytes:
+def sent(who=ANN, at=NOW, **fields):
     return msgspec.msgpack.encode(report(who, at, **fields).signed_by(who))
 
 
@@ -77,7 +74,7 @@ def clocks(monkeypatch) -> Clock:
     return boot
 
 
-def reports(who: Identity = BEN, *, observing: bool = False, tells: bool = True) -> SelfReports:
+def reports(who=BEN, *, observing=False, tells=True):
     made = SelfReports(
         who,
         Chronicle(RUN.id, NOW),
@@ -98,7 +95,7 @@ def test_any_bytes_are_a_report_or_none_and_never_another_error(data):
         assert read_report(data).run_id is not None
 
 
-def swap(data: bytes, rng: Any) -> bytes:
+def swap(data, rng):
     place = rng.randrange(len(data))
     return data[:place] + bytes([rng.randrange(256)]) + data[place + 1 :]
 
@@ -173,7 +170,7 @@ def test_an_older_report_does_not_replace_a_newer_one(clocks):
 def test_each_peer_is_told_each_report_once_and_others_reports_only_observers(clocks):
     books = reports()
     books.hear([sent(ANN)], ANN.author)
-    cara: dict[bytes, int] = {}
+    cara = {}
     assert [read_report(data).author for data in books.news(cara, observer=False).values()] == [BEN.author]
     assert books.news(cara, observer=False) == {}
     assert {read_report(data).author for data in books.news({}, observer=True).values()} == {ANN.author, BEN.author}
@@ -200,7 +197,7 @@ def test_a_flood_of_identities_through_one_peer_evicts_itself(clocks):
 
 
 def test_row_74_thousands_of_made_up_authors_cost_a_bounded_look():
-    book, asked = Chronicle(RUN.id, NOW), list[bytes]()
+    book, asked = Chronicle(RUN.id, NOW), []
     for number in range(2048):
         author = number.to_bytes(38, "big")
         book.of(author, author, NOW + number / 1000, lambda one: bool(asked.append(one)))
@@ -220,7 +217,7 @@ def test_free_identities_that_tell_of_themselves_displace_nobody_who_was_there_o
         if number == NODES_MAX:
             books.hear([sent(CARA)], CARA.author)
     assert NODES_MAX - LEAVING <= len(nodes) <= NODES_MAX and {ANN.author, CARA.author} < nodes.keys()
-    told: dict[bytes, int] = {}
+    told = {}
     messages = [books.news(told, observer=True) for _ in range(NODES_MAX)]
     assert max(map(len, messages)) == REPORTS_TOLD and len(told) == len(nodes) + 1, "itself, too"
     clocks.now += 600.0
@@ -290,12 +287,12 @@ def test_a_curve_of_days_keeps_its_ends_in_bounded_room():
 
 
 @contextlib.asynccontextmanager
-async def overview_of(path: Path, file: Path | None = None) -> AsyncIterator[tuple[Member, Overview]]:
+async def overview_of(path, file=None):
     async with member(1, path, observing=True, chronicle=read_chronicle(file, RUN), listen=False) as node:
         yield node, Overview(node.swarm, RUN, None, file)
 
 
-def hears(node: Member, made: Announcement, first_sender: bytes) -> None:
+def hears(node, made, first_sender):
     node.swarm.gossip.table.add(made, made.encode(), age=0.0, first_sender=first_sender)
 
 
@@ -377,7 +374,7 @@ async def observed(tmp_path) -> AsyncIterator[Member]:
         yield ann
 
 
-async def until(answer: Callable[[], Awaitable[Any]], holds: Callable[[Any], bool]) -> None:
+async def until(answer, holds):
     """Asks again until the answer is such; the test's own time limit ends it."""
     while not holds(await answer()):  # noqa: ASYNC110 - there is no event to wait for
         await asyncio.sleep(0.1)
@@ -385,7 +382,7 @@ async def until(answer: Callable[[], Awaitable[Any]], holds: Callable[[Any], boo
 
 async def test_an_observer_serves_and_exports_its_page(observed, tmp_path):
     home, site = Home(tmp_path / "home"), tmp_path / "site"
-    pages: list[Web] = []
+    pages = []
     observer = Observer(home, Settings(host="127.0.0.1", listen=False), [observed.address], export=site)
     running = asyncio.create_task(observer.run(pages.append, None))
     try:

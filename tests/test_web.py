@@ -8,7 +8,6 @@ import stat
 from collections.abc import AsyncIterator
 from importlib import resources
 from types import SimpleNamespace
-from typing import Any
 
 import aiohttp
 import pytest
@@ -23,7 +22,7 @@ from ftis_node.observe.api import link, read_token
 from ftis_node.observe.web import Route, Web, json_route
 from ftis_node.store.home import Home
 from ftis_node.worker.client import WorkerDied
-from ftis_node.worker.messages import GroupText, Texts
+from ftis_node.worker.messages import GroupText
 from tests.support.daemons import Daemon, run_cli
 from tests.support.served import opens, taken_port
 
@@ -56,7 +55,7 @@ async def browser() -> AsyncIterator[ClientSession]:
         yield session
 
 
-def bearer(token: str = TOKEN) -> dict[str, str]:
+def bearer(token=TOKEN):
     return {"Authorization": f"Bearer {token}"}
 
 
@@ -186,7 +185,7 @@ async def test_a_port_that_is_taken_is_told_with_what_to_do():
 # --- the texts ----------------------------------------------------------------------------------------------------
 
 
-def shown(number: int, author: str | None) -> Shown:
+def shown(number, author):
     group = SimpleNamespace(row=7, data=b"", packet=SimpleNamespace(lengths=(2,) * 20, finished=(True,) * 20))
     return Shown.of(number, author, group, [1.0] * 20)
 
@@ -205,11 +204,11 @@ def test_of_the_latest_groups_a_few_are_kept_own_and_foreign_apart():
 class Reader:
     """A compute process that reads texts, or is gone."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.asked = 0
         self.gone = False
 
-    async def call(self, request: Texts) -> list[GroupText]:
+    async def call(self, request):
         if self.gone:
             raise WorkerDied("gone")
         self.asked += len(request.groups)
@@ -219,8 +218,8 @@ class Reader:
 async def test_each_group_is_read_once_and_texts_outlive_the_process(tmp_path, browser):
     home = Home(tmp_path)
     reader = Reader()
-    stepper: Any = SimpleNamespace(recent=Recent(), means=SimpleNamespace(worker=reader))
-    found: list[Any] = [None]
+    stepper = SimpleNamespace(recent=Recent(), means=SimpleNamespace(worker=reader))
+    found = [None]
     page = Dashboard(home, lambda: {"state": "LOADING"}, dict, lambda: found[0], lambda: None)
     await page.show(Settings())
     headers = bearer(read_token(home.page_token))

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from aiohttp import web
@@ -95,7 +94,7 @@ def test_beyond_loopback_any_address_in_digits_is_its_name(port):
 # --- connections --------------------------------------------------------------------------------------------------
 
 
-async def asked(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, page: Web) -> bytes:
+async def asked(reader, writer, page):
     host = page.address.removeprefix("http://").rstrip("/")
     writer.write(f"GET /metrics HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
     head = await reader.readuntil(b"\r\n\r\n")
@@ -103,12 +102,12 @@ async def asked(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, page
     return await reader.readexactly(len("up 1\n"))
 
 
-def sockets() -> int:
+def sockets():
     """Open sockets of this process."""
     return sum(str(one.readlink()).startswith("socket:") for one in Path("/proc/self/fd").iterdir() if one.is_symlink())
 
 
-async def connect(page: Web) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def connect(page):
     return await asyncio.open_connection("127.0.0.1", int(page.address.split(":")[-1].rstrip("/")))
 
 
@@ -117,14 +116,14 @@ async def test_idle_connections_take_few_files_and_shut_nobody_out_who_is_in(pag
         await _crowd(page)
 
 
-async def _crowd(page: Web) -> None:
+async def _crowd(page):
     mine = await connect(page)
     assert await asked(*mine, page) == b"up 1\n"
     before = sockets()
     idle = [await connect(page) for _ in range(200)]
     refused = [asyncio.create_task(reader.read()) for reader, _ in idle]
     left = 200 - (CONNECTIONS_MAX - 1)
-    pending: set[Any] = set(refused)
+    pending = set(refused)
     while 200 - len(pending) < left:
         _, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
     assert await asked(*mine, page) == b"up 1\n"

@@ -34,7 +34,7 @@ cells = [{ name = "both", pace = "free" }]
 """
 
 
-def run(place: Path, *command: str) -> str:
+def run(place, *command):
     """Run Python where hivemind cannot be imported, in this process and its children; return stdout."""
     (place / "hivemind.py").write_text('raise ModuleNotFoundError("no hivemind here", name="hivemind")')
     told = os.environ | ENVIRONMENT | {"PYTHONPATH": f"{place}{os.pathsep}{ROOT}"}

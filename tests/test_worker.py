@@ -35,7 +35,7 @@ on_one_loop = pytest.mark.asyncio(loop_scope="module")
 
 
 @asynccontextmanager
-async def started(*, loaded: bool = False) -> AsyncIterator[Worker]:
+async def started(*, loaded=False):
     """A process; loaded: with tiny-a and the arithmetic task, of which a batch of generation takes it some seconds."""
     worker = Worker()
     worker.start()

@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import psutil
 import pytest
@@ -16,7 +15,7 @@ from tests.support.daemons import ENVIRONMENT, run_cli
 from tests.support.zygote import MODULES, NAME, _children
 
 
-def seen(folder: Path) -> tuple[object, ...]:
+def seen(folder):
     """What can be seen of a compute process, and how it ends."""
     ours, theirs = socket.socketpair()
     words = [sys.executable, "-m", "ftis_node.worker", str(theirs.fileno())]

@@ -106,7 +106,7 @@ def _logged(command: list[str], log: Path) -> int:
         return subprocess.run(command, stdout=file, stderr=file, check=False).returncode
 
 
-def main() -> None:
+def main():
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     parser.add_argument("target", choices=(*TARGETS, "all"))
     parser.add_argument("--seconds", type=int, default=60)

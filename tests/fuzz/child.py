@@ -18,7 +18,7 @@ WARM_UP = 200  # runs until caches are full
 STRUCTURED = 0.7  # this part of all changes keeps the structure
 
 
-def main() -> None:
+def main():
     """Does not return: libFuzzer ends the process."""
     name, folder, *options = sys.argv[1:]
     target = TARGETS[name]
@@ -31,7 +31,7 @@ def main() -> None:
         target.run(data)
         return time.thread_time() - began
 
-    def run(data: bytes) -> None:
+    def run(data: bytes):
         nonlocal slowest, runs
         runs += 1
         seconds = took(data)

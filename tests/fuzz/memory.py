@@ -18,7 +18,7 @@ from tests.fuzz.targets import TARGETS
 CHANGED_MOST = 4  # bytes of an input
 
 
-def main() -> None:
+def main():
     name, seconds, *folders = sys.argv[1:]
     logging.disable()
     inputs = [file.read_bytes() for folder in folders for file in sorted(Path(folder).iterdir())]

@@ -57,15 +57,15 @@ CHUNKS: tuple[type[Message] | None, ...] = (ftis_pb2.FetchChunk, None, None)
 class Wire(P2P):
     """A libp2p without a network: every peer can be dialled, and answers what it is told to."""
 
-    def __init__(self, answer: bytes = b"") -> None:
+    def __init__(self, answer: bytes = b""):
         super().__init__()
         self._answer = answer
         self._client = SimpleNamespace(connect=self._do_nothing, call_unary_handler=self._reply)
 
-    def _terminate(self) -> None:
+    def _terminate(self):
         """There is nothing to end."""
 
-    async def _do_nothing(self, *args: object) -> None:
+    async def _do_nothing(self, *args: object):
         return None
 
     async def _reply(self, *args: object) -> bytes:
@@ -102,7 +102,7 @@ def _transport(answer: bytes = b"") -> Libp2p:
 # --- handshakes -------------------------------------------------------------------------------------------------------
 
 
-def shake_hands(data: bytes) -> None:
+def shake_hands(data: bytes):
     """Peers greet this node, answer its greetings, and send it their run."""
     random.seed(0)
     transport = _transport()
@@ -124,7 +124,7 @@ def shake_hands(data: bytes) -> None:
     _check_membership(node)
 
 
-def _check_membership(node: Membership) -> None:
+def _check_membership(node: Membership):
     require(len(node.active_view) <= VIEW_SIZE, "too many peers")
     require(len(node.addresses.strangers()) <= PASSIVE_VIEW_MAX, "too many named peers")
     for peer, known in node.active_view.items():
@@ -147,7 +147,7 @@ def listener(clock: list[float] | None = None) -> Gossip:
     return Gossip(table, RUN, OWN.author, reputation, lambda author, round, slot: slot == 1, lambda: None)
 
 
-def exchange(data: bytes) -> None:
+def exchange(data: bytes):
     """Peers ask this node, and answer what it asks them; some messages get lost and time passes."""
     now = [0.0]
     node = listener(now)
@@ -167,7 +167,7 @@ def exchange(data: bytes) -> None:
         _check_gossip(node)
 
 
-def _ask(node: Gossip, peer: bytes, limits: Limits, answer: bytes) -> None:
+def _ask(node: Gossip, peer: bytes, limits: Limits, answer: bytes):
     request = node.ask(peer, limits)
     _check_told(request, limits)
     try:
@@ -180,14 +180,14 @@ def _ask(node: Gossip, peer: bytes, limits: Limits, answer: bytes) -> None:
         node.unsent(further, peer)
 
 
-def _check_told(message: ftis_pb2.ExchangeRequest | ftis_pb2.ExchangeResponse, limits: Limits) -> None:
+def _check_told(message: ftis_pb2.ExchangeRequest | ftis_pb2.ExchangeResponse, limits: Limits):
     require(len(message.entries) <= max(1, limits.entries), "more entries than the other takes")
     require(len(message.mentions) <= limits.mentions, "more mentions than the other takes")
     require(len(message.wanted) <= limits.entries, "more is asked for than the other gives")
     require(message.ByteSize() > 0 or not message.entries, "it has no bytes")
 
 
-def _check_gossip(node: Gossip) -> None:
+def _check_gossip(node: Gossip):
     require(len(node.table) <= CAPACITY, "the table is too full")
     for memory, most in (
         (node.sessions, SESSIONS_MAX),
@@ -209,7 +209,7 @@ def _check_gossip(node: Gossip) -> None:
 # --- packets on their way ---------------------------------------------------------------------------------------------
 
 
-def serve(data: bytes) -> None:
+def serve(data: bytes):
     """A peer asks for packets, in as many requests of one stream as it likes."""
     frames = split(data)
     asked: list[bytes] = []
@@ -238,7 +238,7 @@ def serve(data: bytes) -> None:
     require(not uploads._active and not service._streams, "a stream never ends")
 
 
-def fetch_packets(data: bytes) -> None:
+def fetch_packets(data: bytes):
     """A holder answers this node's request: with messages, with errors, or with whatever bytes."""
     stream = b""
     for frame in split(data):
@@ -247,7 +247,7 @@ def fetch_packets(data: bytes) -> None:
         stream += frame.body
     came: list[int] = []
 
-    async def pull() -> None:
+    async def pull():
         async for target, chunk in fetch(_transport(stream), peer_of(2).author, TARGETS, Traffic()):
             here = chunk.status == ftis_pb2.FetchChunk.HERE
             require(not here or chunk.packet == BODIES[target.index], "other bytes than the author signed")

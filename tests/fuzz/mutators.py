@@ -43,7 +43,7 @@ def message(data: bytes, kind: type[Message], rng: random.Random) -> bytes:
     return changed.SerializeToString()
 
 
-def _change(changed: Message, rng: random.Random) -> None:
+def _change(changed: Message, rng: random.Random):
     field: Any = rng.choice(list(changed.DESCRIPTOR.fields))
     if not field.is_repeated:
         if field.message_type is not None:

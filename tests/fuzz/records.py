@@ -28,7 +28,7 @@ INTERFACE = ipaddress.IPv4Interface("192.168.7.2/24")
 LITERALS = (int, float, complex, str, bytes, bool, type(None), type(...))
 
 
-def read_record(data: bytes) -> None:
+def read_record(data: bytes):
     """A record that a member tells, shows of itself, or gives unasked."""
     with stopped_clock():
         roster = Roster(RUN.id, FOUNDER.peer_id, OWN)
@@ -47,7 +47,7 @@ def read_record(data: bytes) -> None:
     require(admitted <= signed | {FOUNDER.author}, "somebody is a member without a certificate")
 
 
-def read_invitation(data: bytes) -> None:
+def read_invitation(data: bytes):
     """A line that somebody pastes."""
     try:
         found = read_line(data.decode("utf-8", "ignore"), NOW)
@@ -59,7 +59,7 @@ def read_invitation(data: bytes) -> None:
     require(all(map(is_plain, found.addresses)), "it names what only an owner may name")
 
 
-def read_mdns(data: bytes) -> None:
+def read_mdns(data: bytes):
     """What a neighbour tells of itself: its name, its TXT record, its addresses and its port."""
     try:
         name, text, addresses, port = msgpack.unpackb(data)
@@ -78,7 +78,7 @@ def read_mdns(data: bytes) -> None:
     require(all(host in INTERFACE.network for host in hosts), "an address of another network")
 
 
-def read_from_jail(data: bytes) -> None:
+def read_from_jail(data: bytes):
     """A line that an answer's process writes to the one that has the tests, which ends on any error."""
     try:
         _, value = read_reply(data.decode("utf-8", "ignore"))
@@ -153,7 +153,7 @@ def change_invitation(data: bytes, rng: random.Random) -> bytes:
     return PREFIX.encode() + base64.urlsafe_b64encode(_invitation(packed, rng)).rstrip(b"=")
 
 
-def read_gguf(data: bytes) -> None:
+def read_gguf(data: bytes):
     """The header of a file of weights from somebody's page."""
     try:
         header = read_header(data, blocks(), LISTS)

@@ -44,7 +44,7 @@ class Target:
 # --- packets ----------------------------------------------------------------------------------------------------------
 
 
-def admit_packet(data: bytes) -> None:
+def admit_packet(data: bytes):
     """Admission, and the packet's own decoder without the size limit of a run."""
     try:
         require(encode(decode(data)) == data, "a packet has two spellings")
@@ -58,7 +58,7 @@ def admit_packet(data: bytes) -> None:
             _check_admitted(context, data, verdict)
 
 
-def _check_admitted(context: AdmissionContext, data: bytes, group: Group) -> None:
+def _check_admitted(context: AdmissionContext, data: bytes, group: Group):
     """The rules of proto/PACKET.md once more, read from the bytes."""
     run = context.run
     packet = group.packet
@@ -79,7 +79,7 @@ def _check_admitted(context: AdmissionContext, data: bytes, group: Group) -> Non
         require(isinstance(verdict, Rejection) and verdict.reason is reason, f"not refused as {reason}")
 
 
-def _check_text(run: Run, packet: TextPacket, data: bytes) -> None:
+def _check_text(run: Run, packet: TextPacket, data: bytes):
     """The fields are read by msgpack itself, which is another decoder than ours."""
     *_, sizes, text, claims = msgpack.unpackb(data)
     logprobs = [claim for (claim,) in struct.iter_unpack("<f", claims)]
@@ -97,7 +97,7 @@ def _check_text(run: Run, packet: TextPacket, data: bytes) -> None:
         require(not finished or sum(pieces) < run.completion_bytes, "finished after the cap in bytes")
 
 
-def _check_records(run: Run, packet: Packet, data: bytes) -> None:
+def _check_records(run: Run, packet: Packet, data: bytes):
     records = list(struct.iter_unpack("<If", data[len(data) - 8 * sum(packet.lengths) :]))
     lowest = -(math.log(run.vocabulary) + 18)
     for length, finished in zip(packet.lengths, packet.finished, strict=True):
@@ -111,7 +111,7 @@ def _check_records(run: Run, packet: Packet, data: bytes) -> None:
         require(not any(ends[:-1]) and ends[-1] == finished, "the EOS rule is broken")
 
 
-def _check_turns(run: Run, packet: Packet, data: bytes) -> None:
+def _check_turns(run: Run, packet: Packet, data: bytes):
     *_, turns, runs, records, given = msgpack.unpackb(data)
     pairs = list(struct.iter_unpack("<II", runs))
     tokens = list(struct.iter_unpack("<If", records))
@@ -139,7 +139,7 @@ def _check_turns(run: Run, packet: Packet, data: bytes) -> None:
 # --- announcements ----------------------------------------------------------------------------------------------------
 
 
-def read_announcement(data: bytes) -> None:
+def read_announcement(data: bytes):
     """The parser, and a node that hears it from a peer."""
     signed = False
     try:
@@ -160,7 +160,7 @@ def read_announcement(data: bytes) -> None:
 # --- records of the DHT -----------------------------------------------------------------------------------------------
 
 
-def store_record(data: bytes) -> None:
+def store_record(data: bytes):
     """A store request of hivemind's DHT, as the DHT handles it: whatever it keeps, its owner has signed.
 
     hivemind answers any exception of a handler with an error, so any but running out of memory is a refusal.
@@ -197,7 +197,7 @@ def _caller(request: dht_pb2.StoreRequest) -> bytes:
         return AUTHOR.author
 
 
-def _check_record(validator: OwnerSigned, record: DHTRecord) -> None:
+def _check_record(validator: OwnerSigned, record: DHTRecord):
     require(NOW - 60 < record.expiration_time <= NOW + MAX_LIFETIME, "a record lives too long")
     owner = author_of(msgpack.unpackb(record.subkey))
     value = record.value[:-64]
@@ -213,7 +213,7 @@ def _check_record(validator: OwnerSigned, record: DHTRecord) -> None:
 # --- texts ------------------------------------------------------------------------------------------------------------
 
 
-def read_run_file(data: bytes) -> None:
+def read_run_file(data: bytes):
     """A run file that somebody sent."""
     text = data.decode("utf-8", "ignore")
     try:
@@ -227,7 +227,7 @@ def read_run_file(data: bytes) -> None:
     require(run_file_from_json(again) == run_file, "a run file does not read back")
 
 
-def read_address(data: bytes) -> None:
+def read_address(data: bytes):
     """An address of a peer that somebody mentioned."""
     text = data.decode("utf-8", "ignore")
     try:

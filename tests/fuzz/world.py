@@ -64,7 +64,7 @@ def run_async(work: Coroutine[Any, Any, Result]) -> Result:
     return _runner().run(work)
 
 
-def require(condition: object, broken: str) -> None:
+def require(condition: object, broken: str):
     """Like `assert`, also where Python leaves assertions out."""
     if not condition:
         raise AssertionError(broken)

@@ -58,7 +58,7 @@ def problems(told: dict[str, Any]) -> list[str]:
     return found
 
 
-def main() -> None:
+def main():
     parser = argparse.ArgumentParser(prog="python -m tests.hostile", description=__doc__)
     parser.add_argument("--rows", default="all", help="numbers separated by commas, or all")
     parser.add_argument("--seconds", type=float, default=300.0, help="for everything, the start left out")

@@ -72,7 +72,7 @@ class Arena:
         *,
         mixed: bool = False,
         private: bool = False,
-    ) -> None:
+    ):
         """
         Args:
             mixed: a text run, and models of three tokenizers. private: a run of invited members, attackers too.
@@ -89,7 +89,7 @@ class Arena:
         self._log_read: Counter[str] = Counter()
         self._restarts: dict[str, tuple[int, int]] = {}
 
-    def start(self) -> None:
+    def start(self):
         """Returns when every node has taken a step and has met all others."""
         for number in range(self._nodes):
             peers = self._named() if self.addresses else self._founding()
@@ -144,7 +144,7 @@ class Arena:
         found = daemon.wait(lambda status: status.get("addresses"), "an address", START_SECONDS)["addresses"]
         return next(str(address) for address in found if "/tcp/" in address)
 
-    def spread(self, compute: Sequence[int], rest: Sequence[int]) -> None:
+    def spread(self, compute: Sequence[int], rest: Sequence[int]):
         """Has the compute processes use some cores, by number, and the others some.
 
         Of the latter this process and its attackers take what the nodes' leave, from now on.
@@ -232,7 +232,7 @@ class Arena:
         events = [event for daemon in self.daemons.values() for event in read_events(daemon.home.metrics, "step")]
         return sum(phase.began <= event["time"] < phase.ended for event in events)
 
-    def clean_up(self) -> None:
+    def clean_up(self):
         for daemon in self.daemons.values():
             daemon.clean_up()
 

@@ -31,7 +31,7 @@ class Attack:
     refusals: ClassVar[frozenset[str]] = frozenset()
     versions: ClassVar[tuple[int, ...]] = (1, 2)
 
-    def __init__(self, peer: Hostile, seed: int = 0) -> None:
+    def __init__(self, peer: Hostile, seed: int = 0):
         self.peer = peer
         self.world: World = peer.world
         self.rng = random.Random(f"{self.row} {seed}")
@@ -64,20 +64,20 @@ class Attack:
         packets = [(slot, self.world.pack(author.author, round, slot)) for slot in slots]
         return (peer or self.peer).announcement(author, round, packets, **options)
 
-    async def begin(self) -> None:
+    async def begin(self):
         await self._try(self.prepare())
 
-    async def prepare(self) -> None:
+    async def prepare(self):
         """Once, before the first strike; not part of the attack's time."""
 
-    async def strike(self) -> None:
+    async def strike(self):
         """One blow."""
         raise NotImplementedError
 
-    async def end(self) -> None:
+    async def end(self):
         """Lets go of what the attack holds."""
 
-    async def run(self, stop: asyncio.Event) -> None:
+    async def run(self, stop: asyncio.Event):
         """Strikes until told to stop. What a target refuses with an error is noted, and the next strike comes."""
         try:
             while not stop.is_set():
@@ -88,7 +88,7 @@ class Attack:
         finally:
             await self._try(self.end())
 
-    async def _try(self, blow: object) -> None:
+    async def _try(self, blow: object):
         try:
             await blow
         except Exception as error:  # whatever the target, or p2pd between the two, made of it
@@ -100,19 +100,19 @@ class Crowd(Attack):
 
     PEERS: ClassVar[int]
 
-    def __init__(self, peer: Hostile, seed: int = 0) -> None:
+    def __init__(self, peer: Hostile, seed: int = 0):
         super().__init__(peer, seed)
         self._stack = AsyncExitStack()
         self.peers = [peer]
 
-    async def prepare(self) -> None:
+    async def prepare(self):
         self.scratch = folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="crowd-")))
         addresses = [target.address for target in self.peer.targets]
         for number in range(1, self.PEERS):
             opening = hostile(folder / str(number), addresses, self.author(), self.world)
             self.peers.append(await self._stack.enter_async_context(opening))
 
-    async def end(self) -> None:
+    async def end(self):
         await self._stack.aclose()
 
 
@@ -142,7 +142,7 @@ class Lies(Attack):
         """A group that teaches something."""
         return [right if index % 2 else wrong for index in range(self.world.run.group)]
 
-    async def strike(self) -> None:
+    async def strike(self):
         entries: list[ftis_pb2.Entry] = []
         for _ in range(self.AUTHORS):
             author = self.peer.identity if not self.strikes and not entries else self.author()

@@ -44,7 +44,7 @@ class DHTProtocol(ServicerBase):
     node: its 20-byte id in the DHT. answers: what it says it has, by key; other keys get `otherwise`.
     """
 
-    def __init__(self, node: bytes, answers: dict[bytes, bytes], otherwise: bytes = b"", nodes: int = 1000) -> None:
+    def __init__(self, node: bytes, answers: dict[bytes, bytes], otherwise: bytes = b"", nodes: int = 1000):
         self.node = node
         self.answers = answers
         self.otherwise = otherwise
@@ -86,7 +86,7 @@ class Row38MadeUp(OnTheDht):
     row = 38
     rate = 2.0
 
-    async def prepare(self) -> None:
+    async def prepare(self):
         key = self.key
         records = made_up(self.world.run.id, "", 64)
         owners = (OwnerSigned(self.peer.identity, self.world.run.id).owner(record) for record in records)
@@ -95,14 +95,14 @@ class Row38MadeUp(OnTheDht):
         self.node = DHTProtocol(key[:-1] + bytes([key[-1] ^ 2]), shards | {key: pack(records)}, b"\xdd\xff\xff\xff\xff")
         await self.node.add_p2p_handlers(self.peer.transport.p2p)
 
-    async def strike(self) -> None:
+    async def strike(self):
         self.node.node = self.key[:-1] + self.rng.randbytes(1)
         ping = dht_pb2.PingRequest(peer=self.node.info())
         for target in self.peer.targets:
             await self._try(self.peer.meet(target))
             await self._try(self.dht(target, "rpc_ping", ping, dht_pb2.PingResponse))
 
-    async def end(self) -> None:
+    async def end(self):
         await self.node.remove_p2p_handlers(self.peer.transport.p2p)
 
 

@@ -37,10 +37,10 @@ class Row06Forged(Honest):
     row = 6
     refusals = frozenset({"forged", "other author", "other run", "wrong bytes"})
 
-    async def prepare(self) -> None:
+    async def prepare(self):
         self.peer.serve = self._altered
 
-    async def strike(self) -> None:
+    async def strike(self):
         await self.peer.overhear()
         entries = [self._other_run()]
         for made in self.rng.sample(theirs := self.theirs(), min(4, len(theirs))):
@@ -96,7 +96,7 @@ class Row07Replayed(Honest):
     rate = 4.0
     refusals = frozenset({"known", "replayed", "equivocation"})
 
-    async def strike(self) -> None:
+    async def strike(self):
         entries = await self.held()
         author = self.author()
         round = self.round()
@@ -112,7 +112,7 @@ class Row07Aged(Honest):
     row = 7
     rate = 10.0
 
-    async def strike(self) -> None:
+    async def strike(self):
         await self.peer.tell(*await self.held(age=599.9))
 
 
@@ -123,11 +123,11 @@ class Row14Escapes(Attack):
     LONG = 100
     WORDS = "\x1b[2J\x1b]0;owned\x07<script>alert(1)</script>\r\n2026-01-01 ERROR forged line\u202e"
 
-    async def prepare(self) -> None:
+    async def prepare(self):
         self.peer.agent = self.WORDS
         self.peer.serve = self._fail
 
-    async def strike(self) -> None:
+    async def strike(self):
         for target in self.peer.targets:
             await self.peer.meet(target)
         await self.peer.tell(self.sound(self.author(), self.round()))
@@ -146,7 +146,7 @@ class Row15Sybils(Crowd):
     rate = 2.0
     PEERS = 8
 
-    async def strike(self) -> None:
+    async def strike(self):
         for peer in self.peers:
             authors = peer.identity, self.author()
             await peer.tell(*(self.sound(author, self.round(), range(3), peer=peer) for author in authors))
@@ -160,7 +160,7 @@ class Row31Calls(Attack):
     CALLS = 50
     BYTES = 2000
 
-    async def strike(self) -> None:
+    async def strike(self):
         garbage = ftis_pb2.ExchangeRequest(entries=[ftis_pb2.Entry(announcement=self.rng.randbytes(self.BYTES))])
         for target in self.peer.targets:
             await self._try(self.peer.transport.connect(target.author, [target.address]))
@@ -174,10 +174,10 @@ class Row31Flood(Attack):
     row = 31
     rate = 20.0
 
-    async def prepare(self) -> None:
+    async def prepare(self):
         self.peer.serve = always(ftis_pb2.FetchChunk.GONE)
 
-    async def strike(self) -> None:
+    async def strike(self):
         entries = [self.peer.promise(self.stranger(), self.round(), self.refs()) for _ in range(32)]
         mentions = [ftis_pb2.Mention(id=self.rng.getrandbits(64), held=b"\xff") for _ in range(32)]
         await self.peer.tell(*entries, more=mentions)
@@ -189,7 +189,7 @@ class Row61Again(Honest):
     row = 61
     rate = 16.0
 
-    async def strike(self) -> None:
+    async def strike(self):
         wanted = [announcement_id(made.encode()) for made in self.theirs()[-32:]]
         for asked in map(self.peer.stub, self.peer.targets):
             again = (asked.rpc_exchange(ftis_pb2.ExchangeRequest(wanted=wanted, again=True)) for _ in range(2))

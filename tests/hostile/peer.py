@@ -64,7 +64,7 @@ class Hostile(Answers):
     to who fetches.
     """
 
-    def __init__(self, identity: Identity, transport: Libp2p, targets: Sequence[Target], world: World) -> None:
+    def __init__(self, identity: Identity, transport: Libp2p, targets: Sequence[Target], world: World):
         self.identity = identity
         self.transport = transport
         self.targets = list(targets)
@@ -133,7 +133,7 @@ class Hostile(Answers):
         self._listen(answer.entries)
         return answer
 
-    async def tell(self, *entries: ftis_pb2.Entry, more: Sequence[ftis_pb2.Mention] = ()) -> None:
+    async def tell(self, *entries: ftis_pb2.Entry, more: Sequence[ftis_pb2.Mention] = ()):
         """Tells all targets: the first whole, for a node reads one that it did not ask for, and each by mention; then
         gives whom it can what is asked for.
 
@@ -146,7 +146,7 @@ class Hostile(Answers):
             if given := self.answer(ftis_pb2.ExchangeRequest(wanted=answer.wanted)).entries:
                 await self.exchange(target, entries=given)
 
-    async def overhear(self) -> None:
+    async def overhear(self):
         """Asks the targets for whatever they mention."""
         for target in self.targets:
             answer = await self.exchange(target, again=True)
@@ -182,7 +182,7 @@ class Hostile(Answers):
         _forget(self.bodies, 64 * KEPT)
         return entry
 
-    def _listen(self, entries: Sequence[ftis_pb2.Entry]) -> None:
+    def _listen(self, entries: Sequence[ftis_pb2.Entry]):
         for entry in entries:
             with contextlib.suppress(Exception):
                 made = decode_announcement(entry.announcement, max_packets=self.world.run.slots)
@@ -195,7 +195,7 @@ def _mention(entry: ftis_pb2.Entry) -> ftis_pb2.Mention:
     return ftis_pb2.Mention(id=announcement_id(entry.announcement), held=entry.held, age=age)
 
 
-def _forget(memory: dict[Any, Any], most: int) -> None:
+def _forget(memory: dict[Any, Any], most: int):
     """The oldest, so that an attacker's own memory does not end the attack."""
     while len(memory) > most:
         del memory[next(iter(memory))]

@@ -14,7 +14,7 @@ class Row34Contradictions(Attack):
     rate = 20.0
     refusals = frozenset({"equivocation"})
 
-    async def strike(self) -> None:
+    async def strike(self):
         entries = []
         for _ in range(8):
             who = self.stranger()
@@ -30,7 +30,7 @@ class Row36Downwards(Attack):
     rate = 4.0
     refusals = frozenset({"too far ahead"})
 
-    async def strike(self) -> None:
+    async def strike(self):
         author = self.author()
         top = 2**64 - 1 if self.strikes % 2 else milliseconds() + 3_600_000
         for round in (top, *(top - 1000 * down for down in range(1, 6))):
@@ -44,7 +44,7 @@ class Row37Introducers(Crowd):
     rate = 4.0
     PEERS = 9
 
-    async def strike(self) -> None:
+    async def strike(self):
         for peer in self.peers:
             told = [self.peer.promise(self.stranger(), self.round(), self.refs(3, SIZE)) for _ in range(12)]
             await peer.tell(*told)
@@ -57,7 +57,7 @@ class Row44Large(Attack):
     rate = 4.0
     refusals = frozenset({"malformed"})
 
-    async def strike(self) -> None:
+    async def strike(self):
         for count in (self.world.run.slots, 4096):
             await self.peer.tell(self.peer.promise(self.stranger(), self.round(), self.refs(count, SIZE)))
         mentions = [ftis_pb2.Mention(id=self.rng.getrandbits(64), held=b"\xff" * 4096) for _ in range(32)]

@@ -22,7 +22,7 @@ LONGEST_PHASE = 15.0
 class Stage:
     """Attacks and quiet phases on an arena."""
 
-    def __init__(self, ring: Arena, scratch: Path, seed: int) -> None:
+    def __init__(self, ring: Arena, scratch: Path, seed: int):
         self.ring = ring
         self.scratch = scratch
         self.seed = seed

@@ -30,7 +30,7 @@ async def open_stream(caller: Hostile, target: Target, *protocols: str) -> Strea
     return reader, writer
 
 
-async def ask_ahead(writer: asyncio.StreamWriter, rng: random.Random, size: int) -> None:
+async def ask_ahead(writer: asyncio.StreamWriter, rng: random.Random, size: int):
     """Requests for digests of so many bytes, until the node, or p2pd, has had enough."""
     with contextlib.suppress(OSError):
         while True:
@@ -45,26 +45,26 @@ class Row33NeverRead(Crowd):
     rate = 1.0
     PEERS = 3
 
-    async def prepare(self) -> None:
+    async def prepare(self):
         await super().prepare()
         self._held: list[asyncio.StreamWriter] = []
         self._asking: set[asyncio.Task[None]] = set()
 
-    async def strike(self) -> None:
+    async def strike(self):
         self._held = [writer for writer in self._held if not writer.is_closing()]
         for caller in self.peers:
             for target in self.peer.targets:
                 for _ in range(STREAMS):
                     await self._try(self._hold(caller, target))
 
-    async def end(self) -> None:
+    async def end(self):
         for task in self._asking:
             task.cancel()
         for writer in self._held:
             writer.transport.abort()
         await super().end()
 
-    async def _hold(self, caller: Hostile, target: Target) -> None:
+    async def _hold(self, caller: Hostile, target: Target):
         _, writer = await open_stream(caller, target)
         self._held.append(writer)
         task = asyncio.create_task(ask_ahead(writer, self.rng, 100))
@@ -79,10 +79,10 @@ class Row33HalfOpen(Attack):
     rate = 4.0
     KEPT = 256
 
-    async def prepare(self) -> None:
+    async def prepare(self):
         self._held: list[asyncio.StreamWriter] = []
 
-    async def strike(self) -> None:
+    async def strike(self):
         half = P2P.MESSAGE_MARKER + (1000).to_bytes(P2P.HEADER_LEN, P2P.BYTEORDER) + b"x"
         for target in self.peer.targets:
             for sent in (b"", half, P2P.MESSAGE_MARKER):
@@ -96,7 +96,7 @@ class Row33HalfOpen(Attack):
             writer.transport.abort()
         self._held = self._held[-self.KEPT :]
 
-    async def end(self) -> None:
+    async def end(self):
         for writer in self._held:
             writer.transport.abort()
 
@@ -107,10 +107,10 @@ class Row39Relay(Attack):
     row = 39
     rate = 2.0
 
-    async def prepare(self) -> None:
+    async def prepare(self):
         self.relays = 0
 
-    async def strike(self) -> None:
+    async def strike(self):
         for target in self.peer.targets:
             with contextlib.suppress(ControlFailure):  # it does not speak that
                 reader, writer = await open_stream(self.peer, target, HOP)
@@ -125,10 +125,10 @@ class Row40Debug(Attack):
     row = 40
     rate = 1.0
 
-    async def prepare(self) -> None:
+    async def prepare(self):
         self.found: set[str] = set()
 
-    async def strike(self) -> None:
+    async def strike(self):
         for target in self.peer.targets:
             for port in await asyncio.to_thread(self._ports, target.port):
                 for page in DEBUG:
@@ -145,7 +145,7 @@ class Row40Debug(Attack):
         pids = {pid for pid, port in listening if port == known}
         return {port for pid, port in listening if pid in pids}
 
-    async def _get(self, port: int, page: str) -> None:
+    async def _get(self, port: int, page: str):
         reader, writer = await asyncio.wait_for(asyncio.open_connection("127.0.0.1", port), OPEN_SECONDS)
         try:
             writer.write(f"GET {page} HTTP/1.0\r\nHost: page.example\r\n\r\n".encode())
@@ -161,20 +161,20 @@ class Row41Requests(Attack):
     row = 41
     rate = 1.0
 
-    async def prepare(self) -> None:
+    async def prepare(self):
         self.answered = 0
         self._tasks: dict[Target, asyncio.Task[None]] = {}
 
-    async def strike(self) -> None:
+    async def strike(self):
         for target in self.peer.targets:
             if target not in self._tasks or self._tasks[target].done():
                 self._tasks[target] = asyncio.create_task(self._try(self._ask(target)))
 
-    async def end(self) -> None:
+    async def end(self):
         for task in self._tasks.values():
             task.cancel()
 
-    async def _ask(self, target: Target) -> None:
+    async def _ask(self, target: Target):
         reader, writer = await open_stream(self.peer, target)
         asking = asyncio.create_task(ask_ahead(writer, self.rng, 32))
         try:
@@ -193,11 +193,11 @@ class Row62Addresses(Attack):
     HOSTS = ("ip4/127.0.0.1", "ip4/169.254.169.254", "ip4/192.168.1.1", "ip6/::ffff:7f00:1", "ip6/64:ff9b::a9fe:a9fe")
     NAMES = ("dns4/localhost", "dns4/vault.corp.internal", "dns/router.lan", "dnsaddr/127.0.0.1.nip.io")
 
-    async def prepare(self) -> None:
+    async def prepare(self):
         self.peer.say_hello = self._hello
         self.peer.say = self._answer
 
-    async def strike(self) -> None:
+    async def strike(self):
         for target in self.peer.targets:
             await self._try(self.peer.meet(target))
 

@@ -23,7 +23,7 @@ class Row67Records(Attack):
     row = 67
     rate = 5.0
 
-    async def strike(self) -> None:
+    async def strike(self):
         for target in self.peer.targets:
             made = {
                 "run_id": self.world.run.id,
@@ -46,10 +46,10 @@ class Row68Deaf(Honest):
     rate = 10.0
     HOURS = 3600.0
 
-    async def prepare(self) -> None:
+    async def prepare(self):
         self.peer.on_exchange = self._never
 
-    async def strike(self) -> None:
+    async def strike(self):
         wanted = [announcement_id(made.encode()) for made in self.theirs()[-32:]]
         for target in self.peer.targets:
             await self._try(self.peer.exchange(target, again=True, latest=bool(self.strikes % 2), wanted=wanted))
@@ -66,12 +66,12 @@ class Row69Holders(Honest, Crowd):
     rate = 4.0
     PEERS = 4
 
-    async def prepare(self) -> None:
+    async def prepare(self):
         await super().prepare()
         for number, peer in enumerate(self.peers):
             peer.serve = (GONE, self._broken, BUSY, BUSY)[number]
 
-    async def strike(self) -> None:
+    async def strike(self):
         entries = await self.held()
         for peer in self.peers:
             await self._try(peer.tell(*entries))
@@ -87,7 +87,7 @@ class Row70Busy(Row69Holders):
     row = 70
     PEERS = 1
 
-    async def prepare(self) -> None:
+    async def prepare(self):
         await super().prepare()
         self.peer.serve = BUSY
 
@@ -99,7 +99,7 @@ class Row75Keys(Crowd):
     rate = 2.0
     PEERS = 1
 
-    async def strike(self) -> None:
+    async def strike(self):
         folder = Path(self.scratch) / str(self.strikes)
         addresses = [target.address for target in self.peer.targets]
         async with hostile(folder, addresses, self.stranger(), self.world):

@@ -48,7 +48,7 @@ class Row02ExtBomb(OnTheDht):
     row = 2
     rate = 2.0
 
-    async def strike(self) -> None:
+    async def strike(self):
         bomb = b"\x90"
         for _ in range(200):
             bomb = msgpack.packb(msgpack.ExtType(EXT_TUPLE, b"\x91" + bomb))
@@ -71,7 +71,7 @@ class Row02DhtCalls(OnTheDht):
     KEYS = 100_000
     ELEMENTS = 1 << 20
 
-    async def strike(self) -> None:
+    async def strike(self):
         odd = dht_pb2.NodeInfo(node_id=self.rng.randbytes(100))
         swelling = b"\xdd" + self.ELEMENTS.to_bytes(4, "big") + b"\x80" * self.ELEMENTS
         for target in self.peer.targets:
@@ -96,10 +96,10 @@ class Row03Oversize(Attack):
     TINY = 200_000
     refusals = frozenset({"over the limits"})
 
-    async def prepare(self) -> None:
+    async def prepare(self):
         self.peer.serve = self._endless
 
-    async def strike(self) -> None:
+    async def strike(self):
         many = ftis_pb2.ExchangeRequest(mentions=[ftis_pb2.Mention()] * self.TINY)
         for target in self.peer.targets:
             await self._try(self.peer.stub(target).rpc_exchange(many, timeout=CALL_SECONDS))
@@ -109,7 +109,7 @@ class Row03Oversize(Attack):
         for size in (MAX_PACKET_BYTES, 1000):  # more than the run has room for, and what `_endless` will exceed
             await self.peer.tell(self.peer.promise(self.author(), self.round(), self.refs(size=size)))
 
-    async def _lie_of_length(self, target: Target) -> None:
+    async def _lie_of_length(self, target: Target):
         """Four gigabytes are on their way, and then more than a message may have."""
         for length in (4 << 30, 2 * MAX_PACKET_BYTES):
             _, _, writer = await self.peer.transport.p2p.call_binary_stream_handler(PeerID(target.author), FETCH)
@@ -131,12 +131,12 @@ class Row16Eclipse(OnTheDht):
     row = 16
     rate = 4.0
 
-    async def prepare(self) -> None:
+    async def prepare(self):
         self.nobody: set[str] = set()  # peer ids that it made up
         self.peer.say_hello = self._hello
         self.peer.say = self._answer
 
-    async def strike(self) -> None:
+    async def strike(self):
         for target in self.peer.targets:
             await self.peer.meet(target)
             await self.peer.exchange(target)
@@ -185,10 +185,10 @@ class Row17Streams(Attack):
     CONNECTIONS = 64
     STREAMS = 16
 
-    async def prepare(self) -> None:
+    async def prepare(self):
         self._writers: list[asyncio.StreamWriter] = []
 
-    async def strike(self) -> None:
+    async def strike(self):
         for target in self.peer.targets:
             await self._try(self._connect(target.port))
             for _ in range(4):
@@ -200,16 +200,16 @@ class Row17Streams(Attack):
             writer.close()
         self._writers = self._writers[-keep:]
 
-    async def end(self) -> None:
+    async def end(self):
         for writer in self._writers:
             writer.close()
 
-    async def _connect(self, port: int) -> None:
+    async def _connect(self, port: int):
         for _ in range(8):
             _, writer = await asyncio.wait_for(asyncio.open_connection("127.0.0.1", port), 2.0)
             self._writers.append(writer)
 
-    async def _half_open(self, target: Target) -> None:
+    async def _half_open(self, target: Target):
         calling = self.peer.transport.p2p.call_binary_stream_handler(PeerID(target.author), FETCH)
         _, _, writer = await asyncio.wait_for(calling, 2.0)
         writer.write(P2P.MESSAGE_MARKER + (1000).to_bytes(P2P.HEADER_LEN, P2P.BYTEORDER))
@@ -223,11 +223,11 @@ class Row17Readers(Crowd):
     rate = 1.0
     PEERS = 4
 
-    def __init__(self, peer: Hostile, seed: int = 0) -> None:
+    def __init__(self, peer: Hostile, seed: int = 0):
         super().__init__(peer, seed)
         self._writers: dict[tuple[bytes, bytes], asyncio.StreamWriter] = {}
 
-    async def strike(self) -> None:
+    async def strike(self):
         """A new stream in the place of each that was closed."""
         digests = [self.rng.randbytes(60_000) for _ in range(64)]  # each comes back in its answer
         for caller in self.peers:
@@ -239,7 +239,7 @@ class Row17Readers(Crowd):
                     sending = P2P.send_protobuf(ftis_pb2.FetchRequest(digests=digests), self._writers[key])
                     await asyncio.wait_for(sending, 2.0)
 
-    async def end(self) -> None:
+    async def end(self):
         for writer in self._writers.values():
             writer.close()
         await super().end()
@@ -252,10 +252,10 @@ class Row17Holders(Honest):
     rate = 2.0
     SLOW = 7.0  # seconds a chunk, under what the other side waits
 
-    async def prepare(self) -> None:
+    async def prepare(self):
         self.peer.serve = self._crawl
 
-    async def strike(self) -> None:
+    async def strike(self):
         entries = await self.held(16)
         entries += [self.peer.promise(self.author(), self.round(), self.refs()) for _ in range(16)]
         await self.peer.tell(*entries)

@@ -40,7 +40,7 @@ HOME = "/home/ftis/node"
 class Swarm:
     """One Compose project, by whichever Compose there is."""
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
+    def __init__(self, environment: Mapping[str, str]):
         self._environment = {**os.environ, **environment}
         two = subprocess.run(["docker", "compose", "version"], capture_output=True, env=self._environment)
         self._compose = ("docker", "compose") if two.returncode == 0 else ("docker-compose",)
@@ -59,7 +59,7 @@ class Swarm:
         file = str(ROOT / "deploy" / "compose.yaml")
         return self.run(*self._compose, "--project-name", self.project, "--file", file, *arguments, echo=echo)
 
-    def down(self) -> None:
+    def down(self):
         """Takes everything away: containers, those of every profile too, the network and the volumes."""
         profiles = [word for name in sorted(PROFILES) for word in ("--profile", name)]
         self.compose(*profiles, "down", "--volumes", "--remove-orphans", "--timeout", "60")
@@ -81,12 +81,12 @@ class Swarm:
     def inspect(self, service: str, what: str) -> str:
         return self.run("docker", "inspect", "--format", f"{{{{{what}}}}}", self.container(service)).strip()
 
-    def signal(self, service: str, name: str) -> None:
+    def signal(self, service: str, name: str):
         """Sends a signal to the daemon itself; its process is not the container's first, which is tini."""
         self.within(service, "/opt/ftis-node/bin/python", "-c", KILL.format(home=HOME, name=name))
 
 
-def main() -> None:
+def main():
     parser = argparse.ArgumentParser(prog="python -m tests.manual.compose", description=__doc__)
     parser.add_argument("--base", default="debian:bookworm-slim", help="base image; `debootstrap`: one made here")
     options = parser.parse_args()
@@ -115,12 +115,12 @@ def main() -> None:
         print(json.dumps(told, indent=1), flush=True)  # before an engine's folder is removed, which takes minutes
 
 
-def play(swarm: Swarm, told: dict[str, Any], port: int) -> None:
+def play(swarm: Swarm, told: dict[str, Any], port: int):
     """Everything from `up` to a clean stop."""
     began = time.monotonic()
     swarm.compose("up", "--detach", "run", "bootstrap", *NODES, "prometheus")
 
-    def since(name: str) -> None:
+    def since(name: str):
         told[name] = round(time.monotonic() - began)
         print(f"{told[name]} s: {name}", file=sys.stderr, flush=True)
 
@@ -227,7 +227,7 @@ def eventually(condition: Callable[[], Any], what: str, seconds: float = PATIENC
     raise AssertionError(f"not within {seconds:.0f} s: {what}")
 
 
-def expect(true: bool, what: str) -> None:
+def expect(true: bool, what: str):
     if not true:
         raise AssertionError(what)
 
@@ -254,7 +254,7 @@ def engine() -> Iterator[str]:
             daemon.wait(60)
 
 
-def install(*commands: str, packages: tuple[str, ...]) -> None:
+def install(*commands: str, packages: tuple[str, ...]):
     """Debian's packages, if any of the commands is missing."""
     if not all(map(shutil.which, commands)):
         subprocess.run(["apt-get", "update"], check=True, stdout=sys.stderr)
@@ -262,7 +262,7 @@ def install(*commands: str, packages: tuple[str, ...]) -> None:
         subprocess.run(line, check=True, stdout=sys.stderr)
 
 
-def make_base(environment: Mapping[str, str]) -> None:
+def make_base(environment: Mapping[str, str]):
     """A minimal Debian as a base image, for where no registry can be reached."""
     known = os.environ | environment
     if subprocess.run(["docker", "image", "inspect", LOCAL_BASE], env=known, capture_output=True).returncode == 0:

@@ -64,7 +64,7 @@ def link_of(daemon: Daemon) -> str:
     return link(address, read_token(daemon.home.page_token))
 
 
-def take(url: str, out: Path) -> None:
+def take(url: str, out: Path):
     """Light and dark at a desk's width, and the beginning at a phone's."""
     for name, width, dark, end in (
         ("page-light", 1280, False, "footer"),
@@ -80,7 +80,7 @@ def take(url: str, out: Path) -> None:
         picture.crop((0, 0, picture.width, BEGINNING)).save(out / "page.png", optimize=True)
 
 
-def terminal(daemon: Daemon, place: Path, out: Path) -> None:
+def terminal(daemon: Daemon, place: Path, out: Path):
     """What `ftis-node top` shows, as a picture."""
     console = Console(record=True, width=100, file=io.StringIO(), force_terminal=True)
     socket = daemon.home.api_socket()
@@ -97,7 +97,7 @@ def terminal(daemon: Daemon, place: Path, out: Path) -> None:
     shrink(out / "top.png")
 
 
-def watch(url: str, name: str, out: Path, click: str = "") -> None:
+def watch(url: str, name: str, out: Path, click: str = ""):
     """The swarm's page down to the graph and the first nodes. click: what leads to it from the page at `url`."""
     with Browser(1280, 900) as browser:
         browser.open(url)
@@ -109,7 +109,7 @@ def watch(url: str, name: str, out: Path, click: str = "") -> None:
     shrink(out / f"{name}.png")
 
 
-def thirty(out: Path) -> None:
+def thirty(out: Path):
     """Thirty simulated nodes, two of which say nothing of themselves, on the real page."""
     seen = watched(
         Scenario(nodes=30, seconds=1500.0, seed=3, session_seconds=60_000.0), lambda number: number not in (7, 19)
@@ -122,7 +122,7 @@ def thirty(out: Path) -> None:
     async def answer() -> dict[str, object]:
         return facts
 
-    async def serve() -> None:
+    async def serve():
         server = Web(TOKEN, [json_route("/swarm.json", answer)], "watch.html")
         await server.start("127.0.0.1", 0)
         await asyncio.to_thread(watch, link(server.address, TOKEN), "watch-30", out)
@@ -131,14 +131,14 @@ def thirty(out: Path) -> None:
     asyncio.run(serve())
 
 
-def shrink(path: Path) -> None:
+def shrink(path: Path):
     """A palette is enough for a page, and a third of the bytes."""
     with Image.open(path) as picture:
         small = picture.convert("RGB").quantize(256, dither=Image.Dither.NONE)
     small.save(path, optimize=True)
 
 
-def main() -> None:
+def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--out", type=Path, default=Path("docs/img"))

@@ -26,11 +26,11 @@ GROUPS = 6
 SETUP = {"quic": True, "interval": 1.0}
 
 
-def _ip(*arguments: str) -> None:
+def _ip(*arguments: str):
     subprocess.run(["ip", *arguments], check=True)
 
 
-def _within(name: str, *line: str) -> None:
+def _within(name: str, *line: str):
     subprocess.run(["ip", "netns", "exec", name, *line], check=True)
 
 
@@ -111,7 +111,7 @@ async def private_node(*, relays: bool) -> dict[str, Any]:
             return found
 
 
-async def main() -> None:
+async def main():
     with_relays = await private_node(relays=True)
     without = await private_node(relays=False)
     problems = []

@@ -133,7 +133,7 @@ class Job(NamedTuple):
 class Subject:
     """A model that is asked in its own chat."""
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str):
         self.policy = load_trained(Settings(model=model, device="cpu", dtype="float32"), None)
         self.chat = chat_of(self.policy.tokenizer)
         self.ends = end_ids(self.policy.tokenizer, self.chat)
@@ -152,12 +152,12 @@ class Subject:
                 yield job, TriedRow.of(job.row, [judge(tokenizer, one, job.example, scorer) for one in group])
 
 
-def measure(model: str, into: Path, best: Sequence[str], rows: int, samples: int) -> None:
+def measure(model: str, into: Path, best: Sequence[str], rows: int, samples: int):
     """Try what is not tried yet, and write it down."""
     subject = Subject(model)
     questions = {task: rows_of(task, rows) for task in TASKS}
 
-    def up_to(names: Sequence[str], limit: int) -> None:
+    def up_to(names: Sequence[str], limit: int):
         done = {(one["task"], one["template"], one["row"]) for one in read(into)}
         every = [(task, name, row) for row in range(limit) for task in TASKS for name in names]
         jobs = [Job(*key, questions[key[0]][key[2]]) for key in every if key not in done]
@@ -236,7 +236,7 @@ def table(found: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main(arguments: Sequence[str] | None = None):
     """Measure, or print the table of what was measured."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("model", nargs="?", help="A folder.")

@@ -60,7 +60,7 @@ def installed(place: Path) -> Path:
 class Server:
     """A vLLM server of a model's folder."""
 
-    def __init__(self, python: Path, place: Path, model: Path, *flags: str) -> None:
+    def __init__(self, python: Path, place: Path, model: Path, *flags: str):
         self._line = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
         self._line += ["--max-model-len", "192", "--block-size", "32", "--max-num-batched-tokens", "4096"]
         self._line += ["--dtype", "float32", "--enforce-eager", *flags]
@@ -90,7 +90,7 @@ class Server:
             time.sleep(1)
         return self
 
-    def clean_up(self) -> None:
+    def clean_up(self):
         if self.process is not None and self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)  # it has processes of its own, and waits for requests
             self.process.wait()
@@ -103,7 +103,7 @@ class Server:
             return False
 
 
-def main() -> None:
+def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--python", type=Path, help="The Python that has vLLM; by default one is installed.")
     arguments = parser.parse_args()

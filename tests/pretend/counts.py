@@ -53,7 +53,7 @@ def _line() -> str:
     return "elsewhere"
 
 
-def launch(kernels: int = 1) -> None:
+def launch(kernels: int = 1):
     if graphs.capturing:
         graphs.capturing[0].kernels += kernels
         return
@@ -62,7 +62,7 @@ def launch(kernels: int = 1) -> None:
         counts.kernels += kernels
 
 
-def wait() -> None:
+def wait():
     if graphs.capturing:
         raise fault("the host waits while a graph is captured")
     for counts in counting_now:

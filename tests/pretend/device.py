@@ -58,7 +58,7 @@ def pretending() -> Iterator[None]:
         yield
 
 
-def install() -> None:
+def install():
     """Set the device up for this process, before ftis_node is imported."""
     global _default, _library
     assert not any(name.split(".")[0] == PACKAGE for name in sys.modules), "ftis_node is imported already"
@@ -139,7 +139,7 @@ class Generator(torch._C.Generator):
     def __new__(cls, device: Any = "cpu") -> Generator:
         return super().__new__(cls, "cpu")
 
-    def __init__(self, device: Any = "cpu") -> None:
+    def __init__(self, device: Any = "cpu"):
         self._place = torch.device(device)
         if self._place.type == NAME:
             _generators.add(self._cdata)
@@ -244,7 +244,7 @@ def _seeded(func: Any, flat: list[Any], kwargs: dict[str, Any]) -> dict[str, Any
     return kwargs
 
 
-def _check(func: Any, name: str, args: Any, others: list[torch.Tensor]) -> None:
+def _check(func: Any, name: str, args: Any, others: list[torch.Tensor]):
     """Raise where CUDA would: CPU tensors among a device's, but for scalars in pointwise operations and indices."""
     if name in _INDEXING and isinstance(args[0], Pretend):
         indices = [part for part in args[1] if isinstance(part, torch.Tensor)]
@@ -366,12 +366,12 @@ def _pairs(ends: torch.Tensor) -> Iterator[tuple[int, int]]:
 
 
 class _Graph(graphs.CUDAGraph):
-    def capture_begin(self, pool: Any, capture_error_mode: str) -> None:
+    def capture_begin(self, pool: Any, capture_error_mode: str):
         for counts in counting_now:
             counts.captures += 1
         super().capture_begin(pool, capture_error_mode)
 
-    def replay(self) -> None:
+    def replay(self):
         launch(self.kernels)
         super().replay()
 
@@ -387,7 +387,7 @@ class _Module(_DummyBackendModule):
     def device(self, index: Any) -> Any:
         return contextlib.nullcontext()
 
-    def manual_seed_all(self, seed: int) -> None:
+    def manual_seed_all(self, seed: int):
         _default.manual_seed(seed)
 
     manual_seed = manual_seed_all
@@ -395,10 +395,10 @@ class _Module(_DummyBackendModule):
     def get_rng_state(self, device: Any = None) -> torch.Tensor:
         return _default.get_state()
 
-    def set_rng_state(self, state: torch.Tensor, device: Any = None) -> None:
+    def set_rng_state(self, state: torch.Tensor, device: Any = None):
         _default.set_state(state)
 
-    def synchronize(self, device: Any = None) -> None:
+    def synchronize(self, device: Any = None):
         wait()
 
     def mem_get_info(self, device: Any = None) -> tuple[int, int]:
@@ -422,7 +422,7 @@ class _Module(_DummyBackendModule):
         staticmethod(one) for one in (graphs.stream, graphs.current_stream, graphs.set_stream, graphs.graph_pool_handle)
     )
 
-    def set_device(self, device: Any) -> None:
+    def set_device(self, device: Any):
         for counts in counting_now:
             counts.current.append((str(device), sum(counts.launches.values())))
 

@@ -37,7 +37,7 @@ ROWS = 3
 class Drive:
     """An engine with a random model, and what each phase counted."""
 
-    def __init__(self, folder: Path, asked: argparse.Namespace) -> None:
+    def __init__(self, folder: Path, asked: argparse.Namespace):
         torch.manual_seed(0)
         Qwen2ForCausalLM(small_models.tiny_config(num_hidden_layers=asked.layers)).save_pretrained(folder)
         small_models.tiny_tokenizer().save_pretrained(folder)
@@ -58,7 +58,7 @@ class Drive:
         """An engine with the model."""
         return small_models.opened_engine(run={"completion_tokens": LONG}, **self.flags, device=place)
 
-    def run(self, directory: str) -> None:
+    def run(self, directory: str):
         """Load, generate, score, step, evaluate, save, restore on the device and on the CPU."""
         with self.phase("load"):
             engine = self.opened(f"{device.NAME}:0")
@@ -131,7 +131,7 @@ def _refused() -> list[bool]:
         return [*map(refuses, (lambda: here + there, lambda: here @ there, here.numpy, drawn, lambda: here + 1.0))]
 
 
-def main() -> None:
+def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("layers", type=int)
     for flag in ("--lora", "--bf16", "--checkpointing"):

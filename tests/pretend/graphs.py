@@ -32,7 +32,7 @@ class CUDAGraph(TorchDispatchMode):
     replayed  how often
     """
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.kernels = self.replayed = 0
         self._steps: list[tuple[Any, Any, Any, list[torch.Tensor]]] = []
@@ -59,19 +59,19 @@ class CUDAGraph(TorchDispatchMode):
             self._steps.append((func, args, kwargs, new))
         return made
 
-    def capture_begin(self, pool: Any, capture_error_mode: str) -> None:
+    def capture_begin(self, pool: Any, capture_error_mode: str):
         """From here on all is recorded. The pretend device enters the graph by itself when it computes."""
         if not _pools.get(pool, True):
             raise CaptureError("use_count > 0 INTERNAL ASSERT FAILED: all graphs of this pool are gone")
         _pools.setdefault(pool, WeakSet()).add(self)
         capturing.append(self)
 
-    def capture_end(self) -> None:
+    def capture_end(self):
         """Up to here."""
         capturing.remove(self)
         self.undo()
 
-    def replay(self) -> None:
+    def replay(self):
         """Do it all again."""
         self.replayed += 1
         for func, args, kwargs, new in self._steps:
@@ -79,7 +79,7 @@ class CUDAGraph(TorchDispatchMode):
             for to, result in zip(new, made, strict=False):
                 to.copy_(result)
 
-    def undo(self) -> None:
+    def undo(self):
         """Leave all as it was before the capture."""
         for storage, before in self._before.values():
             storage.copy_(before)
@@ -93,11 +93,11 @@ class CUDAGraph(TorchDispatchMode):
 class OnTheCPU(CUDAGraph):
     """The same for tensors of the CPU."""
 
-    def capture_begin(self, pool: Any, capture_error_mode: str) -> None:
+    def capture_begin(self, pool: Any, capture_error_mode: str):
         super().capture_begin(pool, capture_error_mode)
         self.__enter__()
 
-    def capture_end(self) -> None:
+    def capture_end(self):
         self.__exit__(None, None, None)
         super().capture_end()
 
@@ -105,10 +105,10 @@ class OnTheCPU(CUDAGraph):
 class Stream:
     """No second one."""
 
-    def __init__(self, device: Any = None) -> None:
+    def __init__(self, device: Any = None):
         self.device = device
 
-    def wait_stream(self, other: Any) -> None:
+    def wait_stream(self, other: Any):
         pass
 
 
@@ -120,7 +120,7 @@ def current_stream(device: Any = None) -> Stream:
     return Stream(device)
 
 
-def set_stream(_: Any) -> None:
+def set_stream(_: Any):
     pass
 
 

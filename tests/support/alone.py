@@ -19,13 +19,13 @@ from tests.support.talkers import ALICE, BOB
 class Deaf(Libp2p):
     """Reaches only those whose answer to a handshake is given; remembers what was dialled."""
 
-    def __init__(self, listening: Listening) -> None:
+    def __init__(self, listening: Listening):
         super().__init__(listening)
         self.up = True
         self.dialled: dict[bytes, list[str]] = {}
         self.answers: dict[bytes, ftis_pb2.Handshake] = {}
 
-    async def connect(self, peer: bytes, addresses: Sequence[str]) -> None:
+    async def connect(self, peer: bytes, addresses: Sequence[str]):
         self.dialled[peer] = list(addresses)
         if peer not in self.answers:
             raise Unreachable("nobody is there")
@@ -36,14 +36,14 @@ class Deaf(Libp2p):
     async def neighbours(self) -> dict[bytes, list[str]]:
         return {}
 
-    async def disconnect(self, peer: bytes) -> None:
+    async def disconnect(self, peer: bytes):
         pass
 
 
 class Alone(Membership):
     """A membership without a network."""
 
-    def __init__(self, who: Identity = ALICE, cache: Path | None = None, **listening: Any) -> None:
+    def __init__(self, who: Identity = ALICE, cache: Path | None = None, **listening: Any):
         self.network = Deaf(Listening(Path(), Path(), **listening))
         super().__init__(self.network, who, RunFile(run=RUN), Traffic(), cache)
 

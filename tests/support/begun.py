@@ -14,7 +14,7 @@ def checkpoint_of(home: Path) -> Checkpoint:
     return found
 
 
-def begun(home: Path, step: int, model: str, kind: str, **files: str) -> None:
+def begun(home: Path, step: int, model: str, kind: str, **files: str):
     """Leaves a checkpoint of a model in the home; files: of these names, which end with `.safetensors`."""
     checkpoints = Checkpoints(Home(home).checkpoints)
     directory = checkpoints.begin(step)

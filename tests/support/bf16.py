@@ -10,7 +10,7 @@ import torch
 _INSTRUCTIONS = ("amx_bf16", "avx512_bf16", " bf16 ")
 
 
-def multiply_in_fp32() -> None:
+def multiply_in_fp32():
     """Let linear layers over bf16 multiply in fp32 and round the sums to bf16, in this process, if that is faster here.
 
     This is the arithmetic of the instructions that this CPU lacks: factors in bf16, sums in fp32, one rounding.

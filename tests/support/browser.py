@@ -26,7 +26,7 @@ def missing() -> str | None:
 class Browser:
     """One window of a width and height in CSS pixels; it ends with the block."""
 
-    def __init__(self, width: int, height: int, *, dark: bool = False) -> None:
+    def __init__(self, width: int, height: int, *, dark: bool = False):
         from selenium import webdriver
         from selenium.webdriver.chrome.service import Service
 
@@ -45,24 +45,24 @@ class Browser:
     def __enter__(self) -> Browser:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_: object):
         self.driver.quit()
 
-    def show(self, width: int, height: int, *, dark: bool = False) -> None:
+    def show(self, width: int, height: int, *, dark: bool = False):
         """Another width, height and scheme of colours."""
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         self._command("Emulation.setDeviceMetricsOverride", **size)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self._command("Emulation.setEmulatedMedia", features=[scheme])
 
-    def open(self, url: str) -> None:
+    def open(self, url: str):
         self.driver.get(url)
 
     def run(self, script: str, *arguments: Any) -> Any:
         """What the page's JavaScript returns."""
         return self.driver.execute_script(script, *arguments)
 
-    def wait(self, script: str, seconds: float = 30) -> None:
+    def wait(self, script: str, seconds: float = 30):
         """Until the script returns something true."""
         from selenium.webdriver.support.ui import WebDriverWait
 
@@ -72,7 +72,7 @@ class Browser:
         """What the console said above the level of information."""
         return [line["message"] for line in self.driver.get_log("browser") if line["level"] not in ("INFO", "DEBUG")]
 
-    def picture(self, path: Path, end: str) -> None:
+    def picture(self, path: Path, end: str):
         """The page from its top to where the element `end` (a CSS selector) begins, as a PNG."""
         width = self.run("return document.documentElement.clientWidth")
         height = self.run("return document.querySelector(arguments[0]).getBoundingClientRect().top + scrollY", end)

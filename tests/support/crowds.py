@@ -16,7 +16,7 @@ STEP_SECONDS = 60.0
 class Crowd:
     """Each step the node receives announcements of random authors, pulls by its own rules, and trains on the groups."""
 
-    def __init__(self, authors: int, heard: int = 120, seed: int = 0) -> None:
+    def __init__(self, authors: int, heard: int = 120, seed: int = 0):
         """
         Args:
             heard: announcements a step, of three packets each.
@@ -29,21 +29,21 @@ class Crowd:
         self._heard = heard
         self._rounds = time.time_ns() // 1_000_000
 
-    def run(self, steps: int) -> None:
+    def run(self, steps: int):
         for _ in range(steps):
             self.now += STEP_SECONDS
             for author in self.rng.sample(self.authors, min(self._heard, len(self.authors))):
                 self.hear(author)
             self._step()
 
-    def hear(self, author: bytes) -> None:
+    def hear(self, author: bytes):
         self._rounds += 1
         packets = PacketRefs.of([PacketRef(slot, self.rng.randbytes(32), 1000, 1) for slot in range(3)])
         made = Announcement(bytes(16), author, self._rounds, 0, 0, packets, bytes(64))
         data = author + self._rounds.to_bytes(8, "big")
         self.table.add(made, data, age=self.rng.random() * 300, first_sender=self.rng.randbytes(38))
 
-    def _step(self) -> None:
+    def _step(self):
         reputation = self.reputation
         room = reputation.newcomers_room(BATCH)
         newcomers = Newcomers(lambda author: not reputation.established(author), room, reputation.record)

@@ -61,7 +61,7 @@ def program(text: str, *words: object) -> subprocess.Popen[str]:
     return subprocess.Popen(line, stdout=subprocess.PIPE, text=True, env=os.environ | ENVIRONMENT)
 
 
-def until(condition: Callable[[], Any], what: str, process: subprocess.Popen[Any] | None = None) -> None:
+def until(condition: Callable[[], Any], what: str, process: subprocess.Popen[Any] | None = None):
     """Polls until the condition holds; fails if that takes too long, or if the process ends before."""
     deadline = time.monotonic() + PATIENCE
     while not condition():
@@ -75,7 +75,7 @@ class Daemon:
 
     words: tuple[str, ...] = ("join", *STILL)
 
-    def __init__(self, home: Path, *flags: str, prefix: Sequence[str] = (), host: str = "127.0.0.1") -> None:
+    def __init__(self, home: Path, *flags: str, prefix: Sequence[str] = (), host: str = "127.0.0.1"):
         """
         Args:
             prefix: what the command is run by, as in a namespace. host: where it listens.
@@ -135,11 +135,11 @@ class Daemon:
             return [me, *me.children(recursive=True)]
         return []
 
-    def freeze(self) -> None:
+    def freeze(self):
         for process in self.pids():
             process.suspend()
 
-    def thaw(self) -> None:
+    def thaw(self):
         for process in reversed(self.pids()):
             with suppress(psutil.NoSuchProcess):
                 process.resume()
@@ -161,7 +161,7 @@ class Daemon:
         gone(family)
         return code
 
-    def clean_up(self) -> None:
+    def clean_up(self):
         """Whatever a failed test left running."""
         if self.process is not None and self.process.poll() is None:
             for process in reversed(self.pids()):
@@ -197,7 +197,7 @@ def used_twice(daemon: Daemon) -> int:
     return len(used) - len(set(used))
 
 
-def gone(family: list[psutil.Process], seconds: float = PATIENCE) -> None:
+def gone(family: list[psutil.Process], seconds: float = PATIENCE):
     """Asserts that all of these processes end within some seconds."""
     _, alive = psutil.wait_procs(family, timeout=seconds)
     assert not alive, f"still running: {alive}"

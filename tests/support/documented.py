@@ -71,12 +71,12 @@ def exposed(text: bytes) -> dict[str, Exposed]:
     }
 
 
-def check(told: Mapping[str, Any], heading: str, extra: str = "") -> None:
+def check(told: Mapping[str, Any], heading: str, extra: str = ""):
     """Asserts that the keys are those of the table (and of another), and their values of the types there."""
     _check(told, keys(heading) | (keys(extra) if extra else {}), "")
 
 
-def _check(told: Mapping[str, Any], known: Mapping[str, Key], prefix: str) -> None:
+def _check(told: Mapping[str, Any], known: Mapping[str, Key], prefix: str):
     here = {name: key for name, key in known.items() if re.match(rf"{re.escape(prefix)}(\w|\.\d)+$", name)}
     needed = {name for name, key in here.items() if not key.optional}
     found = {prefix + name for name in told}
@@ -99,7 +99,7 @@ def _is(value: Any, kind: str) -> bool:
     return isinstance(value, dict if kind in _TABLES else _TYPES[kind])
 
 
-def check_daemon(daemon: Daemon, seconds: float = 60) -> None:
+def check_daemon(daemon: Daemon, seconds: float = 60):
     """Asserts that all that a daemon tells is documented, and that it tells all that is, once it knows it.
 
     It must have peers, have trained on groups of theirs, and have gone on from a checkpoint.

@@ -17,7 +17,7 @@ from tests.support.swarm import RUN, Answers, transport
 class Door(Answers):
     """Answers handshakes as a node does, in another major version if told so."""
 
-    def __init__(self, membership: Membership, major: int) -> None:
+    def __init__(self, membership: Membership, major: int):
         self.membership = membership
         self.major = major
 

@@ -23,7 +23,7 @@ def of_ratios(log_ratio: np.ndarray) -> dict[str, float]:
     return told | bets | {"tokens": float(log_ratio.size), "judged_tokens": float(log_ratio.size)}
 
 
-def established(reputation: Reputation, author: bytes) -> None:
+def established(reputation: Reputation, author: bytes):
     for _ in range(NEWCOMER_GROUPS):
         reputation.trained(author, 1, figures())
     assert reputation.established(author)

@@ -14,7 +14,7 @@ REVISION = "5f" * 20
 class Hub:
     """What it offers, and what it was asked. `breaks`: after how many bytes the next download breaks off."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.address = ""
         self.datasets: dict[str, dict[str, bytes]] = {}
         self.model: dict[str, bytes] = {}  # whatever its name
@@ -25,7 +25,7 @@ class Hub:
         self.breaks: int | None = None
         self.refuses: Mapping[str, str] = {}  # by dataset: the hub's error code
 
-    def offer(self, name: str, **files: bytes) -> None:
+    def offer(self, name: str, **files: bytes):
         """Files by their names, in which __ stands for / and _ for a point before the last word."""
         self.datasets[name] = {
             re.sub(r"_(jsonl|parquet|json|csv)$", r".\1", file.replace("__", "/")): content
@@ -38,15 +38,15 @@ def running(hub: Hub) -> Iterator[Hub]:
     class Answers(Quiet):
         protocol_version = "HTTP/1.1"
 
-        def do_HEAD(self) -> None:
+        def do_HEAD(self):
             self._answer(body=False)
 
-        def do_GET(self) -> None:
+        def do_GET(self):
             self._answer(body=True)
 
         do_POST = do_GET
 
-        def _answer(self, *, body: bool) -> None:
+        def _answer(self, *, body: bool):
             hub.asked.append(self.path)
             hub.agents.add(self.headers.get("user-agent", ""))
             if info := re.fullmatch(r"/api/datasets/([^/]+/[^/?]+)(?:/revision/([^/?]+))?(?:\?.*)?", self.path):
@@ -68,7 +68,7 @@ def running(hub: Hub) -> Iterator[Hub]:
             else:
                 self._send(200, b"{}")
 
-        def _info(self, name: str, revision: str | None) -> None:
+        def _info(self, name: str, revision: str | None):
             if self._refused(name, revision):
                 return
             siblings = [{"rfilename": file, "size": len(data)} for file, data in hub.datasets[name].items()]
@@ -83,7 +83,7 @@ def running(hub: Hub) -> Iterator[Hub]:
                 self._send(403 if code == "GatedRepo" else 404, b"{}", {"X-Error-Code": code})
             return bool(code)
 
-        def _file(self, data: bytes | None, *, body: bool) -> None:
+        def _file(self, data: bytes | None, *, body: bool):
             if data is None:
                 self._send(404, b"no", {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": REVISION})
                 return
@@ -95,7 +95,7 @@ def running(hub: Hub) -> Iterator[Hub]:
                 headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
             self._send(206 if start else 200, data[start:], headers, body=body)
 
-        def _send(self, code: int, data: bytes, headers: Mapping[str, str] = {}, *, body: bool = True) -> None:
+        def _send(self, code: int, data: bytes, headers: Mapping[str, str] = {}, *, body: bool = True):
             self.send_response(code)
             for key, value in {"Content-Type": "application/json", **headers}.items():
                 self.send_header(key, value)

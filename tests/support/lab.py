@@ -49,7 +49,7 @@ def run(spec: TrialSpec, directory: Path, **options: Any) -> list[dict[str, Any]
     return events(directory)
 
 
-def cut(spec: TrialSpec, directory: Path, *stopping: bool) -> None:
+def cut(spec: TrialSpec, directory: Path, *stopping: bool):
     """A trial that is interrupted; stopping: what it hears, one time after another, when it asks whether to go on."""
     asked = iter(stopping)
     with pytest.raises(Interrupted):

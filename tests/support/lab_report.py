@@ -15,7 +15,7 @@ TAIL = 2
 class Laboratory:
     """An experiment in the making; `write` puts it on disk."""
 
-    def __init__(self, out: Path, *, seeds: int = 8, target: float = 0.7, steps: int = STEPS) -> None:
+    def __init__(self, out: Path, *, seeds: int = 8, target: float = 0.7, steps: int = STEPS):
         self.out = out
         self.seeds = list(range(seeds))
         self.target = target

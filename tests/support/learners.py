@@ -78,7 +78,7 @@ def decoder_sizes(subject: Learner) -> list[int]:
     """Tokens of every forward pass from now on; if it is packed, each has its completions in one row."""
     sizes: list[int] = []
 
-    def see(_: Any, __: Any, kwargs: Any) -> None:
+    def see(_: Any, __: Any, kwargs: Any):
         assert kwargs["input_ids"].shape[0] == 1 or not subject.policy.packed
         sizes.append(kwargs["input_ids"].numel())
 
@@ -102,13 +102,13 @@ def gradient_of(subject: Learner) -> dict[str, Tensor]:
     return GRADIENTS[subject]
 
 
-def assert_same(left: dict[str, Tensor], right: dict[str, Tensor]) -> None:
+def assert_same(left: dict[str, Tensor], right: dict[str, Tensor]):
     assert left.keys() == right.keys()
     different = [name for name in left if not torch.equal(left[name], right[name])]
     assert not different, different
 
 
-def assert_close(left: dict[str, Tensor], right: dict[str, Tensor], atol: float = 1e-6) -> None:
+def assert_close(left: dict[str, Tensor], right: dict[str, Tensor], atol: float = 1e-6):
     assert left.keys() == right.keys()
     for name in left:
         torch.testing.assert_close(left[name], right[name], atol=atol, rtol=1e-4, msg=lambda m, n=name: f"{n}: {m}")

@@ -27,7 +27,7 @@ def pair(path: Path, task: Task, answers: Sequence[str], later: Sequence[str] = 
 
 def learn(
     path: Path, join: Join, models: list[Path], *flags: str, one_tokenizer: bool = False, completion_tokens: int = 64
-) -> None:
+):
     """Both daemons' mean reward comes to rise by a half, from the first ten steps to the last third.
 
     Each trained on the other's groups.

@@ -50,7 +50,7 @@ def wave(number: int, period: float) -> float:
     return 0.5 - 0.5 * math.cos(number / period)
 
 
-def write_steps(log: Path, steps: int, *, alone: bool = False) -> None:
+def write_steps(log: Path, steps: int, *, alone: bool = False):
     """A `metrics.jsonl` of so many steps. alone: of a node without peers, which still says hello now and then."""
     with log.open("w") as file:
         write(file, 0, evaluated(0.2))
@@ -70,7 +70,7 @@ def write_steps(log: Path, steps: int, *, alone: bool = False) -> None:
                 write(file, number, evaluated(0.2 + 0.6 * number / steps))
 
 
-def write(file: Any, number: int, facts: dict[str, Any]) -> None:
+def write(file: Any, number: int, facts: dict[str, Any]):
     file.write(json.dumps({"time": BEGAN + number, "step": number} | facts) + "\n")
 
 

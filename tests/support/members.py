@@ -35,7 +35,7 @@ def invitation(who: Identity = FOUNDER, **changes: Any) -> Invitation:
     return invite(who, PRIVATE.id, addresses, **{**options, **changes})
 
 
-def order(home: Path, *removed: Removal) -> None:
+def order(home: Path, *removed: Removal):
     """What `ftis-node remove` leaves to the daemon."""
     (home / "orders").mkdir(exist_ok=True)
     for number, record in enumerate(removed):

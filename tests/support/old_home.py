@@ -22,7 +22,7 @@ PRAGMA user_version = 2;
 """
 
 
-def write_database(path: Path, run: bytes, rows: int = 3) -> None:
+def write_database(path: Path, run: bytes, rows: int = 3):
     """With round 7 as the next one, and some packets of 10 bytes, the oldest first."""
     db = sqlite3.connect(path)
     db.executescript("PRAGMA journal_mode = WAL;" + DATABASE)
@@ -34,7 +34,7 @@ def write_database(path: Path, run: bytes, rows: int = 3) -> None:
     db.close()
 
 
-def write_checkpoint(directory: Path, facts: dict[str, Any], schema: object = 2) -> None:
+def write_checkpoint(directory: Path, facts: dict[str, Any], schema: object = 2):
     directory.mkdir(parents=True)
     (directory / "weights").write_bytes(b"weights")
     files = {"weights": hashlib.sha256(b"weights").hexdigest()}

@@ -29,7 +29,7 @@ def stepped(policy: Policy, ranks: team.Team) -> Learner:
     return subject
 
 
-def lacking(times: int) -> None:
+def lacking(times: int):
     """Let so many sums of gradients lack memory."""
     add_up = team._add_up
     cat = torch.cat
@@ -41,7 +41,7 @@ def lacking(times: int) -> None:
             raise torch.OutOfMemoryError("CUDA out of memory.")
         return cat(*given)
 
-    def adding(pieces: Any) -> None:
+    def adding(pieces: Any):
         torch.cat = short
         add_up(pieces)
         torch.cat = cat
@@ -50,7 +50,7 @@ def lacking(times: int) -> None:
     room.WAITS = (0.0, 0.0, 0.0)
 
 
-def main(rank: int, place: str) -> None:
+def main(rank: int, place: str):
     policy = tiny_policy(vocab_size=32, tie_word_embeddings=True)
     policy.model.to(torch.bfloat16)
     alone = stepped(twin(policy), team.ALONE)

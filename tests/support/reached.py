@@ -43,7 +43,7 @@ def watching(folder: Path) -> str:
     return os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
 
 
-def pytest_configure(config: pytest.Config) -> None:
+def pytest_configure(config: pytest.Config):
     if hasattr(config, "workerinput"):
         return  # its `sitecustomize` watches
     folder = config.stash[FOLDER] = tempfile.mkdtemp(prefix="ftis-reached-")
@@ -51,7 +51,7 @@ def pytest_configure(config: pytest.Config) -> None:
     watch(errors, folder)
 
 
-def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int):
     config = session.config
     if (folder := config.stash.get(FOLDER, None)) is None:
         return
@@ -68,7 +68,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config):
     if missed := config.stash.get(MISSED, []):
         terminalreporter.section("errors for people that no test reaches")
         terminalreporter.write("\n".join(missed) + "\n")

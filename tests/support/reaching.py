@@ -11,13 +11,13 @@ from typing import Any
 ERRORS = "ftis_node.errors"
 
 
-def watch(errors: Any, folder: str) -> None:
+def watch(errors: Any, folder: str):
     """Append each place that makes a `UserError` to a file of this process in `folder`."""
     source = os.path.dirname(errors.__file__) + os.sep
     noted = set[tuple[str, int]]()
     before = errors.UserError.__init__
 
-    def made(self: Any, what: str, fix: str) -> None:
+    def made(self: Any, what: str, fix: str):
         frame = sys._getframe(1)
         place = frame.f_code.co_filename, frame.f_lineno
         if place not in noted and place[0].startswith(source):
@@ -38,7 +38,7 @@ class Waiting:
         if spec is not None and spec.loader is not None:
             run = spec.loader.exec_module
 
-            def exec_module(module: ModuleType) -> None:
+            def exec_module(module: ModuleType):
                 run(module)
                 watch(module, os.path.dirname(os.path.abspath(__file__)))
 

@@ -12,7 +12,7 @@ import aiohttp
 class Quiet(BaseHTTPRequestHandler):
     """One that logs nothing."""
 
-    def log_message(self, *_: object) -> None:
+    def log_message(self, *_: object):
         pass
 
 

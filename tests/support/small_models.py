@@ -192,7 +192,7 @@ def engine_in(home: Path, *, lora: bool, eval_prompts: int) -> tuple[Engine, Mod
     return engine, facts
 
 
-def saved_by(engine: Engine, home: Path, step: int, model: str = "tiny-a") -> None:
+def saved_by(engine: Engine, home: Path, step: int, model: str = "tiny-a"):
     """A checkpoint of the engine in the home."""
     checkpoints = Checkpoints(home / "checkpoints")
     directory = checkpoints.begin(step)
@@ -209,7 +209,7 @@ def home_in(home: Path, *steps: int, lora: bool = True, eval_prompts: int = 4) -
     return engine
 
 
-def change_weights(engine: Engine) -> None:
+def change_weights(engine: Engine):
     """Some of those that are trained, so that they are not the model's own any more."""
     with torch.no_grad():
         torch.manual_seed(1)

@@ -26,12 +26,12 @@ class Hearsay:
 
     interval = 1.0
 
-    def __init__(self, others: int) -> None:
+    def __init__(self, others: int):
         self._authors = {bytes([number]) for number in range(others)}
 
-    def announce(self, round: int, policy_step: int, packets: Sequence[PacketRef], issued_at: int) -> None: ...
+    def announce(self, round: int, policy_step: int, packets: Sequence[PacketRef], issued_at: int): ...
 
-    def wake(self) -> None: ...
+    def wake(self): ...
 
     def recent_authors(self, seconds: float) -> set[bytes]:
         return self._authors

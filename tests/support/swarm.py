@@ -132,7 +132,7 @@ def announcement(
     return announce(author, run_id=run.id, round=round, policy_step=round, issued_at=issued_at, packets=refs)
 
 
-async def eventually(condition: Callable[[], bool], what: str, seconds: float = PATIENCE) -> None:
+async def eventually(condition: Callable[[], bool], what: str, seconds: float = PATIENCE):
     """Waits until a condition holds; the test fails if that takes too long."""
     deadline = time.monotonic() + seconds
     while not condition():
@@ -206,7 +206,7 @@ def take_round(store: PacketStore) -> int:
 class CountingStore(PacketStore):
     """A packet store that counts what was served from it."""
 
-    def __init__(self, path: Path, first_round: int = 0) -> None:
+    def __init__(self, path: Path, first_round: int = 0):
         super().__init__(path, RUN.id, 10 << 20, clock=lambda: first_round)
         self.served: Counter[bytes] = Counter()
 
@@ -256,7 +256,7 @@ def held_up(node: Member, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
     again = asyncio.Event()
     launch = node.transport._launch
 
-    async def later() -> None:
+    async def later():
         await again.wait()
         await launch()
 
@@ -264,7 +264,7 @@ def held_up(node: Member, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
     return again
 
 
-async def all_meet(*nodes: Member) -> None:
+async def all_meet(*nodes: Member):
     def met() -> bool:
         return all(node.met(*(other for other in nodes if other is not node)) for node in nodes)
 
@@ -302,7 +302,7 @@ async def member(
         def want() -> Want:
             return Want(node.appetite - len(node.admitted), Newcomers(), sys.maxsize)
 
-        async def take(arrived: Sequence[Arrival]) -> None:
+        async def take(arrived: Sequence[Arrival]):
             store.add([one.group for one in arrived], own=False)
             node.admitted += [one.group.key for one in arrived]
 

@@ -30,7 +30,7 @@ class Spoken:
     entries: int = 0
     mentions: int = 0
 
-    def add(self, request: ftis_pb2.ExchangeRequest, answer: ftis_pb2.ExchangeResponse) -> None:
+    def add(self, request: ftis_pb2.ExchangeRequest, answer: ftis_pb2.ExchangeResponse):
         self.calls += 1
         self.entries += len(request.entries) + len(answer.entries)
         self.mentions += len(request.mentions) + len(answer.mentions)
@@ -39,7 +39,7 @@ class Spoken:
 class Talker:
     """One node's gossip, with a clock in hand."""
 
-    def __init__(self, who: Identity, dealt_with: set[tuple[bytes, int, int]] | None = None) -> None:
+    def __init__(self, who: Identity, dealt_with: set[tuple[bytes, int, int]] | None = None):
         self.who = who
         self.now = 0.0
         dealt_with = dealt_with or set()
@@ -48,7 +48,7 @@ class Talker:
         self.reputation = Reputation(lambda: self.now, unix=lambda: 0.0)
         self.gossip = Gossip(known, RUN, who.author, self.reputation, lambda *key: key in dealt_with, self._heard_news)
 
-    def _heard_news(self) -> None:
+    def _heard_news(self):
         self.news += 1
 
     def exchange(self, other: Talker, *, lost: int | None = None) -> Spoken:
@@ -76,7 +76,7 @@ class Talker:
         """Its answer to whoever mentions something, or asks for it."""
         return self.gossip.answer(ftis_pb2.ExchangeRequest(mentions=mentions, **asked), who)
 
-    def fill(self, count: int) -> None:
+    def fill(self, count: int):
         """Hears of so many announcements, of an author each."""
         for number in range(count):
             other = identity(1000 + number)

@@ -36,7 +36,7 @@ class VllmServer:
     everything with 500; cut: ends each answer too early; change: what is done to a choice before it is told
     """
 
-    def __init__(self, model: str = "tiny-a", key: str | None = None, port: int = 0) -> None:
+    def __init__(self, model: str = "tiny-a", key: str | None = None, port: int = 0):
         self.model = model
         self.key = key
         self.port = port
@@ -59,13 +59,13 @@ class VllmServer:
         outer = self
 
         class Handler(Quiet):
-            def do_GET(self) -> None:
+            def do_GET(self):
                 self._answer({})
 
-            def do_POST(self) -> None:
+            def do_POST(self):
                 self._answer(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
 
-            def _answer(self, body: dict[str, Any]) -> None:
+            def _answer(self, body: dict[str, Any]):
                 code = 200
                 answer = {}
                 try:
@@ -88,7 +88,7 @@ class VllmServer:
         threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
         return self
 
-    def stop(self) -> None:
+    def stop(self):
         if self._server is not None:
             self._server.shutdown()
             self._server.server_close()

@@ -27,7 +27,7 @@ class WatchedSimulation(Simulation):
     facts: SwarmFacts
     observer: Swarm
 
-    def __init__(self, scenario: Scenario, reporting: Callable[[int], bool] = lambda number: True) -> None:
+    def __init__(self, scenario: Scenario, reporting: Callable[[int], bool] = lambda number: True):
         super().__init__(scenario)
         self._entered = 0
         self._reporting = reporting
@@ -49,7 +49,7 @@ class WatchedSimulation(Simulation):
         self.facts = self.overview.facts()
         return staying
 
-    async def _watch(self) -> None:
+    async def _watch(self):
         await asyncio.sleep(self.scenario.arrival_seconds)
         identity = Identity(bytes(32))
         rng = random.Random(self.scenario.seed)

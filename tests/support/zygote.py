@@ -92,14 +92,14 @@ class Job(NamedTuple):
 class Zygotes:
     """The zygotes of this process, by what their libraries have read. What was forked begins no further one."""
 
-    def __init__(self, running: Mapping[Key, socket.socket] | None = None) -> None:
+    def __init__(self, running: Mapping[Key, socket.socket] | None = None):
         self._lock = threading.Lock()
         self._seen: collections.Counter[Key] = collections.Counter()
         self._running: dict[Key, socket.socket | None] = dict(running or {})
         self._may_begin = running is None
         self._begun: list[subprocess.Popen[bytes]] = []
 
-    def end(self) -> None:
+    def end(self):
         for control in filter(None, self._running.values()):
             control.close()
         for zygote in self._begun:
@@ -145,11 +145,11 @@ def read_early(environment: Mapping[str, str]) -> Key:
     return frozenset((name, text) for name, text in environment.items() if not name.startswith(PASSED))
 
 
-def install(zygotes: Zygotes) -> None:
+def install(zygotes: Zygotes):
     """Let this process fork what it would start; its zygotes are no children of it, for who asks."""
     signature = inspect.signature(_plain)
 
-    def execute(*given: Any) -> None:
+    def execute(*given: Any):
         call = signature.bind(*given).arguments
         job, descriptors = _job(call)
         pid = zygotes.fork(job, descriptors) if job is not None else None
@@ -209,7 +209,7 @@ def _job(call: Mapping[str, Any]) -> tuple[Job | None, list[int]]:
     return job, descriptors
 
 
-def main() -> None:
+def main():
     """A zygote; in what it forks, a command."""
     with loading():
         for name in LOADED:
@@ -300,7 +300,7 @@ def _become(job: Job, descriptors: Sequence[int], asker: socket.socket) -> Job:
     return job
 
 
-def _have(job: Job) -> None:
+def _have(job: Job):
     """The environment, and what has read it already."""
     import huggingface_hub.constants
     import torch
@@ -315,31 +315,31 @@ def _have(job: Job) -> None:
     huggingface_hub.constants.HF_HUB_OFFLINE = offline in ("1", "ON", "YES", "TRUE")
 
 
-def _keep(descriptors: set[int]) -> None:
+def _keep(descriptors: set[int]):
     for name in map(int, os.listdir("/proc/self/fd")):
         if name not in descriptors:
             with contextlib.suppress(OSError):
                 os.close(name)
 
 
-def _name(name: str) -> None:
+def _name(name: str):
     _libc.prctl(PR_SET_NAME, name.encode(), 0, 0, 0)
 
 
-def _title(words: Sequence[str]) -> None:
+def _title(words: Sequence[str]):
     """Let others see these arguments, with spaces between them: the kernel takes it so where the last byte is not 0."""
     begin, end = map(int, Path("/proc/self/stat").read_text().rpartition(")")[2].split()[45:47])
     text = " ".join(words).encode()[: end - begin - 2].ljust(end - begin - 1, b"\0") + b"x"
     ctypes.memmove(begin, text, end - begin)
 
 
-def pytest_configure(config: pytest.Config) -> None:
+def pytest_configure(config: pytest.Config):
     zygotes = Zygotes()
     install(zygotes)
     config.add_cleanup(zygotes.end)
 
 
 @pytest.fixture
-def plain(monkeypatch: pytest.MonkeyPatch) -> None:
+def plain(monkeypatch: pytest.MonkeyPatch):
     """Processes are started really: for tests of the start itself."""
     monkeypatch.setenv("TESTS_START_PLAIN", "1")

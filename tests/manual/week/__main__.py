@@ -65,7 +65,7 @@ def week(seconds: float, seed: int, roles: list[Role]) -> tuple[list[str], list[
     return [*judged, *told], [*problems, *wrong]
 
 
-def main() -> None:
+def main():
     parser = argparse.ArgumentParser(prog="python -m tests.manual.week", description=__doc__)
     parser.add_argument("--seconds", type=float, default=7200.0, help="for seven days, the start left out")
     parser.add_argument("--seed", type=int, default=0)

@@ -40,11 +40,11 @@ class Deeds:
     half: ids of those that are cut off from all others.
     """
 
-    def __init__(self, fleet: Fleet, seed: int) -> None:
+    def __init__(self, fleet: Fleet, seed: int):
         self.fleet, self.problems, self.half = fleet, list[str](), set[str]()
         self._chance, self._addresses, self._began = random.Random(seed), itertools.count(101), time.time()
 
-    def do(self, event: Event) -> None:
+    def do(self, event: Event):
         """Does what an event says. An error of the deed itself is a problem, and the week goes on."""
         began, member = time.time(), self.fleet.members.get(event.who)
         everybody, nobody = event.what in TOUCH_ALL, event.what in TOUCH_NONE
@@ -61,7 +61,7 @@ class Deeds:
         with (self.fleet.folder / "events.jsonl").open("a") as file:
             file.write(json.dumps(asdict(event) | {"began": began, "ended": time.time()}) + "\n")
 
-    def night(self, _: None, ahead: float) -> None:
+    def night(self, _: None, ahead: float):
         """All sleep, and wake up a day later. Who keeps hours must have kept them."""
         for member in self.fleet:
             now, state = datetime.fromtimestamp(time.time() + member.ahead), member.daemon.status().get("state")
@@ -74,7 +74,7 @@ class Deeds:
             member.shift(ahead)
             member.thaw()
 
-    def kill(self, member: Member, _: float) -> None:
+    def kill(self, member: Member, _: float):
         """What it takes must be within what the minutes between checkpoints allow."""
         home, before = member.daemon.home, sound_step(member.daemon.home)
         member.kill()
@@ -87,28 +87,28 @@ class Deeds:
         assert len(lost) <= 2 or member.role.minutes > 0, f"{len(lost)} steps lost where each is saved"
         assert seconds < 60 * member.role.minutes + WRITE_SECONDS, f"{seconds:.0f} s lost"
 
-    def kill_p2pd(self, member: Member, _: float) -> None:
+    def kill_p2pd(self, member: Member, _: float):
         for process in member.daemon.pids():
             if process.name() == "p2pd":
                 process.kill()
 
-    def restart(self, member: Member, _: float) -> None:
+    def restart(self, member: Member, _: float):
         code = member.stop()
         member.start()
         assert code == 0, f"it ended with {code}"
 
-    def sleep(self, member: Member, seconds: float) -> None:
+    def sleep(self, member: Member, seconds: float):
         member.freeze()
         time.sleep(seconds)
         member.thaw()
 
-    def new_address(self, member: Member, _: float) -> None:
+    def new_address(self, member: Member, _: float):
         """Its interface has another one."""
         run_tool("ip", "-n", member.namespace, "-4", "addr", "flush", "dev", "eth0")
         address = f"10.203.0.{next(self._addresses)}/24"
         run_tool("ip", "-n", member.namespace, "addr", "add", address, "dev", "eth0")
 
-    def unplug(self, member: Member, seconds: float) -> None:
+    def unplug(self, member: Member, seconds: float):
         """It has no network for a while, and then another interface with another address."""
         end = member.interface
         self.half.add(member.id)
@@ -120,15 +120,15 @@ class Deeds:
         self.new_address(member, 0.0)
         self.half.clear()
 
-    def cut_in_two(self, _: Member, seconds: float) -> None:
+    def cut_in_two(self, _: Member, seconds: float):
         """The first of each run is cut off from the others; its interface stays."""
         self._cut([one for one in self.fleet if one is self.fleet.of(one.role.run)[0]], seconds)
 
-    def lone_peer_away(self, member: Member, seconds: float) -> None:
+    def lone_peer_away(self, member: Member, seconds: float):
         """The only peer of another member has no network for a while; its interface stays."""
         self._cut([member], seconds)
 
-    def _cut(self, members: Sequence[Member], seconds: float) -> None:
+    def _cut(self, members: Sequence[Member], seconds: float):
         self.half |= {member.id for member in members}
         for member in members:
             run_tool("ip", "link", "set", member.interface, "nomaster")
@@ -137,7 +137,7 @@ class Deeds:
             run_tool("ip", "link", "set", member.interface, "master", f"{PREFIX}-bridge")
         self.half.clear()
 
-    def fill_disk(self, member: Member, seconds: float) -> None:
+    def fill_disk(self, member: Member, seconds: float):
         """Its disk is full until it has ended, or for some seconds; then there is room again."""
         filler, process = member.daemon.home.path / "filler", member.daemon.process
         assert process is not None
@@ -151,7 +151,7 @@ class Deeds:
             member.start()
         assert process.returncode in (None, 1), f"it ended with {process.returncode}"
 
-    def attack(self, member: Member, seconds: float) -> None:
+    def attack(self, member: Member, seconds: float):
         """A hostile peer in the run of a member plays an attack against all of it."""
         up = [one.daemon.status() for one in self.fleet.of(member.role.run) if one.up]
         addresses = [next(address for address in one["addresses"] if "/tcp/" in address) for one in up]
@@ -159,7 +159,7 @@ class Deeds:
         with within(self.fleet.stranger):
             uvloop.run(self._strike(kind, addresses, seconds))
 
-    async def _strike(self, kind: type[Attack], addresses: Sequence[str], seconds: float) -> None:
+    async def _strike(self, kind: type[Attack], addresses: Sequence[str], seconds: float):
         identity = Identity(self._chance.randbytes(32))
         with tempfile.TemporaryDirectory(prefix="week-hostile-") as folder:
             async with (
@@ -168,11 +168,11 @@ class Deeds:
             ):
                 await asyncio.sleep(seconds)
 
-    def set(self, member: Member, _: float) -> None:
+    def set(self, member: Member, _: float):
         wait = self._chance.choice((5.0, 10.0, 20.0))
         assert json.loads(member.cli("set", f"wait={wait}", "--json")) == {"wait": wait}
 
-    def pause(self, member: Member, seconds: float) -> None:
+    def pause(self, member: Member, seconds: float):
         member.cli("pause", "--wait")
         before = member.daemon.status()
         time.sleep(seconds)
@@ -180,10 +180,10 @@ class Deeds:
         assert before["state"] == after["state"] == "PAUSED" and before["step"] == after["step"], after
         member.cli("resume", "--wait")
 
-    def clock_ahead(self, member: Member, _: float) -> None:
+    def clock_ahead(self, member: Member, _: float):
         member.shift(member.ahead + AHEAD_SECONDS)
 
-    def leave_and_join(self, member: Member, seconds: float) -> None:
+    def leave_and_join(self, member: Member, seconds: float):
         """It finishes, and after a while joins again."""
         member.up = False
         member.cli("finish", "--wait")

@@ -42,7 +42,7 @@ class Member:
     deeds: how often. number: of its namespace. interface: the outer end of its own.
     """
 
-    def __init__(self, role: Role, folder: Path, number: int) -> None:
+    def __init__(self, role: Role, folder: Path, number: int):
         self.role = role
         self.number = number
         self.trains = role.name != WATCH
@@ -61,7 +61,7 @@ class Member:
         self.daemon.words = self.daemon.words if self.trains else ("watch",)
         self.shift(0.0)
 
-    def start(self) -> None:
+    def start(self):
         """Returns, of one that trains or is paused, when it does; at its first start sooner."""
         self.daemon.start(new_group=True)
         self.up = True
@@ -73,15 +73,15 @@ class Member:
         self.up = False
         return self.daemon.stop(120)
 
-    def kill(self) -> None:
+    def kill(self):
         self.up = False
         gone(self.daemon.kill(), 60)
 
-    def freeze(self) -> None:
+    def freeze(self):
         self.up = False
         self.daemon.freeze()
 
-    def thaw(self) -> None:
+    def thaw(self):
         self.daemon.thaw()
         self.up = True
 
@@ -90,7 +90,7 @@ class Member:
         """Seconds by which its clock is ahead of this machine's."""
         return self._shifts[-1][1]
 
-    def shift(self, ahead: float) -> None:
+    def shift(self, ahead: float):
         """Sets its clock. It is written in place: its processes have the file's memory."""
         with os.fdopen(os.open(self._clock, os.O_WRONLY | os.O_CREAT), "wb") as file:
             file.write(struct.pack("d", ahead))
@@ -117,7 +117,7 @@ class Member:
 class Fleet:
     """All members, by name. stranger: a namespace for whoever is hostile."""
 
-    def __init__(self, folder: Path, roles: Sequence[Role]) -> None:
+    def __init__(self, folder: Path, roles: Sequence[Role]):
         self.folder = folder
         self.stranger = f"{PREFIX}-{len(roles)}"
         self.members = {role.name: Member(role, folder, number) for number, role in enumerate(roles)}
@@ -129,7 +129,7 @@ class Fleet:
         """Those of a run that train; the first began it."""
         return [member for member in self if member.role.run == run and member.trains]
 
-    def start(self) -> None:
+    def start(self):
         """Returns when all are there, and each has taken a step or keeps its hours."""
         for member in self:
             member.daemon.flags = (*member.role.line, *self._first(member))
@@ -161,7 +161,7 @@ class Fleet:
         homes = [member.daemon.home.runtime() for member in self]
         return [*map(str, alive), *(home.directory for home in homes if home is not None)]
 
-    def clean_up(self) -> None:
+    def clean_up(self):
         for member in self:
             for process in in_namespace(member.namespace):
                 process.kill()
@@ -174,7 +174,7 @@ def in_namespace(name: str) -> list[psutil.Process]:
     return [psutil.Process(int(pid)) for pid in pids]
 
 
-def sweep() -> None:
+def sweep():
     """Removes what a week that was killed has left."""
     names = f"ip netns | grep -o '^{PREFIX}-[0-9]*' | xargs -rn1 ip netns del; ip link del {PREFIX}-bridge 2>/dev/null"
     subprocess.run(names, shell=True)

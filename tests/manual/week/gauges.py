@@ -34,7 +34,7 @@ def repeated(seconds: float, action: Callable[[], None]) -> Iterator[None]:
     """Until the block ends, does something every so many seconds in a thread. Raises what that raised."""
     over = threading.Event()
 
-    def run() -> None:
+    def run():
         while not over.wait(seconds):
             action()
 
@@ -50,11 +50,11 @@ def repeated(seconds: float, action: Callable[[], None]) -> Iterator[None]:
 class Gauges:
     """Samples of all members, which are in `samples.jsonl`, too."""
 
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, fleet: Fleet):
         self.rows: list[dict[str, Any]] = []
         self._fleet = fleet
 
-    def sample(self) -> None:
+    def sample(self):
         """Nothing of a member that is down or frozen."""
         found = [row for member in self._fleet if member.up for row in sample(member)]
         with (self._fleet.folder / "samples.jsonl").open("a") as file:
@@ -105,7 +105,7 @@ class Apart:
     times: of pairs that met again, how long that took. late: pairs that were apart for too long, and for how long.
     """
 
-    def __init__(self, most: float) -> None:
+    def __init__(self, most: float):
         """
         Args:
             most: seconds for which a pair may be apart.
@@ -115,7 +115,7 @@ class Apart:
         self._most = most
         self._since = dict[tuple[str, str], float]()
 
-    def note(self, now: float, views: Mapping[str, set[str] | None], half: Collection[str]) -> None:
+    def note(self, now: float, views: Mapping[str, set[str] | None], half: Collection[str]):
         """Takes a sample.
 
         Args:
@@ -135,7 +135,7 @@ class Apart:
                 if now - began > self._most:
                     self.late[one, other] = now - began
 
-    def sample(self, members: Collection[Member], half: Collection[str]) -> None:
+    def sample(self, members: Collection[Member], half: Collection[str]):
         """Asks the members of a run. One that has not joined its run yet is not up."""
         views = dict[str, set[str] | None]()
         for member in members:
@@ -151,14 +151,14 @@ class Apart:
 class Album:
     """Looks at the pages of all members after some steps, and in the end; `faults` has what is wrong with them."""
 
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, fleet: Fleet):
         self.faults: list[str] = []
         self.due = {member.role.name: list(STEPS) for member in fleet}
         self._out = fleet.folder / "pictures"
         self._fleet = fleet
         self._out.mkdir()
 
-    def look_if_due(self) -> None:
+    def look_if_due(self):
         """An observer has the steps of who began its run."""
         for member in self._fleet:
             counts = member if member.trains else self._fleet.of(member.role.run)[0]

@@ -8,7 +8,7 @@ import time
 SHIFTED = (time.CLOCK_REALTIME, time.CLOCK_BOOTTIME)
 
 
-def shift(file: str) -> None:
+def shift(file: str):
     """Let this process's clocks follow the file."""
     with open(file, "rb") as opened:
         ahead = memoryview(mmap.mmap(opened.fileno(), 8, access=mmap.ACCESS_READ)).cast("d")
