@@ -137,4 +137,4 @@ def test_in_a_run_of_text_each_model_is_asked_in_its_own_way_and_prompts_have_on
     assert ids[0] != ids[1]
     assert len({packets.digest(text, []) for packets in made}) == 1
     for packets in made[:2]:
-        assert packets.chat is not None and packets.chat.end in packets.ends
+        assert packets.chat.end in packets.ends

@@ -101,7 +101,7 @@ async def test_after_many_bad_steps_good_weights_return(worker, saving, tmp_path
     (event,) = read_events(tmp_path / "metrics.jsonl", "restored")
     assert (event["step"], event["weights_of_step"]) == (8, 2)
     restored = await Saving(saving._path, "tiny-a (full)", "adamw", saving._metrics).restore(worker)
-    assert restored is not None and restored.step == 2, "a restart does not find the bad one either"
+    assert restored.step == 2, "a restart does not find the bad one either"
 
 
 @on_one_loop
@@ -129,11 +129,11 @@ async def test_weights_that_only_fail_give_way_to_those_before(worker, saving, t
     after = await three_steps(worker, saving, tmp_path)
     await saving.flush()
     again = await saving.restore(worker)
-    assert again is not None and again.step == 3 and same(await weights(worker, tmp_path), after[2])
+    assert again.step == 3 and same(await weights(worker, tmp_path), after[2])
     older = await saving.restore(worker, older=True)
-    assert older is not None and older.step == 2 and same(await weights(worker, tmp_path), after[1])
+    assert older.step == 2 and same(await weights(worker, tmp_path), after[1])
     last = await saving.restore(worker, older=True)
-    assert last is not None and last.step == 3, "it failed with both, so the weights were not to blame"
+    assert last.step == 3, "it failed with both, so the weights were not to blame"
 
 
 @on_one_loop

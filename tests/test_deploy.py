@@ -62,7 +62,6 @@ def test_the_bootstrap_is_where_the_run_file_says_and_trains_nothing():
     (script,) = services()["run"]["command"]
     assert f"/dns4/bootstrap/tcp/{bootstrap['port']}/p2p/$$(ftis-node keys new)" in script
     new = re.search(r"ftis-node (run new .*?) &&", script)
-    assert new is not None
     assert parsed(new[1].replace("$$(ftis-node keys new)", "ID").split())["task"] == "arithmetic"
 
 

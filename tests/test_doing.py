@@ -23,8 +23,8 @@ def test_work_within_other_work_counts_for_the_whole_and_leaves_nothing_behind()
             reading = now()
             advance(1, tokens=30, begun=0.5)
         work = now()
-    assert work is not None and (work.what, work.done, work.of, work.tokens) == ("evaluating", 1, 4, 30)
-    assert reading is not None and reading.what == "evaluating (12 prompts read)"
+    assert (work.what, work.done, work.of, work.tokens) == ("evaluating", 1, 4, 30)
+    assert reading.what == "evaluating (12 prompts read)"
     assert work.left == pytest.approx(work.seconds * 2.5 / 1.5)
     assert now() is None
 
@@ -62,7 +62,6 @@ def test_each_long_work_of_an_engine_says_what_it_is_and_reaches_its_end(monkeyp
     def watched(*told, **more):
         advance(*told, **more)
         work = engine.watch().doing
-        assert work is not None
         seen[work.what] = work
 
     for name in ("ftis_node.policy.generate.native.advance", "ftis_node.learner.learner.advance"):

@@ -203,7 +203,7 @@ def episode(*texts, finished=True, end=True):
 )
 def test_an_episode_is_worth_what_its_environment_gives_once_it_is_over(made, reward):
     score = EPISODES.score(made, ROW, Hints())
-    assert score is not None and score.reward == reward
+    assert score.reward == reward
 
 
 @pytest.mark.parametrize(

@@ -185,7 +185,6 @@ def test_a_checkpoint_of_nothing_and_one_that_goes_away(tmp_path):
     with pytest.raises(UserError, match="does not say of which model"):
         find_checkpoint(str(tmp_path / "checkpoints" / "step-00000002"))
     found = find_checkpoint(str(tmp_path / "checkpoints" / "step-00000001"))
-    assert found is not None
     (found.path / "trainable.safetensors").unlink()
     with pytest.raises(UserError, match=r"cannot be read.*Try again"):
         load_trained(Settings(device="cpu", lora=False), found)

@@ -133,7 +133,7 @@ def test_a_family_is_asked_and_ends_as_its_own_files_say(model):
     path = model.path
     tokenizer = model.policy.tokenizer
     chat = chat_wanted(tokenizer, REASONING, "auto", thinking=False)
-    assert chat is not None and chat.end in family.ends and usual_end(tokenizer, None) == chat.end
+    assert chat.end in family.ends and usual_end(tokenizer, None) == chat.end
     assert prompt_ids(tokenizer, "Q: {question}\n", "2+2?") == tokenizer("Q: 2+2?\n")["input_ids"]
     turn = [{"role": "user", "content": message_of(REASONING, "2+2?")}]
     rendered = tokenizer.apply_chat_template(turn, add_generation_prompt=True, return_dict=False)

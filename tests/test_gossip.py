@@ -162,7 +162,7 @@ def test_who_mentioned_an_announcement_is_known_to_hold_its_packets_whoever_gave
     alice.only.obtained(0b101)
     opening = bob.gossip.ask(ALICE.author)
     request = bob.gossip.take(opening, alice.gossip.answer(opening, BOB.author), ALICE.author)
-    assert request is not None and request.wanted
+    assert request.wanted
     bob.now += gossip.ASKED_SECONDS  # Alice is slow, and Carol faster
     bob.exchange(carol)
     assert bob.only.holders[ALICE.author] == 0b101
@@ -175,7 +175,7 @@ def test_two_that_ask_one_another_at_once_take_in_all_that_either_asked_for(alic
     asked = bob.gossip.ask(ALICE.author)
     asking = alice.gossip.ask(BOB.author)
     follow = alice.gossip.take(asking, bob.gossip.answer(asking, ALICE.author), BOB.author)
-    assert follow is not None and len(follow.entries) == len(asked.wanted) == OWN.entries
+    assert len(follow.entries) == len(asked.wanted) == OWN.entries
     answer = alice.gossip.answer(asked, BOB.author)
     bob.gossip.answer(follow, ALICE.author)
     bob.gossip.take(asked, answer, ALICE.author)

@@ -120,7 +120,7 @@ def test_no_message_is_larger_than_the_other_takes(alice):
     wanted = [known.id for known in alice.gossip.table]
     answer = ftis_pb2.ExchangeResponse(mentions=[mention(id) for id in range(10)], wanted=wanted)
     follow = alice.gossip.take(request, answer, BOB.author, small)
-    assert follow is not None and len(follow.entries) == 3 and len(follow.wanted) == 3
+    assert len(follow.entries) == 3 and len(follow.wanted) == 3
     answer = alice.gossip.answer(ftis_pb2.ExchangeRequest(wanted=wanted), CAROL.author, small)
     assert len(answer.entries) == 3 and len(answer.mentions) == 5
 

@@ -161,7 +161,6 @@ def test_kill_nine_of_the_holder_frees_the_home_and_the_next_clears_its_sockets(
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLDER, str(home.path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
-    assert holder.stdout is not None
     directory = Path(holder.stdout.readline().strip())
     assert directory.is_dir()
     with pytest.raises(UserError):

@@ -234,7 +234,6 @@ def test_the_judge_was_never_hit_and_leaves_nobody_behind():
         for name in STALLING:
             assert not judge.same(TESTS, ATTACKS[name])
         assert judge.same(TESTS, RIGHT["a function"]) and judge.started == 1
-        assert judge.process is not None
         (clean,) = psutil.Process(judge.process.pid).children(recursive=True)
     clean.wait(60)
 

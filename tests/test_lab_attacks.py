@@ -86,7 +86,6 @@ def test_in_a_text_run_a_script_writes_bytes_and_every_chunk_of_its_reader_has_t
     example = scripted.engine.task.train[0]
     read = scripted.engine.packets.read(answer.packet).completions(own=False)
     for written, completion, reward in zip(packet.completions(), read, answer.rewards, strict=True):
-        assert completion is not None and completion.chunks is not None
         assert completion.chunks.tolist() == list(range(len(completion)))  # a chunk for each token
         payloads = shown(example, written.text.decode(), len(written), 64)
         carried = ["padding"] if "padding" in script else ["injection", "gibberish"]

@@ -158,7 +158,7 @@ def test_a_bad_step_moves_no_gate_and_an_empty_success_neither():
     assert subject.step([changed(OWN[0], rewards=[math.nan, 0, 0, 1])]).skipped and subject.gate is None
     only_end = Completion(np.array([1], np.uint32), np.array([-1.0], np.float32), True)
     subject.step([changed(OWN[0], completions=[only_end, *OWN[0].parts[0].completions[1:]], rewards=[1, 0, 0, 1])])
-    assert subject.gate is not None and subject.gate < 0
+    assert subject.gate < 0
 
 
 # --- uneven lengths -------------------------------------------------------------------------------------------------

@@ -77,7 +77,7 @@ def test_a_node_in_the_background_is_paused_resumed_and_finished(node):
     assert "starting" in begun.stderr or "Loading tiny-a." in begun.stderr, "each is said only if it lasts"
     assert "ftis-node stop" in begun.stdout
     record = node.home.runtime()
-    assert record is not None and str(record.pid) in begun.stdout
+    assert str(record.pid) in begun.stdout
     daemon = psutil.Process(record.pid)
     priorities = sorted(child.nice() for child in daemon.children())
     assert daemon.nice() < 12 and priorities[-1] == 12, "what samples and trains gives way"
@@ -106,7 +106,7 @@ def test_a_node_in_the_background_is_paused_resumed_and_finished(node):
     assert "Paused at step" in status["reason"] and "resume" in status["advice"]
     step = status["step"]
     facts = newest_facts(node.home.checkpoints)
-    assert facts is not None and facts["progress"]["step"] == step
+    assert facts["progress"]["step"] == step
     left = daemon.children()
     assert len(left) == 1 and left[0].name() == "p2pd", "the compute process and its memory are gone"
     gone([child for child in family if child not in left])
@@ -122,7 +122,7 @@ def test_a_node_in_the_background_is_paused_resumed_and_finished(node):
     gone([daemon])
     last = read_events(node.home.metrics, "step")[-1]["step"]
     facts = newest_facts(node.home.checkpoints)
-    assert facts is not None and facts["progress"]["step"] == last >= step + 2
+    assert facts["progress"]["step"] == last >= step + 2
     changes = [event["settings"] for event in read_events(node.home.metrics, "changed")]
     assert changes == [{"threshold": 2.5}, {"threshold": "none"}]
     assert answer("lab", "replay", node.home.path)["identical"]

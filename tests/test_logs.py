@@ -223,10 +223,10 @@ def test_it_follows_a_running_daemon_until_it_ends_or_ctrl_c(tmp_path):
         known = os.environ | ENVIRONMENT
         one, other = (subprocess.Popen(line, stdout=subprocess.PIPE, text=True, env=known) for _ in range(2))
         for follower in (one, other):
-            assert follower.stdout is not None and follower.stdout.readline() == "first\n"
+            assert follower.stdout.readline() == "first\n"
         add(log, "second\n")
         for follower in (one, other):
-            assert follower.stdout is not None and follower.stdout.readline() == "second\n"
+            assert follower.stdout.readline() == "second\n"
         one.send_signal(signal.SIGINT)
         assert one.wait(PATIENCE) == 130
         add(log, "last\n")

@@ -61,7 +61,7 @@ async def test_8_bit_adamw_goes_on_bit_for_bit_in_a_new_process(kind, tmp_path):
         expected = await saved(one, tmp_path / "one")
         other = await process(**kind)
         found = await saving.restore(other)
-        assert found is not None and found.step == 2
+        assert found.step == 2
         await other.call(Step(batch))
         after = await saved(other, tmp_path / "other")
     finally:

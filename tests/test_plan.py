@@ -88,7 +88,7 @@ def test_coder_and_instruct_have_the_shape_of_their_base():
     for alias, hub_id in ALIASES.items():
         config = known_config(alias)
         by_id = known_config(hub_id)
-        assert config is not None and by_id is not None and config.to_dict() == by_id.to_dict()
+        assert config.to_dict() == by_id.to_dict()
     assert known_config("tiny-a") is known_config("someone/their-model") is None
 
 

@@ -410,5 +410,5 @@ def test_daemons_an_invitation_and_a_removal(join):
     assert "was saved last. The same command goes on." in invited.log() and "ftis-node invite" not in invited.log()
     assert "ftis-node invite" in founder.log() and founder.status()["run"] in printed("status", *at)
     removed = join("invited", line, "--model", "tiny-b")
-    assert removed.process is not None and removed.process.wait(PATIENCE) == 1
+    assert removed.process.wait(PATIENCE) == 1
     assert "this node was removed by" in removed.log() and "with a new --home" in removed.log()

@@ -74,7 +74,7 @@ async def test_p2pd_tells_how_it_is(tmp_path):
     async with transport(identity(1), tmp_path / "a") as one, transport(identity(2), tmp_path / "b") as two:
         await two.connect(identity(1).author, await one.addresses())
         health = await one.health()
-        assert health is not None and health.connections == 1
+        assert health.connections == 1
         assert health.memory_bytes > 1 << 20 and health.open_files > 0 and health.reachability == "unknown"
         await one.close()
         assert await one.health() is None
@@ -159,7 +159,7 @@ async def test_what_autonat_finds_is_read_from_p2pds_log(tmp_path, monkeypatch):
         ):
             take(line)
             health = await network.health()
-            assert health is not None and health.reachability == finding, line
+            assert health.reachability == finding, line
 
 
 # --- one key, one node ------------------------------------------------------------------------------------------------

@@ -49,7 +49,7 @@ def refused(**settings):
 
 def test_the_higher_limit_that_is_named_is_enough():
     found = refused(model="tiny-a", device="cpu", vram_gb=0.1)
-    assert found is not None and "at least, and it may use 102 MB." in found.what and found.exit_code == 2
+    assert "at least, and it may use 102 MB." in found.what and found.exit_code == 2
     enough = float(found.fix.removeprefix("Give it more with --vram ").partition(",")[0])
     assert refused(model="tiny-a", device="cpu", vram_gb=enough) is None
     assert refused(model="tiny-a", device="cpu", vram_gb=enough - 0.02) is not None
@@ -61,7 +61,7 @@ def test_on_a_cpu_only_a_limit_is_held_against_it(monkeypatch):
     assert refused(model="tiny-a", device="cpu") is None
     assert refused(model="tiny-a", device="cpu", vram_share=0.5) is None, "what is free may change"
     found = refused(model="tiny-a", device="cpu", vram_share=1e-4)
-    assert found is not None and "--set vram_share=" in found.fix and "--vram" not in found.fix
+    assert "--set vram_share=" in found.fix and "--vram" not in found.fix
 
 
 @pytest.mark.usefixtures("gpu")
@@ -78,7 +78,7 @@ def test_a_context_is_counted_once(free, planned, monkeypatch):
 def test_on_a_gpu_what_is_free_counts_too():
     assert refused(model="qwen2.5-3b") is None
     found = refused(model="qwen2.5-7b", lora=False)
-    assert found is not None and "and 22.8 GB are free." in found.what
+    assert "and 22.8 GB are free." in found.what
     assert found.exit_code == 1, "a supervisor tries again: it may be free later"
     assert "--lora" in found.fix and "`ftis-node fit` says what fits" in found.fix
 

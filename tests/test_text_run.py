@@ -194,7 +194,7 @@ def test_a_token_without_text_ends_a_completion_unfinished(chars):
     assert isinstance(first, TextCompletion) and first.pieces.tolist() == [1, 0] and not first.finished
     assert second.finished and refusal(context, data) is None
     own, _ = packets.read(data).completions(own=True)
-    assert own is not None and own.token_ids.tolist() == plain.token_ids[:1].tolist() and not own.finished
+    assert own.token_ids.tolist() == plain.token_ids[:1].tolist() and not own.finished
 
 
 def test_the_cap_in_tokens_holds_for_the_readers_tokens_too(chars, numbers):
@@ -208,8 +208,8 @@ def test_the_cap_in_tokens_holds_for_the_readers_tokens_too(chars, numbers):
     data = packets.write(slot, "", [], [completion(long, author.policy.tokenizer), unfinished])
     finished, cut = text_packets(reader, context.run, completion_tokens=30).read(data).completions(own=False)
     assert finished is None, "this model would have been cut off there"
-    assert cut is not None and 0 < len(cut) <= 30 and not cut.finished
-    assert cut.chunks is not None and len(cut.logprobs) == cut.chunks[-1] + 1
+    assert 0 < len(cut) <= 30 and not cut.finished
+    assert len(cut.logprobs) == cut.chunks[-1] + 1
     whole = bytes(author.policy.tokenizer.decode(unfinished.token_ids), "utf-8")
     assert whole.startswith(bytes(reader.policy.tokenizer.decode(cut.token_ids), "utf-8"))
 

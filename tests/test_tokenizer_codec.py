@@ -144,7 +144,7 @@ def test_one_tokenizer_reads_its_own_encoding_token_by_token(kind, text):
 def test_pieces_that_are_no_encoding_of_the_text_go_by_chunks():
     # "<answer>" is one of the 26 words; an author that spelt it in two pieces used another tokenizer, whatever it says.
     split = read("26 words", as_text("<answer>7", 4, 4, 1, end=-2.0))
-    assert split.chunks is not None and split.chunks.tolist() == [0, 1, 2]
+    assert split.chunks.tolist() == [0, 1, 2]
     assert split.logprobs.tolist() == [-0.375, -0.375, -2.0]
     whole = read("26 words", as_text("<answer>7", 8, 1, end=-2.0))
     assert whole.chunks is None and whole.token_ids.tolist() == split.token_ids.tolist()
@@ -163,7 +163,7 @@ def test_bytes_with_two_ids_go_by_chunks_and_as_own_they_are_the_ordinary_id():
 
 def test_an_unfinished_text_loses_its_last_chunk():
     made = read("26 words", as_text("12 34", 2, 1, 2))
-    assert made.chunks is not None and not made.finished
+    assert not made.finished
     assert made.token_ids.tolist() == encoded("26 words", "12 ") and made.chunks.tolist() == [0, 0, 1]
     assert made.logprobs.tolist() == [-0.125, -0.25]
 

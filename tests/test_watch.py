@@ -128,7 +128,7 @@ def test_the_largest_report_fits():
 
 def test_a_report_names_no_teacher_of_those_that_are_counted_together():
     told = node_report(answered(**TRAINING, tokenizer="t"), ANN.author, RUN.id)
-    assert told is not None and told.teachers == {author_of(PEER): 4} and told.foreign_used == 6
+    assert told.teachers == {author_of(PEER): 4} and told.foreign_used == 6
 
 
 def test_a_node_takes_a_report_from_its_author_only_and_an_observer_from_whoever_has_it(clocks):
@@ -251,7 +251,7 @@ def test_an_observer_sees_everybody_and_what_they_claim(swarm):
         assert seen.groups > 0 and 0 < seen.step <= progress.step and seen.success is not None
         if seen.claims is not None:
             assert 0 <= seen.claims["foreign_used"] <= sum(progress.foreign_groups_used.values())
-            assert seen.reported is not None and seen.reported < 120.0
+            assert seen.reported < 120.0
     assert sum(len(node.claims["teachers"]) for node in nodes.values() if node.claims) > 8
     assert len(swarm.facts.history) >= 5
 
@@ -353,7 +353,7 @@ async def test_of_a_strangers_flood_of_reports_one_is_kept_and_none_passed_on_to
         for flood in ([bytes(400_000)], [*own, *others], [*others, *own]):
             await call.rpc_exchange(ftis_pb2.ExchangeRequest(reports=flood))
         (seen,) = ann.swarm.chronicle.nodes.values()
-        assert seen.report is not None and (seen.report.author, seen.report.at) == (EVE.author, now)
+        assert (seen.report.author, seen.report.at) == (EVE.author, now)
         assert ann.swarm.reports.news({}, observer=False) == {}
         assert len(ann.swarm.reports.news({}, observer=True)) == 1
 

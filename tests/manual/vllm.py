@@ -205,7 +205,6 @@ def _figures(node: Daemon) -> dict[str, Any]:
 def _refusal(home: Path, *flags: str) -> str:
     """What a daemon says that ends at once."""
     node = Daemon(home, *flags).start()
-    assert node.process is not None
     code = node.process.wait(PATIENCE)
     assert code != 0, node.log()
     said = (home / "output.log").read_text()

@@ -115,7 +115,7 @@ class Daemon:
             status = self.status()
             if status and condition(status):
                 return status
-            assert self.process is not None and self.process.poll() is None, f"ended early: {self.log()[-2000:]}"
+            assert self.process.poll() is None, f"ended early: {self.log()[-2000:]}"
             time.sleep(0.1)
         raise AssertionError(f"not within {seconds} s: {what}\n{self.status()}\n{self.log()[-3000:]}")
 
@@ -147,7 +147,6 @@ class Daemon:
     def kill(self) -> list[psutil.Process]:
         """kill -9 of the daemon alone; returns what it had started."""
         family = self.pids()
-        assert self.process is not None
         self.process.kill()
         self.process.wait()
         return family
