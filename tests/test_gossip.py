@@ -11,7 +11,7 @@ from tests.support.swarm import identity
 from tests.support.talkers import ALICE, BOB, CAROL, MALLORY, Spoken, Talker, entry, made_by, mention
 
 
-def test_news_spread_over_hops_and_are_not_told_twice(alice: Talker, bob: Talker):
+def test_news_spread_over_hops_and_are_not_told_twice(alice, bob):
     carol = Talker(CAROL)
     made = made_by(ALICE)
     alice.gossip.announce(made)
@@ -39,7 +39,7 @@ def test_an_announcement_goes_to_a_node_once_whoever_mentions_it():
 
 @pytest.mark.parametrize("limits", [OWN, Limits(entries=1, mentions=1)])
 @pytest.mark.parametrize(("announcements", "peers"), [(100, 1), (600, 6)])
-def test_in_the_end_everything_arrives_however_much_there_is(announcements: int, peers: int, limits: Limits):
+def test_in_the_end_everything_arrives_however_much_there_is(announcements, peers, limits):
     """Also while the peers make new ones of their own, which come unasked, and every fifth answer is lost."""
     rng = random.Random(0)
     bob = Talker(BOB)
@@ -62,9 +62,7 @@ def test_in_the_end_everything_arrives_however_much_there_is(announcements: int,
     assert known <= {(known.announcement.author, known.announcement.round) for known in bob.gossip.table}
 
 
-def test_a_copy_of_ones_home_is_known_by_what_ones_own_key_has_signed_and_nobody_else_can_show_one(
-    alice: Talker, bob: Talker
-):
+def test_a_copy_of_ones_home_is_known_by_what_ones_own_key_has_signed_and_nobody_else_can_show_one(alice, bob):
     mine = made_by(ALICE, 5)
     theirs = made_by(ALICE, 5, packets=1)
     later = made_by(ALICE, 6)
@@ -81,7 +79,7 @@ def test_a_copy_of_ones_home_is_known_by_what_ones_own_key_has_signed_and_nobody
 
 
 @pytest.mark.parametrize("lost", [0, 1])
-def test_row_68_a_lost_answer_is_told_again_and_nothing_else(alice: Talker, bob: Talker, lost: int):
+def test_row_68_a_lost_answer_is_told_again_and_nothing_else(alice, bob, lost):
     alice.fill(OWN.entries)
     bob.exchange(alice)
     late = made_by(CAROL, packets=1)
@@ -92,9 +90,7 @@ def test_row_68_a_lost_answer_is_told_again_and_nothing_else(alice: Talker, bob:
     assert bob.knows(late)
 
 
-def test_row_68_who_always_asks_first_is_asked_too_for_only_who_asks_is_told_again_what_was_lost(
-    alice: Talker, bob: Talker
-):
+def test_row_68_who_always_asks_first_is_asked_too_for_only_who_asks_is_told_again_what_was_lost(alice, bob):
     session = alice.gossip.sessions[BOB.author]
     for _ in range(2):
         alice.gossip.ask(BOB.author)
@@ -104,9 +100,7 @@ def test_row_68_who_always_asks_first_is_asked_too_for_only_who_asks_is_told_aga
         assert alice.now - session.asked == gossip.ANSWERS_IN_A_ROW
 
 
-def test_row_68_what_was_left_of_an_answer_is_asked_for_with_the_second_question(
-    alice: Talker, monkeypatch: pytest.MonkeyPatch
-):
+def test_row_68_what_was_left_of_an_answer_is_asked_for_with_the_second_question(alice, monkeypatch):
     monkeypatch.setattr(gossip, "CHECKS_A_SECOND", 1.0)
     monkeypatch.setattr(gossip, "CHECKS_AT_ONCE", 1.5 * OWN.entries)
     bob = Talker(BOB)
@@ -121,7 +115,7 @@ def test_row_68_what_was_left_of_an_answer_is_asked_for_with_the_second_question
     assert len(bob.gossip.table) == 3 * OWN.entries
 
 
-def test_what_one_does_not_give_is_asked_of_another(alice: Talker, bob: Talker):
+def test_what_one_does_not_give_is_asked_of_another(alice, bob):
     made = made_by(MALLORY)
     alice.hear([entry(made)], MALLORY.author)
     request = asked_in_vain(bob, CAROL, made)
@@ -139,7 +133,7 @@ def asked_in_vain(bob, other, made):
     return request
 
 
-def test_one_who_mentions_and_does_not_give_holds_an_announcement_up_once(alice: Talker, bob: Talker):
+def test_one_who_mentions_and_does_not_give_holds_an_announcement_up_once(alice, bob):
     """However often it does so, and whether it asks or is asked."""
     made = made_by(MALLORY)
     alice.hear([entry(made)], MALLORY.author)
@@ -154,7 +148,7 @@ def test_one_who_mentions_and_does_not_give_holds_an_announcement_up_once(alice:
     assert bob.knows(made)
 
 
-def test_who_mentioned_an_announcement_is_known_to_hold_its_packets_whoever_gave_it(alice: Talker, bob: Talker):
+def test_who_mentioned_an_announcement_is_known_to_hold_its_packets_whoever_gave_it(alice, bob):
     carol = Talker(CAROL)
     made = made_by(MALLORY, packets=3)
     for talker in (alice, carol):
@@ -169,7 +163,7 @@ def test_who_mentioned_an_announcement_is_known_to_hold_its_packets_whoever_gave
     assert not bob.gossip.ask(ALICE.author).mentions, "she knows it"
 
 
-def test_two_that_ask_one_another_at_once_take_in_all_that_either_asked_for(alice: Talker, bob: Talker):
+def test_two_that_ask_one_another_at_once_take_in_all_that_either_asked_for(alice, bob):
     alice.fill(100)
     alice.exchange(bob, lost=0)
     asked = bob.gossip.ask(ALICE.author)
@@ -182,7 +176,7 @@ def test_two_that_ask_one_another_at_once_take_in_all_that_either_asked_for(alic
     assert len(bob.gossip.table) == 2 * OWN.entries
 
 
-def test_what_fits_no_message_is_mentioned_again(alice: Talker, bob: Talker, monkeypatch: pytest.MonkeyPatch):
+def test_what_fits_no_message_is_mentioned_again(alice, bob, monkeypatch):
     monkeypatch.setitem(OWN.__dict__, "room", 1000)
     for number in range(20):
         alice.hear([entry(made_by(identity(1000 + number)))], identity(1000 + number).author)
@@ -192,12 +186,12 @@ def test_what_fits_no_message_is_mentioned_again(alice: Talker, bob: Talker, mon
     assert len(bob.gossip.table) == 20
 
 
-def test_one_id_many_times_is_answered_once(alice: Talker):
+def test_one_id_many_times_is_answered_once(alice):
     alice.hear([entry(made_by(CAROL))], CAROL.author)
     assert len(alice.answers(BOB.author, wanted=[alice.only.id] * 32).entries) == 1
 
 
-def test_who_shakes_hands_again_is_still_asked_for_what_it_mentioned(alice: Talker, bob: Talker):
+def test_who_shakes_hands_again_is_still_asked_for_what_it_mentioned(alice, bob):
     made = made_by(CAROL)
     alice.hear([entry(made)], CAROL.author)
     bob.gossip.answer(alice.gossip.ask(BOB.author), ALICE.author)
@@ -207,7 +201,7 @@ def test_who_shakes_hands_again_is_still_asked_for_what_it_mentioned(alice: Talk
     assert bob.knows(made)
 
 
-def test_who_has_got_more_packets_says_so_and_nothing_else(alice: Talker, bob: Talker):
+def test_who_has_got_more_packets_says_so_and_nothing_else(alice, bob):
     made = made_by(CAROL, packets=12)
     for talker in (alice, bob):
         talker.hear([entry(made)], CAROL.author)
@@ -220,7 +214,7 @@ def test_who_has_got_more_packets_says_so_and_nothing_else(alice: Talker, bob: T
     assert alice.exchange(bob) == Spoken(calls=1)
 
 
-def test_the_age_grows_by_what_every_hop_held_it(alice: Talker, bob: Talker):
+def test_the_age_grows_by_what_every_hop_held_it(alice, bob):
     carol = Talker(CAROL)
     alice.gossip.announce(made_by(ALICE))
     alice.now = 5.0
@@ -233,7 +227,7 @@ def test_the_age_grows_by_what_every_hop_held_it(alice: Talker, bob: Talker):
 
 
 @pytest.mark.parametrize("lie", [599.0, 400.0])
-def test_row_18_who_tells_first_of_a_great_age_removes_nothing(alice: Talker, bob: Talker, lie: float):
+def test_row_18_who_tells_first_of_a_great_age_removes_nothing(alice, bob, lie):
     carol = Talker(CAROL)
     made = made_by(identity(9))
     for talker in (bob, carol):
@@ -254,7 +248,7 @@ def test_row_18_who_tells_first_of_a_great_age_removes_nothing(alice: Talker, bo
     assert alice.exchange(carol) == Spoken(calls=1), "all of them agree again"
 
 
-def test_row_18_what_a_liar_made_expire_is_asked_for_again(alice: Talker, bob: Talker):
+def test_row_18_what_a_liar_made_expire_is_asked_for_again(alice, bob):
     made = made_by(CAROL)
     bob.hear([entry(made, age=599.5)], MALLORY.author)
     bob.now = 1.0
@@ -266,7 +260,7 @@ def test_row_18_what_a_liar_made_expire_is_asked_for_again(alice: Talker, bob: T
     assert bob.knows(made)
 
 
-def test_row_18_an_age_that_is_told_too_small_keeps_nothing_for_longer_than_it_was_known(bob: Talker):
+def test_row_18_an_age_that_is_told_too_small_keeps_nothing_for_longer_than_it_was_known(bob):
     made = made_by(CAROL)
     bob.hear([entry(made, age=100.0)], CAROL.author)
     for _ in range(70):
@@ -277,14 +271,14 @@ def test_row_18_an_age_that_is_told_too_small_keeps_nothing_for_longer_than_it_w
     assert not bob.knows(made)
 
 
-def test_a_mention_without_an_age_changes_none(bob: Talker):
+def test_a_mention_without_an_age_changes_none(bob):
     made = made_by(CAROL)
     bob.hear([entry(made, age=100.0)], CAROL.author)
     answer = bob.answers(ALICE.author, [mention(made)])
     assert bob.only.born == -100.0 and not answer.mentions
 
 
-def test_an_author_holds_all_and_others_what_they_say(alice: Talker, bob: Talker):
+def test_an_author_holds_all_and_others_what_they_say(alice, bob):
     carol = Talker(CAROL)
     made = made_by(ALICE, packets=12)
     alice.gossip.announce(made)
@@ -297,7 +291,7 @@ def test_an_author_holds_all_and_others_what_they_say(alice: Talker, bob: Talker
     assert carol.only.holders[MALLORY.author] == 0b1111_1111_1111, "no more than there is"
 
 
-def test_ones_own_newest_is_always_told(alice: Talker, bob: Talker):
+def test_ones_own_newest_is_always_told(alice, bob):
     alice.fill(100)
     newest = made_by(ALICE)
     alice.gossip.announce(newest)
@@ -307,7 +301,7 @@ def test_ones_own_newest_is_always_told(alice: Talker, bob: Talker):
     assert bob.knows(newest)
 
 
-def test_ones_own_newest_is_pushed_to_a_few_and_mentioned_to_the_rest(alice: Talker):
+def test_ones_own_newest_is_pushed_to_a_few_and_mentioned_to_the_rest(alice):
     """In a small swarm it is pushed to all, so nobody mentions what others have just made."""
     alice.gossip.announce(made_by(ALICE))
     requests = [alice.gossip.ask(identity(1000 + number).author) for number in range(gossip.PUSHED + 3)]
