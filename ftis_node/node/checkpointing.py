@@ -54,6 +54,11 @@ class Saving:
     A checkpoint is due after the first good step of every start and of every return: that step shows that the weights
     can be trained. Later ones follow the interval of `checkpoint_seconds`. A start may repeat some steps, but it trains
     on none of their groups again: the store marks them as used on disk before the checkpoint of their step.
+
+    saved_step  of the newest whole checkpoint
+    written     checkpoints that this process has written
+    next_bytes  of the next checkpoint on disk, as far as known; an older one is removed only after it
+    branch      the number of the branch since the latest start or return, see `Checkpoints`
     """
 
     def __init__(
@@ -75,26 +80,30 @@ class Saving:
             quantisation: of the frozen weights beside which the checkpoint's were trained.
             layers: the settings of the LoRA layers, if it trains any.
         """
-        self.saved_step = 0
-        self.written = 0  # checkpoints written by this process
-        self.branch = 1  # number of the branch since the latest start or return, see `Checkpoints`
-        self._path = path
-        self._model = model
-        self._of = facts_of(model, optimiser, quantisation, layers)
-        self._metrics = metrics
         self.minutes = minutes
+        self._metrics = metrics
         self._clock = clock
+        self._path = path
         self._checkpoints = Checkpoints(path)
+        self._facts = facts_of(model, optimiser, quantisation, layers)  # of each checkpoint, beside branch and progress
+        self.branch = 1
+
+        # The newest whole checkpoint.
+        self.saved_step = 0
+        self._saved_at: float | None = None  # the time of its state
+        self.written = 0
+        self.next_bytes = 0
+
+        # The next one.
         self._writing: asyncio.Task[None] | None = None
-        self._saved_at: float | None = None  # time of the state in the newest whole checkpoint
-        self._begun_at = 0.0  # time of the state that was copied last; its checkpoint may not be whole yet
-        self.next_bytes = 0  # of the next checkpoint on disk, as far as known; an older one is removed only after it
-        self._unsaved = False  # there was a good step since that copy
-        self._tried = False  # since the start or return a step was good, and a checkpoint of it begun
+        self._interval_began: float | None = None  # None: the first good step is saved at once
+        self._unsaved = False  # there was a good step since the latest copy
+        self._asked: int | None = None  # the step that the owner wants saved
+
+        # Good steps, and returns to older checkpoints.
         self._good_step = 0  # the last step with a finite gradient
         self._good_steps = 0  # in a row
         self._setbacks = 0
-        self._asked: int | None = None  # the step that the owner wants saved
 
     async def restore(self, worker: Worker, *, older: bool = False) -> Progress | None:
         """Continue from the newest sound checkpoint; return None if there is none.
@@ -106,30 +115,25 @@ class Saving:
         Raises:
             UsageError: the checkpoint is of another model, or of other quantised weights.
         """
-        if older and await asyncio.to_thread(self._checkpoints.take_back):
-            older = False
-        known_damaged = self._checkpoints.damaged()
+        checkpoints = self._checkpoints
+        if older and await asyncio.to_thread(checkpoints.take_back):
+            older = False  # it failed with the older one too
+        known_damaged = checkpoints.damaged()
         found = None
         if older:
-            found = await asyncio.to_thread(self._checkpoints.latest, self.saved_step)
+            found = await asyncio.to_thread(checkpoints.latest, self.saved_step)
         if found is None:
-            found = await asyncio.to_thread(self._checkpoints.latest)
-        self.branch = await asyncio.to_thread(self._checkpoints.next_branch)
-        for path in set(self._checkpoints.damaged()) - set(known_damaged):
+            found = await asyncio.to_thread(checkpoints.latest)
+        self.branch = await asyncio.to_thread(checkpoints.next_branch)
+        for path in set(checkpoints.damaged()) - set(known_damaged):
             logger.error("A checkpoint is damaged and set aside as %s; an older one is used, if there is one.", path)
         if found is None:
             return None
         directory, facts = found
-        refuse_other_model(self._path, facts["model"], self._model)
-        theirs = facts.get("quantisation", "none")
-        if theirs != self._of.get("quantisation", "none"):
-            raise UsageError(
-                f"The LoRA layers under {self._path} were trained with quantisation={theirs}.",
-                "Leave out quantisation, which the home knows, or use a fresh --home.",
-            )
+        self._refuse_other(facts)
         progress = Progress.from_facts(facts["progress"])
         if older:
-            await asyncio.to_thread(self._checkpoints.set_aside, progress.step, "doubted")
+            await asyncio.to_thread(checkpoints.set_aside, progress.step, "doubted")
         await self._load(worker, directory, progress.step)
         self.saved_step = progress.step
         self._good_step = progress.step
@@ -137,10 +141,21 @@ class Saving:
         self._metrics.write("resumed", step=progress.step, branch=facts.get("branch", 0))
         return progress
 
+    def _refuse_other(self, facts: Facts) -> None:
+        """Raise UsageError for a checkpoint of another model, or of layers beside other weights."""
+        refuse_other_model(self._path, facts["model"], self._facts["model"])
+        theirs = facts.get("quantisation", "none")
+        if theirs != self._facts.get("quantisation", "none"):
+            raise UsageError(
+                f"The LoRA layers under {self._path} were trained with quantisation={theirs}.",
+                "Leave out quantisation, which the home knows, or use a fresh --home.",
+            )
+
     async def _load(self, worker: Worker, directory: Path, step: int) -> None:
+        """Let the compute process take up a checkpoint's weights; the next good step is saved at once."""
         await worker.call(Restore(str(directory), step))
         self._unsaved = False
-        self._tried = False
+        self._interval_began = None
         self._saved_at = self._clock()
 
     async def after_step(self, worker: Worker, progress: Progress, report: StepReport) -> None:
@@ -159,15 +174,15 @@ class Saving:
             self._unsaved = True
             if self._asked is not None or self._due_in() <= 0:
                 await self.checkpoint(worker, progress)
-                self._tried = True
+                self._interval_began = self._clock()
         elif report.diverged:  # bad steps are not saved: the same weights again would push out older checkpoints
             await self._go_back(worker, progress)
 
     def _due_in(self) -> float:
         """Seconds until the next checkpoint; 0 or less if it is due."""
-        if not self._tried:
+        if self._interval_began is None:
             return 0.0
-        return self._begun_at + checkpoint_seconds(self.minutes, self.next_bytes) - self._clock()
+        return self._interval_began + checkpoint_seconds(self.minutes, self.next_bytes) - self._clock()
 
     async def save(self, worker: Worker, progress: Progress) -> None:
         """Write a checkpoint at once if a good step is unsaved; `flush` waits until it is on disk.
@@ -185,18 +200,19 @@ class Saving:
         directory = await asyncio.to_thread(self._checkpoints.begin, progress.step)
         with removed_if_it_fails(directory):
             await worker.call(Snapshot(str(directory)))
-        self._begun_at = self._clock()
+        copied_at = self._clock()
         self._unsaved = False
-        facts = {**self._of, "branch": self.branch, "progress": progress.facts()}
-        self._writing = asyncio.create_task(self._write(worker, directory, progress.step, facts))
+        facts = {**self._facts, "branch": self.branch, "progress": progress.facts()}
+        self._writing = asyncio.create_task(self._write(worker, directory, progress.step, facts, copied_at))
 
-    async def _write(self, worker: Worker, directory: Path, step: int, facts: Facts) -> None:
+    async def _write(self, worker: Worker, directory: Path, step: int, facts: Facts, copied_at: float) -> None:
+        """Write what was copied into main memory, and make it the newest whole checkpoint."""
         with removed_if_it_fails(directory):
             await worker.call(Write(str(directory)))
             self.next_bytes = await asyncio.to_thread(bytes_under, directory)
             await asyncio.to_thread(self._checkpoints.commit, directory, facts)
         self.saved_step = step
-        self._saved_at = self._begun_at
+        self._saved_at = copied_at
         self.written += 1
         if self._asked is not None and step >= self._asked:
             self._asked = None
@@ -277,7 +293,8 @@ class Saving:
         if found is None:
             raise self._hopeless()
         directory, facts = found
-        self.saved_step = self._good_step = facts["progress"]["step"]
+        self._good_step = facts["progress"]["step"]
+        self.saved_step = self._good_step
         await asyncio.to_thread(self._checkpoints.set_aside, self._good_step)
         await self._load(worker, directory, progress.step)
         logger.error("Too many steps without a finite gradient: back to the weights of step %d.", self._good_step)
