@@ -147,7 +147,7 @@ def _arranged(part: _Part, values: Callable[[str], Tensor], config: Any) -> np.n
         return np.array(factors_of(config), dtype=np.float32)
     found: np.ndarray[Any, Any] = values(part.source).float().numpy()
     family = FAMILIES[architecture(config, part.name)]
-    if family.one_more and part.name.endswith("norm.weight"):
+    if family.gemma and part.name.endswith("norm.weight"):
         found = found + np.float32(1)
     if family.paired and part.name.startswith("blk.") and not part.name.endswith(".lora_a"):
         all_heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}

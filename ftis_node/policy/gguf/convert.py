@@ -47,7 +47,7 @@ class _GgufTensors:
         for start in range(0, len(order), each):
             chunk = packed[order[start : start + each]]
             values = dequantize(chunk, kind_of(stored.kind)).astype(np.float32, copy=False)
-            if self.family.one_more and name.endswith("norm.weight"):
+            if self.family.gemma and name.endswith("norm.weight"):
                 values = values - np.float32(1)
             if not np.isfinite(values).all():
                 raise UnusableFile(f"the tensor {name!a} holds values that are no numbers")
@@ -55,15 +55,16 @@ class _GgufTensors:
 
     def _order(self, name: str, stored: Stored) -> np.ndarray[Any, Any]:
         """The rows in transformers' order; llama.cpp lays the two halves of a head's rows in pairs."""
-        order = np.arange(_height(stored))
         height = _height(stored)
+        order = np.arange(height)
         part = name.split(".")[-2]
         if not self.family.paired or part not in ("attn_q", "attn_k"):
             return order
         if name.endswith(".bias"):
             raise UnusableFile("its queries have a bias in an order that is not known here")
         heads = self.header.fact("attention.head_count")
-        heads = heads if part == "attn_q" else self.header.fact("attention.head_count_kv", heads)
+        if part == "attn_k":
+            heads = self.header.fact("attention.head_count_kv", heads)
         if height % (2 * heads):
             raise UnusableFile("its sizes contradict one another")
         return order.reshape(heads, height // heads // 2, 2).swapaxes(1, 2).reshape(-1)
@@ -89,13 +90,6 @@ def _tied(weights: _GgufTensors, names: dict[str, str]) -> bool:
     return product > _ALIKE * sizes
 
 
-def _finer(weights: _GgufTensors, names: dict[str, str]) -> str:
-    """Of head and embedding that are one, the name in the file of the one with more bits."""
-    stored = weights.header.tensors
-    both = [names[name] for name in (HEAD, EMBEDDING) if name in names]
-    return max(both, key=lambda name: stored[name].size)
-
-
 def convert(file: Path, tokenizer: Path | None, folder: Path) -> None:
     """Fill an empty folder with the model of a file, and with the tokenizer of another folder where one is named.
 
@@ -111,14 +105,16 @@ def convert(file: Path, tokenizer: Path | None, folder: Path) -> None:
         factors = np.concatenate(list(weights.rows(FREQUENCIES)), axis=None).tolist()
     config = configuration(header, family, factors)
     tied = _tied(weights, names)
-    if tied:
-        names[EMBEDDING] = _finer(weights, names)
-        names.pop(HEAD, None)
-    ends = ends_of(header)
-    first = header.facts.get("tokenizer.ggml.bos_token_id")
+    if tied:  # the one with more bits is both
+        head = names.pop(HEAD, names[EMBEDDING])
+        if header.tensors[head].size >= header.tensors[names[EMBEDDING]].size:
+            names[EMBEDDING] = head
+    ends: list[int] | int | None = ends_of(header) or None
+    if ends is not None and len(ends) == 1:
+        ends = ends[0]
     ids = {
-        "bos_token_id": first,
-        "eos_token_id": ends[0] if len(ends) == 1 else ends or None,
+        "bos_token_id": header.facts.get("tokenizer.ggml.bos_token_id"),
+        "eos_token_id": ends,
         "pad_token_id": header.facts.get("tokenizer.ggml.padding_token_id"),
     }
     config |= ids | {"tie_word_embeddings": tied}
@@ -162,11 +158,13 @@ def _refuse_other_shapes(folder: Path, shapes: dict[str, list[int]]) -> None:
     wanted = {name: list(value.shape) for name, value in model.state_dict().items()}
     if config.tie_word_embeddings:
         wanted.pop(HEAD, None)
-    for name in sorted(wanted.keys() ^ shapes.keys()):
-        raise UnusableFile(f"it {'lacks' if name in wanted else 'has'} {name}, unlike the model that it describes")
-    for name, shape in wanted.items():
-        if shape != shapes[name]:
-            raise UnusableFile(f"{name} has the shape {shapes[name]}, and the model that it describes {shape}")
+    for name in sorted(wanted.keys() | shapes.keys()):
+        if name not in shapes:
+            raise UnusableFile(f"it lacks {name}, unlike the model that it describes")
+        if name not in wanted:
+            raise UnusableFile(f"it has {name}, unlike the model that it describes")
+        if shapes[name] != wanted[name]:
+            raise UnusableFile(f"{name} has the shape {shapes[name]}, and the model that it describes {wanted[name]}")
 
 
 def _write_weights(

@@ -39,14 +39,14 @@ class Family:
     Attributes:
         kind, model: its `model_type` and class. parts: of a layer, by llama.cpp's names.
         paired: rows of queries and keys are stored in pairs, as llama.cpp rotates them.
-        one_more: norms are stored with one added.
+        gemma: norms are stored with one added, and some layers look back no further than a window.
     """
 
     kind: str
     model: str
     parts: Mapping[str, str] = field(default_factory=lambda: _DENSE | _ATTENTION)
     paired: bool = False
-    one_more: bool = False
+    gemma: bool = False
 
 
 FAMILIES = {
@@ -54,8 +54,8 @@ FAMILIES = {
     "qwen2": Family("qwen2", "Qwen2ForCausalLM"),
     "qwen3": Family("qwen3", "Qwen3ForCausalLM", _DENSE | _ATTENTION | _NORMED),
     "phi3": Family("phi3", "Phi3ForCausalLM", {k: v for k, v in _DENSE.items() if k != "ffn_gate"} | _FUSED),
-    "gemma2": Family("gemma2", "Gemma2ForCausalLM", _DENSE | _ATTENTION | _SANDWICH, one_more=True),
-    "gemma3": Family("gemma3_text", "Gemma3ForCausalLM", _DENSE | _ATTENTION | _NORMED | _SANDWICH, one_more=True),
+    "gemma2": Family("gemma2", "Gemma2ForCausalLM", _DENSE | _ATTENTION | _SANDWICH, gemma=True),
+    "gemma3": Family("gemma3_text", "Gemma3ForCausalLM", _DENSE | _ATTENTION | _NORMED | _SANDWICH, gemma=True),
 }
 
 
@@ -103,15 +103,15 @@ def configuration(header: GgufHeader, family: Family, factors: list[float]) -> d
         factors: by which `rope_freqs` divides the frequencies of positions; empty where there is none.
 
     Raises:
-        UnusableFile: a size is missing, is none, or positions are scaled in a way that is not known here.
-        ValueError, TypeError: another fact is no number.
+        UnusableFile: a size is missing, a fact is no number, or positions are scaled in a way that is not known here.
     """
     rows, width = header.tensors["token_embd.weight"].shape[-2:]
     layers = _size(header, "block_count")
     heads = _size(header, "attention.head_count")
     if layers > len(header.tensors) or _size(header, "embedding_length") != width or heads > width:
         raise UnusableFile("its sizes contradict one another")
-    across = int(header.fact("attention.key_length") or header.fact("rope.dimension_count") or width // heads)
+    turned = _size(header, "rope.dimension_count", width // heads)  # of a head's numbers, by its positions
+    across = _size(header, "attention.key_length", turned)
     made: dict[str, Any] = {
         "model_type": family.kind,
         "architectures": [family.model],
@@ -123,28 +123,38 @@ def configuration(header: GgufHeader, family: Family, factors: list[float]) -> d
         "num_key_value_heads": _size(header, "attention.head_count_kv", heads),
         "intermediate_size": _size(header, "feed_forward_length"),
         "max_position_embeddings": _size(header, "context_length"),
-        "rms_norm_eps": float(header.fact("attention.layer_norm_rms_epsilon", 1e-5)),
+        "rms_norm_eps": _number(header, "attention.layer_norm_rms_epsilon", 1e-5),
         "rope_parameters": _positions(header, factors),
     }
     if header.fact("expert_count"):
         raise UnusableFile("it is a mixture of experts, which is not read here")
-    window = header.fact("attention.sliding_window")
+    window = int(_number(header, "attention.sliding_window", 0))
     if family.kind == "llama":
-        made |= {"head_dim": across, "attention_bias": "blk.0.attn_q.bias" in header.tensors}
+        made["head_dim"] = across
+        made["attention_bias"] = "blk.0.attn_q.bias" in header.tensors
     elif family.kind == "qwen3":
-        made |= {"head_dim": across}
+        made["head_dim"] = across
     elif family.kind == "phi3":
-        turned = int(header.fact("rope.dimension_count", width // heads))
-        made["rope_parameters"] |= {"partial_rotary_factor": turned / (width // heads)}
-        made |= {"sliding_window": window or None, "pad_token_id": None}
-    elif family.kind in _LAYERS_OF_27B:
-        made |= {"head_dim": across, "sliding_window": window or 4096}
-        of_27b = layers == _LAYERS_OF_27B[family.kind]
-        made |= {"query_pre_attn_scalar": width // heads if of_27b else across}
+        made["rope_parameters"]["partial_rotary_factor"] = turned / (width // heads)
+        made["sliding_window"] = window or None
+        made["pad_token_id"] = None
+    elif family.gemma:
+        made["head_dim"] = across
+        made["sliding_window"] = window or 4096
+        made["query_pre_attn_scalar"] = across
+        if layers == _LAYERS_OF_27B[family.kind]:
+            made["query_pre_attn_scalar"] = width // heads
     if family.kind == "gemma3_text":
-        local = {"rope_type": "default", "rope_theta": float(header.fact("rope.freq_base_swa", 1e4))}
+        local = {"rope_type": "default", "rope_theta": _number(header, "rope.freq_base_swa", 1e4)}
         made["rope_parameters"] = {"full_attention": made["rope_parameters"], "sliding_attention": local}
     return made
+
+
+def _number(header: GgufHeader, key: str, otherwise: float) -> float:
+    found = header.fact(key, otherwise)
+    if not isinstance(found, int | float):
+        raise UnusableFile(f"its {key} is no number")
+    return float(found)
 
 
 def _size(header: GgufHeader, key: str, otherwise: int | None = None) -> int:
@@ -154,29 +164,38 @@ def _size(header: GgufHeader, key: str, otherwise: int | None = None) -> int:
     return found
 
 
-def _of_llama3(factors: list[float], theta: float) -> bool:
-    """Whether these are the factors that Llama 3.1's rule gives: fast turns stay, slow ones are divided by the most."""
-    for place, factor in enumerate(factors):
-        turns = _FIRST_CONTEXT * theta ** (-place / len(factors)) / (2 * math.pi)  # within the first context
-        kept = min(1.0, max(0.0, (turns - 1) / 3))
-        if not math.isclose(factor, 1 / ((1 - kept) / max(factors) + kept), rel_tol=1e-3):
-            return False
-    return True
+def llama3_factors(rope: Mapping[str, Any], count: int) -> list[float]:
+    """By what Llama 3.1's rule divides so many frequencies of positions, fast ones first: these stay as they are.
+
+    Args:
+        rope: the parameters of rotary positions, as transformers has them.
+    """
+    low = rope["low_freq_factor"]
+    high = rope["high_freq_factor"]
+    factors = []
+    for place in range(count):
+        frequency = rope["rope_theta"] ** (-place / count)
+        turns = rope["original_max_position_embeddings"] * frequency / (2 * math.pi)  # within the first context
+        kept = min(1.0, max(0.0, (turns - low) / (high - low)))
+        factors.append(1 / ((1 - kept) / rope["factor"] + kept))
+    return factors
 
 
 def _positions(header: GgufHeader, factors: list[float]) -> dict[str, Any]:
     """The parameters of rotary positions, as transformers has them."""
-    made: dict[str, Any] = {"rope_type": "default", "rope_theta": float(header.fact("rope.freq_base", 1e4))}
+    made: dict[str, Any] = {"rope_type": "default", "rope_theta": _number(header, "rope.freq_base", 1e4)}
     scaling = header.fact("rope.scaling.type", "none")
     if factors:  # Llama 3.1 and later: only slow frequencies are divided
-        if not _of_llama3(factors, made["rope_theta"]):
-            raise UnusableFile("its positions are scaled by factors that are not known here")
-        scale = {"factor": max(factors), "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-        return made | {"rope_type": "llama3", **scale, "original_max_position_embeddings": _FIRST_CONTEXT}
-    if scaling in ("linear", "yarn"):
-        made |= {"rope_type": scaling, "factor": float(header.fact("rope.scaling.factor", 1.0))}
+        made |= {"rope_type": "llama3", "original_max_position_embeddings": _FIRST_CONTEXT}
+        made |= {"factor": max(factors), "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+        for found, wanted in zip(factors, llama3_factors(made, len(factors)), strict=True):
+            if not math.isclose(found, wanted, rel_tol=1e-3):
+                raise UnusableFile("its positions are scaled by factors that are not known here")
+    elif scaling in ("linear", "yarn"):
+        made |= {"rope_type": scaling, "factor": _number(header, "rope.scaling.factor", 1.0)}
         before = header.fact("rope.scaling.original_context_length")
-        return made | ({"original_max_position_embeddings": before} if before else {})
-    if scaling != "none":
+        if before:
+            made["original_max_position_embeddings"] = before
+    elif scaling != "none":
         raise UnusableFile(f"its positions are scaled by {scaling!a}, which is not known here")
     return made

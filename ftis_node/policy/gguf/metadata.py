@@ -1,7 +1,6 @@
 """What a GGUF file says of a model of transformers: `families` and `words` the other way round, and held to them."""
 
 import json
-import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -10,7 +9,7 @@ from typing import Any
 from transformers import AutoConfig, PreTrainedTokenizerBase
 
 from ftis_node.errors import UsageError
-from ftis_node.policy.gguf.families import FAMILIES, HEAD, configuration, names_in
+from ftis_node.policy.gguf.families import FAMILIES, HEAD, configuration, llama3_factors, names_in
 from ftis_node.policy.gguf.header import GgufHeader, Stored, UnusableFile
 from ftis_node.policy.gguf.words import spelled, write_tokenizer
 from ftis_node.policy.load import load_tokenizer
@@ -60,16 +59,7 @@ def factors_of(config: Any) -> list[float]:
     rope = config.rope_parameters
     if rope.get("rope_type") != "llama3":
         return []
-    before, low, high = (
-        rope[name] for name in ("original_max_position_embeddings", "low_freq_factor", "high_freq_factor")
-    )
-    made = []
-    half = _across(config) // 2
-    for place in range(half):
-        turns = before * rope["rope_theta"] ** (-place / half) / (2 * math.pi)
-        kept = min(1.0, max(0.0, (turns - low) / (high - low)))
-        made.append(1 / ((1 - kept) / rope["factor"] + kept))
-    return made
+    return llama3_factors(rope, _across(config) // 2)
 
 
 def _across(config: Any) -> int:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ftis_node.policy.gguf.header import GgufHeader, UnusableFile
+from ftis_node.tokenizer.fingerprint import merges_of
 
 LISTS = ("tokenizer.ggml.tokens", "tokenizer.ggml.token_type", "tokenizer.ggml.merges", "tokenizer.ggml.scores")
 # The small files of a model's folder that `tokenizer=` takes.
@@ -147,17 +148,22 @@ def _by_bytes(facts: Properties, words: list[str]) -> Properties:
     pattern = _SPLITS[before]
     outside = {entry["id"] for entry in added}
     vocabulary = {word: n for n, word in enumerate(words) if n not in outside and not _filler(n, word)}
-    whole = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": not pattern}
-    first: list[Properties] = []
+    split: Properties = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": not pattern}
+    first: Properties = {}
     if pattern:
-        first = [{"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}]
+        first = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
     elif before == "smollm":
-        first = [{"type": "Digits", "individual_digits": True}]
+        first = {"type": "Digits", "individual_digits": True}
+    if first:
+        split = {"type": "Sequence", "pretokenizers": [first, split]}
+    normalizer: Properties | None = None
+    if before == "qwen2":
+        normalizer = {"type": "NFC"}
     return {
         "version": "1.0",
         "added_tokens": added,
-        "normalizer": {"type": "NFC"} if before == "qwen2" else None,
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*first, whole]} if first else whole,
+        "normalizer": normalizer,
+        "pre_tokenizer": split,
         "post_processor": _template(facts, words),
         "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
         "model": {
@@ -200,7 +206,7 @@ def spelled(state: Properties, rows: int, *, spaced: bool) -> Properties:
     known = {place: word for word, place in model["vocab"].items()}
     known |= {place: entry["content"] for place, entry in added.items()}
     words = [known.get(place, f"[PAD{place}]") for place in range(rows)]
-    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model.get("merges") or []]
+    merges = merges_of(model)
     kinds = []
     for place, word in enumerate(words):
         kind = _UNUSED
