@@ -197,14 +197,13 @@ def test_all_live_settings_are_settings():
     assert set(subject.LIVE_CONSTANTS) <= set(subject.OBJECTIVE_PARTS)
 
 
-def test_an_earlier_versions_setting_is_told_and_does_nothing(tmp_path, caplog):
+def test_an_earlier_versions_setting_is_unknown(tmp_path):
     file = tmp_path / "settings.toml"
-    file.write_text('exchange_peers = 9\ntrust = "graft"\nwait = 3.0\n')
-    settings, _ = settled(file=file, environment={"FTIS_STALL_SECONDS": "9"})
-    assert settings == Settings(wait=3.0)
-    assert {name for name in RETIRED if f"{name} (" in caplog.text} == {"exchange_peers", "trust", "stall_seconds"}
+    file.write_text("exchange_peers = 9\n")
     with pytest.raises(UsageError, match="Unknown setting 'exchange_peers'"):
-        changed(settings, {"exchange_peers": "9"}, settings)
+        settled(file=file)
+    with pytest.raises(UsageError, match="Unknown setting 'stall_seconds' in environment FTIS_STALL_SECONDS"):
+        settled(environment={"FTIS_STALL_SECONDS": "9"})
 
 
 def test_settings_that_an_earlier_version_recorded_are_read_where_what_they_said_still_holds():

@@ -1,9 +1,8 @@
 """The settings in two tiers, as a file: those that owners change, with when and why, and those for experts."""
 
-import itertools
 from collections.abc import Iterator, Mapping
 
-from ftis_node.config.settings import Settings
+from ftis_node.config.settings import Settings, group_of
 from ftis_node.text import escaped, in_toml
 
 OWNERS: Mapping[str, str] = {
@@ -37,26 +36,28 @@ EXPERTS = "Experts"
 def in_tiers() -> Iterator[tuple[str, list[str]]]:
     """First the settings that owners change, without a title; then those for experts, by the title of their group."""
     yield "", [name for name in Settings.model_fields if name in OWNERS]
-    group = ""
-    experts: list[tuple[str, str]] = []
+    experts: dict[str, list[str]] = {}
     for name in Settings.model_fields:
-        group = Settings.GROUPS.get(name, group)
-        experts += [(group, name)] * (name not in OWNERS)
-    for title, found in itertools.groupby(experts, lambda one: one[0]):
-        yield f"{EXPERTS}: {title}", [name for _, name in found]
+        if name not in OWNERS:
+            experts.setdefault(f"{EXPERTS}: {group_of(name)}", []).append(name)
+    yield from experts.items()
 
 
 def as_toml(settings: Settings, origins: Mapping[str, str] | None) -> str:
     """Return all settings in tiers as a settings file, unset ones as comments; beside them origins, or when."""
     values = settings.model_dump(mode="json")
     lines = []
-    group = ""
-    for title, name in ((title, name) for title, found in in_tiers() for name in found):
-        if title != group:
-            group = title
+    for title, names in in_tiers():
+        if title:
             lines += ["", f"# {title}"]
-        value = values[name]
-        line = f"# {name} is unset" if value is None else f"{name} = {in_toml(value)}"
-        beside = OWNERS.get(name, "") if origins is None else escaped(origins[name])
-        lines.append(f"{line:<50} # {beside}" if beside else line)
+        for name in names:
+            line = f"# {name} is unset"
+            if values[name] is not None:
+                line = f"{name} = {in_toml(values[name])}"
+            beside = OWNERS.get(name, "")
+            if origins is not None:
+                beside = escaped(origins[name])
+            if beside:
+                line = f"{line:<50} # {beside}"
+            lines.append(line)
     return "\n".join(lines) + "\n"

@@ -22,7 +22,9 @@ class Span:
         """Whether it covers a minute of a day."""
         if self.start < self.end:
             return day in self.days and self.start <= minute < self.end
-        return (day in self.days and minute >= self.start) or ((day - 1) % 7 in self.days and minute < self.end)
+        if minute >= self.start:
+            return day in self.days
+        return minute < self.end and (day - 1) % 7 in self.days
 
 
 def read_hours(text: str) -> tuple[Span, ...]:
@@ -31,6 +33,7 @@ def read_hours(text: str) -> tuple[Span, ...]:
 
 
 def _span(text: str) -> Span:
+    """The span that a part of the text names: by default every day, and the whole of it."""
     found = _PART.fullmatch(text)
     if found is None:
         raise ValueError(f"{text!r} is no time: write 22-07, 22:30-06:15 or mon-fri 19-07")
@@ -43,12 +46,10 @@ def _span(text: str) -> Span:
         end = MINUTES
     if max(from_minute, to_minute) > 59 or start >= MINUTES or end > MINUTES or start == end:
         raise ValueError(f"{text!r} is no time of day: 00:00 to 24:00, with an end other than its beginning")
-    begin = DAYS.index(first) if first else 0
-    count = 7
-    if last:
-        count = (DAYS.index(last) - begin) % 7 + 1
-    elif first:
-        count = 1
+    if first is None:
+        return Span(frozenset(range(7)), start, end)
+    begin = DAYS.index(first)
+    count = (DAYS.index(last or first) - begin) % 7 + 1
     return Span(frozenset((begin + day) % 7 for day in range(count)), start, end)
 
 

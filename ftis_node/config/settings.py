@@ -5,7 +5,6 @@ Nothing here is shared with peers; what they must agree on is the run (`config.r
 this class.
 """
 
-import logging
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -22,8 +21,6 @@ from ftis_node.config.profiles import TASKS
 from ftis_node.config.reading import read_toml
 from ftis_node.errors import UsageError, UserError, did_you_mean, raise_all
 from ftis_node.methods.removed import refusals
-
-logger = logging.getLogger(__name__)
 
 ENVIRONMENT_PREFIX = "FTIS_"
 HOME_VARIABLE = "FTIS_HOME"  # has the prefix and is no setting; any other such name is taken for a misspelt one
@@ -227,7 +224,10 @@ class Settings(BaseModel):
     @field_validator("lora_targets", "announce", "relays", "defences", "betas", mode="before")
     @classmethod
     def _comma_list(cls, value: Any) -> Any:
-        return tuple(part for part in map(str.strip, value.split(",")) if part) if isinstance(value, str) else value
+        """Values as the command line and the environment write them: with commas between."""
+        if not isinstance(value, str):
+            return value
+        return tuple(part for part in map(str.strip, value.split(",")) if part)
 
     @field_validator("hours")
     @classmethod
@@ -245,10 +245,16 @@ class Settings(BaseModel):
         built-in models, of a few hundred kilobytes, have that of the built-in task everywhere."""
         if self.learning_rate is not None:
             return self.learning_rate
-        profile = TASKS.get("arithmetic" if re.fullmatch("tiny-(a|b|c|bpe|chars|numbers)", self.model) else task)
-        if profile is not None:
-            return profile.lora_learning_rate if lora else profile.learning_rate
-        return 1e-4 if lora else 1e-6
+        if re.fullmatch("tiny-(a|b|c|bpe|chars|numbers)", self.model):
+            task = "arithmetic"
+        full_rate = 1e-6
+        lora_rate = 1e-4
+        if task in TASKS:
+            full_rate = TASKS[task].learning_rate
+            lora_rate = TASKS[task].lora_learning_rate
+        if lora:
+            return lora_rate
+        return full_rate
 
     def tells_of_itself(self, *, private: bool) -> bool:
         """Whether the node sends self-reports in such a run."""
@@ -261,18 +267,26 @@ class Settings(BaseModel):
             task: whose own constants of the filter stand in for a preset's, if that one filters as the paper does.
             filters: whether it does.
         """
-        parts = dict(TASKS[task].filter) if filters and task in TASKS else {}
+        parts: dict[str, object] = {}
+        if filters and task in TASKS:
+            parts |= TASKS[task].filter
         for name in OBJECTIVE_PARTS:
             value = getattr(self, name)
             if value is not None:
-                parts[name] = None if value == "none" and name in _NONE_MEANS_OFF else value
+                parts[name] = value
+            if value == "none" and name in _NONE_MEANS_OFF:
+                parts[name] = None
         return parts
 
 
 def group_of(name: str) -> str:
     """The group of a setting, as `GROUPS` divides them."""
-    first = [one for one in Settings.model_fields if one in Settings.GROUPS or one == name]
-    return Settings.GROUPS[first[first.index(name) - (name not in Settings.GROUPS)]]
+    group = ""
+    for one in Settings.model_fields:
+        group = Settings.GROUPS.get(one, group)
+        if one == name:
+            break
+    return group
 
 
 FLAGS: Mapping[str, Flag] = {
@@ -303,7 +317,7 @@ RETIRED: Mapping[str, object] = {
     **dict.fromkeys(("imitation", "mask_high", "mask_low", "trust")),
     "author_weight": "equal",
 }
-"""Settings of earlier versions, with the value that holds now for a training that is taken again; …: any does."""
+"""Settings in earlier versions' logs, with the value that holds now for a training that is taken again; …: any does."""
 
 # Two ways to say one thing. A home's gives way to what is said now; two that are said are a mistake.
 _INSTEAD = {"vram_gb": "vram_share", "vram_share": "vram_gb"}
@@ -397,11 +411,7 @@ def collect(
     if task in TASKS:
         layers.add(f"task {task}", TASKS[task].settings)
     for origin, values in given:
-        removed = {name for name, value in values.items() if any(refusals({name: value}, origin))}
-        idle = (values.keys() & RETIRED.keys()) - removed
-        for name in idle:
-            logger.warning("%s (%s) is no setting any more and does nothing: leave it out.", name, origin)
-        layers.add(origin, {name: value for name, value in values.items() if name not in idle})
+        layers.add(origin, values)
     return layers.settle(), layers.origins
 
 
@@ -411,9 +421,11 @@ def recorded(values: Mapping[str, Any]) -> Settings:
     Raises:
         ValidationError: one is unknown, or is none any more and had a value that holds no more.
     """
-    known = {name: v for name, v in values.items() if name not in RETIRED or RETIRED[name] not in (..., v)}
-    if known.get("engine") == "hf":  # which is none any more, and sampled as the default does
-        del known["engine"]
+    known = {}
+    for name, value in values.items():
+        holds_still = name in RETIRED and RETIRED[name] in (..., value)
+        if not holds_still and (name, value) != ("engine", "hf"):  # which sampled as the default does
+            known[name] = value
     return Settings(**known)
 
 
