@@ -219,8 +219,8 @@ async def test_each_group_is_read_once_and_texts_outlive_the_process(tmp_path, b
     home = Home(tmp_path)
     reader = Reader()
     stepper = SimpleNamespace(recent=Recent(), means=SimpleNamespace(worker=reader))
-    found = [None]
-    page = Dashboard(home, lambda: {"state": "LOADING"}, dict, lambda: found[0], lambda: None)
+    node = SimpleNamespace(home=home, row=lambda: {"state": "LOADING"}, peers=dict, components=None, overview=None)
+    page = Dashboard(node)
     await page.show(Settings())
     headers = bearer(read_token(home.page_token))
 
@@ -233,7 +233,7 @@ async def test_each_group_is_read_once_and_texts_outlive_the_process(tmp_path, b
         assert await told("status") == {"state": "LOADING"}
         assert await told("completions") == {"step": 0, "groups": []}
         assert (await told("history"))["steps"] == {}
-        found[0] = SimpleNamespace(stepper=stepper)
+        node.components = SimpleNamespace(stepper=stepper)
         stepper.recent.add([shown(1, None), shown(1, "peer")])
         first = await told("completions")
         assert await told("completions") == first and reader.asked == 2
@@ -248,7 +248,8 @@ async def test_each_group_is_read_once_and_texts_outlive_the_process(tmp_path, b
 
 
 async def test_who_wants_no_page_gets_none(tmp_path):
-    page = Dashboard(Home(tmp_path), dict, dict, lambda: None, lambda: None)
+    node = SimpleNamespace(home=Home(tmp_path))
+    page = Dashboard(node)
     await page.show(Settings(page=False))
     assert page.address is None and page.invitation() == {"link": None}
     assert not (tmp_path / "page.token").exists()

@@ -302,20 +302,27 @@ async def open_lan(
 
 
 def check_peers(membership: Membership, bootstraps: Sequence[str], home: Path, run: Run) -> None:
-    """Raise UsageError if all named peers belong to another run than the home's, or all speak another protocol."""
+    """Refuse to go on with peers of which none works with this node.
+
+    Raises:
+        UsageError: all belong to another run than the home's, or all speak another protocol.
+        UserError: none of them takes this node into the private run.
+    """
     named = [parse_address(text)[1] for text in bootstraps]
-    if named and all(peer in membership.majors for peer in named):
+    if not named or not all(peer in membership.refused for peer in named):
+        return
+    why = membership.refused[named[0]]
+    if all(peer in membership.majors for peer in named):
         raise UsageError(
-            f"None of the --peers can work with this node: {membership.refused[named[0]]}.",
+            f"None of the --peers can work with this node: {why}.",
             "Upgrade ftis-node there or here, so that both speak one protocol.",
         )
-    if named and run.founder and all(peer in membership.refused for peer in named):
+    if run.founder:
         raise UserError(
-            f"None of the peers takes this node into the private run: {membership.refused[named[0]]}.",
+            f"None of the peers takes this node into the private run: {why}.",
             f"Ask a member for an invitation; this node is {membership.identity.peer_id}.",
         )
-    if named and all(peer in membership.refused for peer in named):
-        raise UsageError(
-            f"The --peers are all in another run than the home {home}, which belongs to run {run.id.hex()}.",
-            "Name a fresh --home to join their run, or leave out --peers.",
-        )
+    raise UsageError(
+        f"The --peers are all in another run than the home {home}, which belongs to run {run.id.hex()}.",
+        "Name a fresh --home to join their run, or leave out --peers.",
+    )

@@ -1,7 +1,7 @@
 """A node's condition: one word, one sentence, and advice if a person can do something about it."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 
 from ftis_node.swarm.membership import Reachability
@@ -73,7 +73,7 @@ class Signs:
     network_down: float = 0.0
     free_bytes: int | None = None
     checkpoint_bytes: int = 0
-    faults: tuple[str, ...] = field(default=())
+    faults: tuple[str, ...] = ()
     bad_steps: int = 0
     idle_steps: int = 0
     signals: tuple[int, int] = (0, 0)

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from ftis_node.config.run import RunFile, check_fit, dump_run_file, in_short, run_file_as_json, run_for
 from ftis_node.config.settings import Settings, changed
 from ftis_node.errors import UserError
@@ -24,7 +26,7 @@ from ftis_node.node.condition import Condition, Signs, State, condition
 from ftis_node.node.dashboard import Dashboard
 from ftis_node.node.options import JoinOptions
 from ftis_node.node.run_source import remember_files, run_to_join, with_remembered
-from ftis_node.node.status import joined, part, peers_row, resident_bytes, self_report, signs, status_row
+from ftis_node.node.status import joined, peers_row, resident_bytes, self_report, signs, status_row
 from ftis_node.node.telling import Telling
 from ftis_node.node.training import FINISH_SECONDS, GRACE_SECONDS, Training, until_stopped
 from ftis_node.observe.answers import Planned, Status
@@ -51,6 +53,7 @@ class Node:
         self.options = options
         self.settings = settings_for(options.task or "arithmetic")
         self.home = options.home  # may be open already
+        self.overview: Overview | None = None  # of the swarm; None before the node has joined it
         self._first = self.settings  # before the owner changed any
         self._settings_for = settings_for
         self._exit_code = 0
@@ -58,7 +61,6 @@ class Node:
         self._run_file: RunFile | None = None
         self._transport: Libp2p | None = None
         self._training: Training | None = None
-        self._overview: Overview | None = None
         self._addresses: list[str] = []
         self._runtime: Path | None = None  # the directory of sockets
         self._p2pd: int | None = None  # its process id
@@ -66,10 +68,10 @@ class Node:
         self._compute = ComputeProcess(options, self.home, self._note_children)
         self._commands = Commands(Schedule(lambda: self.settings, self._compute.gpu_pids), paused=options.paused)
         self._telling = Telling(self._condition_of_training, self._commands.stopping.is_set)
-        self._page = Dashboard(self.home, self.row, self.peers, lambda: self._components, lambda: self._overview)
+        self._page = Dashboard(self)
 
     @property
-    def _components(self) -> Components | None:
+    def components(self) -> Components | None:
         """The node's parts; None before it has its run and its model."""
         if self._training is None:
             return None
@@ -194,8 +196,9 @@ class Node:
         self._stack.callback(asyncio.create_task(forever(self._commands.keep_hours)).cancel)
         await training.go_on_from()
         await self._greet(components, transport)
-        self._overview = Overview(components.swarm, run_file.run, identity.author, self.home.swarm_history)
-        self._overview.begin(self._stack)
+        overview = Overview(components.swarm, run_file.run, identity.author, self.home.swarm_history)
+        overview.begin(self._stack)
+        self.overview = overview
         assembly.refill_pool(components)
         logger.info("Run %s: %s", run_file.run.id.hex(), in_short(run_file.run))
         if components.swarm.roster.may_invite:
@@ -328,9 +331,9 @@ class Node:
 
     def _names(self) -> dict[str, str]:
         """Names of peers, as far as known."""
-        if self._overview is None:
+        if self.overview is None:
             return names_in(None)
-        return names_in(self._overview.book)
+        return names_in(self.overview.book)
 
     def status(self) -> Status:
         """The node's status; without the training part before the swarm exists."""
@@ -366,7 +369,7 @@ class Node:
             "kind": loaded.kind,
             "parameters": loaded.parameters,
             "tokenizer": loaded.tokenizer,
-            "plan": part(Planned, plan_row(loaded.plan)),
+            "plan": msgspec.convert(plan_row(loaded.plan), Planned),
         }
 
     def row(self) -> dict[str, Any]:

@@ -18,13 +18,12 @@ from ftis_node.observe.api import read_token
 from ftis_node.observe.history import History
 from ftis_node.observe.prometheus import exposition
 from ftis_node.observe.web import Api, Order, ReadOut, Route, Web, json_response, json_route, text_handler, to_json
-from ftis_node.store.home import Home
 from ftis_node.swarm.overview import Overview
 from ftis_node.worker.client import WorkerDied, WorkerFault
 from ftis_node.worker.messages import GroupText, ReadableGroup, Texts
 
 if TYPE_CHECKING:
-    from ftis_node.node.assembly import Components
+    from ftis_node.node.daemon import Node
 
 logger = logging.getLogger(__name__)
 
@@ -32,26 +31,10 @@ TEXT_SECONDS = 5.0
 
 
 class Dashboard:
-    """The page of an open home, as long as the settings have one, and the local API."""
+    """The page of a node with an open home, as long as the settings have one, and the node's local API."""
 
-    def __init__(
-        self,
-        home: Home,
-        status: ReadOut,
-        peers: ReadOut,
-        components: Callable[[], Components | None],
-        overview: Callable[[], Overview | None],
-    ) -> None:
-        """
-        Args:
-            status, peers: make what `/status` and `/peers` say.
-            components, overview: return the node's parts and the swarm's overview, None before there are any.
-        """
-        self._home = home
-        self._status = status
-        self._peers = peers
-        self._components = components
-        self._overview = overview
+    def __init__(self, node: Node) -> None:
+        self._node = node
         self._server: Web | None = None
 
     @property
@@ -71,18 +54,20 @@ class Dashboard:
             return await self.close()
         if self._server is not None:
             return
+        node = self._node
+        home = node.home
         routes = [
-            json_route("/api/status", _at_once(self._status)),
-            json_route("/api/peers", _at_once(self._peers)),
-            Route("/api/history", _Curves(History(self._home.metrics)).handle),
-            json_route("/api/completions", _Texts(self._components).answer),
-            swarm_route(self._overview),
+            json_route("/api/status", _at_once(node.row)),
+            json_route("/api/peers", _at_once(node.peers)),
+            Route("/api/history", _Curves(History(home.metrics)).handle),
+            json_route("/api/completions", _Texts(node).answer),
+            swarm_route(lambda: node.overview),
             Route("/metrics", text_handler(self._metrics), open=True),  # metrics hold no secret
         ]
-        server = Web(read_token(self._home.page_token), routes)
+        server = Web(read_token(home.page_token), routes)
         await server.start(settings.http_host, settings.http_port)
         self._server = server
-        logger.info("Page: %s (`ftis-node page%s` prints the link that opens it)", server.address, self._home.flag)
+        logger.info("Page: %s (`ftis-node page%s` prints the link that opens it)", server.address, home.flag)
 
     async def close(self) -> None:
         """End the page, if there is one."""
@@ -93,20 +78,22 @@ class Dashboard:
 
     async def api(self, path: Path, orders: Mapping[str, Order]) -> Api:
         """Start the local API on a socket; `orders` are the owner's by route."""
-        routes: dict[str, ReadOut] = {"/status": self._status, "/peers": self._peers, "/page": self.invitation}
-        api = Api(routes, {**orders, "/save": self._save}, {"/metrics": self._metrics})
+        node = self._node
+        reads: dict[str, ReadOut] = {"/status": node.row, "/peers": node.peers, "/page": self.invitation}
+        api = Api(reads, {**orders, "/save": self._save}, {"/metrics": self._metrics})
         await api.start(path)
         return api
 
     async def _save(self, _: Mapping[str, str]) -> Mapping[str, object]:
         """Save what the node has learned, after the running step; see `Saving.ask`."""
-        components = self._components()
+        node = self._node
+        components = node.components
         if components is not None and not components.stepper.means.resting:  # one that rests saved before
             components.saving.ask(components.stepper.progress.step)
-        return self._status()
+        return node.row()
 
     def _metrics(self) -> bytes:
-        return exposition(self._status(), self._peers())
+        return exposition(self._node.row(), self._node.peers())
 
     def invitation(self) -> dict[str, str | None]:
         """A new link that opens the page once; null without a page."""
@@ -151,13 +138,13 @@ class _Curves:
 class _Texts:
     """The latest groups with their texts. Only the compute process can decode them; each group is requested once."""
 
-    def __init__(self, components: Callable[[], Components | None]) -> None:
-        self._components = components
+    def __init__(self, node: Node) -> None:
+        self._node = node
         self._lock = asyncio.Lock()
         self._known: dict[Shown, GroupText] = {}
 
     async def answer(self) -> dict[str, object]:
-        components = self._components()
+        components = self._node.components
         if components is None:
             return {"step": 0, "groups": []}
         stepper = components.stepper

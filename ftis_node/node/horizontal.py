@@ -30,7 +30,7 @@ class HorizontalSource:
         self.maker = Maker(means)
         self._means = means
         self._slots = OwnSlots(means.run, means.author)
-        for data, _ in means.store.latest_announced(means.run.epoch):  # of an earlier start: they are answered
+        for data, _ in means.store.latest_announced(means.run.epoch):  # by an earlier start: these rows are answered
             made = decode_announcement(data, max_packets=means.run.slots)
             self._slots.take(len(made.packets), made.issued_at, {ref.slot: 1 for ref in made.packets})
         self._mine: dict[Key, OwnGroup] = {}  # own parts of open groups
@@ -64,16 +64,19 @@ class HorizontalSource:
         if room is not None:
             newcomers.room = max(0, room)
         keys = self.parts.fullest(self._mine)
-        for epoch in (self._epoch(), max(0, self._epoch() - 1)):
-            keys += [key for key in self._keys(epoch) if key not in self.parts.closed]
+        epoch = self._epoch()
+        for may_get_one in (epoch, max(0, epoch - 1)):
+            keys += [key for key in self._keys(may_get_one) if key not in self.parts.closed]
         rows = dict.fromkeys(row for _, row in keys)
-        return Want(most - waiting.groups - len(self.inbox.scoring), newcomers, most, rows)
+        missing = most - waiting.groups - len(self.inbox.scoring)
+        return Want(missing, newcomers, most, rows)
 
     def _keys(self, epoch: int) -> list[Key]:
         """The groups of an epoch by their slots."""
         run = self._means.run
+        begins = epoch * run.epoch
         row_of = self._means.context.row_of
-        return [(epoch, row_of(b"", 0, slot, epoch * run.epoch)) for slot in range(run.slots)]
+        return [(epoch, row_of(b"", 0, slot, begins)) for slot in range(run.slots)]
 
     def _newcomers(self) -> Newcomers:
         """The room in a batch that all authors without a record share, in parts."""
@@ -124,8 +127,9 @@ class HorizontalSource:
             parts = await self.make(min(most - made, at_a_time))
             made += len(parts)
             for one in parts:
-                if key_of(one.group) not in self.parts.closed:
-                    self._mine[key_of(one.group)] = one
+                key = key_of(one.group)
+                if key not in self.parts.closed:
+                    self._mine[key] = one
             self._means.swarm.wake()
             if not parts:  # the epoch has no more rows
                 break
@@ -178,4 +182,5 @@ class HorizontalSource:
 
 def _signal(parts: Sequence[Scored]) -> bool:
     """Whether the rewards of a group differ."""
-    return len({reward for one in parts for reward in one.rewards}) > 1
+    rewards = {reward for one in parts for reward in one.rewards}
+    return len(rewards) > 1

@@ -24,7 +24,7 @@ from ftis_node.node.evaluation_schedule import EvaluationSchedule
 from ftis_node.node.progress import OTHERS
 from ftis_node.node.stepper import Stepper
 from ftis_node.observe import answers
-from ftis_node.observe.answers import Kind, Status
+from ftis_node.observe.answers import Status
 from ftis_node.policy.names import public_name
 from ftis_node.step_report import TakenStep
 from ftis_node.swarm.identity import author_of, peer_id
@@ -198,20 +198,16 @@ def resident_bytes(pid: int | None) -> int | None:
         return None
 
 
-def part(kind: type[Kind], found: object) -> Kind | None:
-    """Return another part's findings in the form of the status."""
-    if found is None:
-        return None
-    return msgspec.convert(msgspec.to_builtins(found), kind)
-
-
 def network_status(swarm: Swarm) -> answers.Network:
     """The status of the node's network."""
     membership = swarm.membership
     clock = membership.sessions.clock_difference(membership.active_view)
-    reach = str(membership.reachability())
-    restarts = swarm.supervisor.restarts
-    return answers.Network(reach, restarts, part(answers.P2pd, membership.health), part(answers.Clock, clock))
+    return answers.Network(
+        reachability=str(membership.reachability()),
+        p2pd_restarts=swarm.supervisor.restarts,
+        p2pd=msgspec.convert(membership.health, answers.P2pd | None, from_attributes=True),
+        clock=msgspec.convert(clock, answers.Clock | None, from_attributes=True),
+    )
 
 
 def self_report(status: Status, author: bytes, run_id: bytes) -> SelfReport | None:
