@@ -4,6 +4,7 @@ A newer command may ask an older daemon, and the other way round: unknown fields
 default.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -197,6 +198,13 @@ def at(told: Any, path: str) -> Any:
     for key in path.split("."):
         told = told.get(key) if isinstance(told, Mapping) else None
     return told
+
+
+def finite(value: Any) -> float | None:
+    """A finite number, or None: a diverged step has none, and JSON has no others."""
+    if isinstance(value, int | float) and math.isfinite(value):
+        return value
+    return None
 
 
 def read(answer: object, kind: type[Kind]) -> Kind:

@@ -9,6 +9,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from ftis_node.observe.answers import finite
 from ftis_node.observe.metrics import LogPart, opened
 
 POINTS = 500  # of a curve, at most
@@ -67,10 +68,12 @@ class Curve:
         return {name: [_short(point[name]) for point in points] for name in points[0]}
 
     def _join(self, some: Sequence[Point]) -> Point:
+        """One point in place of some."""
         last = some[-1]
         if not self._joined:
             return last
-        return {name: last[name] if name in self.LAST else _mean([point[name] for point in some]) for name in last}
+        means = {name: _mean([point[name] for point in some]) for name in last}
+        return means | {name: last[name] for name in self.LAST}
 
 
 class History:
@@ -109,10 +112,12 @@ class History:
     # --- reading --------------------------------------------------------------------------------------------------
 
     def _take(self, parts: Sequence[LogPart], present: os.stat_result) -> None:
+        """Take in what is new in these parts; begin anew where they are another log's. present: of the last part."""
         number = parts[-1].number
         file = (present.st_dev, present.st_ino)
-        if number < self._part or (number == self._part and (file != self._file or present.st_size < self._read)):
-            self._begin()  # it is another log
+        replaced = number == self._part and (file != self._file or present.st_size < self._read)
+        if number < self._part or replaced:
+            self._begin()
             self.version += 1
         lengths = [part.length() for part in parts]
         # Parsing a year of lines would take minutes, and show the same curve: windows of a long log, evenly spread.
@@ -133,13 +138,15 @@ class History:
         if part.number != self._part:
             self._part = part.number
             self._read = 0
-        last = part.length() - window if part.file is not None else math.inf
+        last_window = math.inf
+        if part.file is not None:
+            last_window = part.length() - window
         for line in part.lines(self._read):
             if not line.endswith(b"\n"):
                 break  # its other half is still to come
             at = begin + self._read
             self._read += len(line)
-            if at % stride < window or self._read > last:
+            if at % stride < window or self._read > last_window:
                 self._line(line)
             else:
                 self._before = None  # no traffic across a gap
@@ -154,7 +161,7 @@ class History:
             elif kind == "evaluation":
                 self._evaluations.cut(entry["step"])
                 names = ("step", "time", "pass_at_1", "low", "high", "formatted")
-                self._evaluations.add({name: _number(entry.get(name)) for name in names})
+                self._evaluations.add({name: finite(entry.get(name)) for name in names})
             elif kind == "started":
                 self._steps.cut(entry["step"])
                 self._evaluations.cut(entry["step"])
@@ -168,23 +175,23 @@ class History:
         overall = diagnostics.get("overall") or {}
         foreign = diagnostics.get("foreign") or {}
         seconds = entry["seconds"]
-        point = {name: _number(entry.get(name)) for name in _OF_A_STEP}
+        point = {name: finite(entry.get(name)) for name in _OF_A_STEP}
         point |= {
             "foreign_share": None,
             "importance": _mean_importance(foreign),
             "filtered": None,
             "truncated": None,
-            "entropy": _number(overall.get("entropy")),
-            "wait": _number(seconds.get("wait")),
-            "train": _number(seconds.get("train")),
+            "entropy": finite(overall.get("entropy")),
+            "wait": finite(seconds.get("wait")),
+            "train": finite(seconds.get("train")),
             "generate": max(0.0, seconds["total"] - seconds.get("train", 0.0) - seconds.get("wait", 0.0)),
             **self._rates(entry),
         }
         if overall.get("loss_weight"):
-            point["foreign_share"] = _number(foreign.get("loss_share"))
+            point["foreign_share"] = finite(foreign.get("loss_share"))
         if foreign.get("samples"):
-            point["filtered"] = _number(foreign.get("filtered_fraction"))
-            point["truncated"] = _number(foreign.get("truncated"))
+            point["filtered"] = finite(foreign.get("filtered_fraction"))
+            point["truncated"] = finite(foreign.get("truncated"))
         self._steps.add(point)
         if not entry.get("skipped"):
             for source, figures in (diagnostics.get("sources") or {}).items():
@@ -195,25 +202,32 @@ class History:
         before = self._before
         now, came, went = (float(entry.get(name, 0)) for name in ("time", "bytes_in", "bytes_out"))
         self._before = (now, came, went)
-        if before is None or now <= before[0] or came < before[1] or went < before[2]:
-            return {"in_rate": None, "out_rate": None}
-        lasted = now - before[0]
-        return {"in_rate": (came - before[1]) / lasted, "out_rate": (went - before[2]) / lasted}
+        unknown: Point = {"in_rate": None, "out_rate": None}
+        if before is None:
+            return unknown
+        seconds = now - before[0]
+        bytes_in = came - before[1]
+        bytes_out = went - before[2]
+        if seconds <= 0 or bytes_in < 0 or bytes_out < 0:
+            return unknown
+        return {"in_rate": bytes_in / seconds, "out_rate": bytes_out / seconds}
 
     def _teach(self, source: str, figures: Mapping[str, Any]) -> None:
-        if source not in self._teachers and len(self._teachers) >= TEACHERS:
-            free = (name for name in self._teachers if name not in (OWN, OTHERS))
-            least = min(free, key=lambda name: self._teachers[name]["loss_weight"])
-            self._teachers.setdefault(OTHERS, Counter()).update(self._teachers.pop(least))
-        book = self._teachers.setdefault(source, Counter())
+        """Add a step's figures to those of its source."""
+        teachers = self._teachers
+        if source not in teachers and len(teachers) >= TEACHERS:
+            free = (name for name in teachers if name not in (OWN, OTHERS))
+            least = min(free, key=lambda name: teachers[name]["loss_weight"])
+            teachers.setdefault(OTHERS, Counter()).update(teachers.pop(least))
+        book = teachers.setdefault(source, Counter())
         for name in ("samples", "loss_weight", "negatives", "filtered"):
-            book[name] += _number(figures.get(name)) or 0.0  # type: ignore[assignment]
+            book[name] += finite(figures.get(name)) or 0.0  # type: ignore[assignment]
 
 
 def _mean_importance(figures: Mapping[str, Any]) -> float | None:
     """The mean of min(ρ, 2) over the judged tokens of a source: `excess` is the sum of min(ρ, 2) − 1."""
-    tokens = _number(figures.get("judged_tokens", figures.get("tokens")))
-    excess = _number(figures.get("excess"))
+    tokens = finite(figures.get("judged_tokens", figures.get("tokens")))
+    excess = finite(figures.get("excess"))
     if not tokens or excess is None:
         return None
     return 1.0 + excess / tokens
@@ -222,16 +236,15 @@ def _mean_importance(figures: Mapping[str, Any]) -> float | None:
 def _mean(values: Sequence[float | None]) -> float | None:
     """The mean of those that are known."""
     known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
-
-
-def _number(value: Any) -> float | None:
-    """A finite number, or None: a diverged step has none, and JSON has no others."""
-    return value if isinstance(value, (int, float)) and math.isfinite(value) else None
+    if known:
+        return sum(known) / len(known)
+    return None
 
 
 def _short(value: float | None) -> float | None:
     """Seven digits are more than a curve shows (times need ten)."""
     if value is None:
         return None
-    return round(value, 1) if abs(value) >= 1e6 else float(f"{value:.7g}")
+    if abs(value) >= 1e6:
+        return round(value, 1)
+    return float(f"{value:.7g}")

@@ -51,9 +51,12 @@ def node_view(
         lines = lines[max(0, len(lines) - most) :]
         if height < AIRY:
             gap = []
-    parts: list[list[RenderableType]] = [[_headline(status), *_doing(status)]]
+    state: list[RenderableType] = [_headline(status)]
+    if status.doing is not None:
+        state.append(words(f"  {status.doing.sentence()}", "dim", whole=False))
     if status.advice:
-        parts[0].append(words(f"→ {status.advice}", "bold"))
+        state.append(words(f"→ {status.advice}", "bold"))
+    parts = [state]
     if status.step is not None:
         parts.append([_figures(status)])
     if status.curve:
@@ -85,7 +88,9 @@ def _title(status: Status) -> str:
 
 def gpu_line(gpu: GpuFigures) -> str:
     """A GPU's utilization, if it is known, and its memory in use and in all."""
-    busy = "" if gpu.utilization is None else f"{gpu.utilization:.0%} busy, "
+    busy = ""
+    if gpu.utilization is not None:
+        busy = f"{gpu.utilization:.0%} busy, "
     return f"{busy}{rounded(gpu.used_bytes)} of {rounded(gpu.total_bytes)}, {rounded(gpu.allocated_bytes)} in tensors"
 
 
@@ -93,58 +98,62 @@ def saved_line(checkpoint: CheckpointStatus) -> str:
     """The newest checkpoint's step and age, and when the next is due."""
     if checkpoint.age_seconds is None:  # nor a step
         return "nothing yet"
-    due = checkpoint.due_seconds
-    then = "" if due is None else f", next in {duration(due)}"
-    return f"step {checkpoint.step}, {duration(checkpoint.age_seconds)} ago{then}"
+    line = f"step {checkpoint.step}, {duration(checkpoint.age_seconds)} ago"
+    if checkpoint.due_seconds is not None:
+        line += f", next in {duration(checkpoint.due_seconds)}"
+    return line
 
 
 def _headline(status: Status) -> Text:
     state = status.state
     text = words(state, f"bold {_COLOURS.get(state, 'cyan')}") + words(f"  {status.reason}")
     if status.pausing and state != "PAUSED":
-        when = "once it has loaded" if state == "LOADING" else "after this step"
+        when = "after this step"
+        if state == "LOADING":
+            when = "once it has loaded"
         text.append(f"  It pauses {when}.")
     if status.finishing:
         text.append("  It ends after this step.")
     return text
 
 
-def _doing(status: Status) -> list[RenderableType]:
-    """The work under way, in a line of its own."""
-    return [] if status.doing is None else [words(f"  {status.doing.sentence()}", "dim", whole=False)]
-
-
 def _figures(status: Status) -> Table:
+    """Names and values of a node that has joined its run, two in a line."""
+    last = status.last_step
+    step = str(status.step)
+    if last is not None:
+        idle = number(status.idle_share, ".0%")
+        parts = ", ".join(f"{name} {last.seconds[name]:.1f}" for name in ("generate", "wait", "train"))
+        step += f", {status.step_seconds:.1f} s each, device idle {idle} (last 8 steps); the last: {parts}"
     before = number(status.pass_at_1_before, ".3f")
     now = number(status.pass_at_1, ".3f")
+    measured = f"step {status.pass_at_1_step}"
+    if status.pass_at_1_due:
+        measured += f", again in {duration(status.pass_at_1_due)}"
     own = number(status.own_reward, ".2f")
     others = number(status.foreign_reward, ".2f")
     foreign = sum(status.foreign_groups_used.values())
-    seconds = status.last_step.seconds if status.last_step is not None else {}
-    told = ""
-    if seconds:
-        idle = number(status.idle_share, ".0%")
-        parts = ", ".join(f"{name} {seconds[name]:.1f}" for name in ("generate", "wait", "train"))
-        told = f", {status.step_seconds:.1f} s each, device idle {idle} (last 8 steps); the last: {parts}"
-    again = "" if not status.pass_at_1_due else f", again in {duration(status.pass_at_1_due)}"
     share = number(status.foreign_weight_share, ".0%")
-    megabytes = _megabytes(status)
+    came, went = _megabytes(status)
     rows = [
-        ("step", f"{status.step}{told}"),
-        ("pass@1", f"{before} → {now} (step {status.pass_at_1_step}{again})"),
+        ("step", step),
+        ("pass@1", f"{before} → {now} ({measured})"),
         ("reward", f"own {own}, others' {others} (last step)"),
         ("groups", f"own {status.own_groups_used}, others' {foreign} ({share} of loss)"),
         ("saved", saved_line(status.checkpoint)),
         ("up", duration(status.uptime)),
         ("swarm", f"{counted(status.peers, 'peer')}, {counted(status.pool.waiting, 'group')} waiting"),
-        ("traffic", f"in {megabytes[0]} MB, out {megabytes[1]} MB"),
+        ("traffic", f"in {came} MB, out {went} MB"),
     ]
-    rows += [("gpu", gpu_line(status.gpu))] if status.gpu else []
-    server = status.last_step.generator if status.last_step is not None else None
-    if server is not None:
-        by = "vLLM" if server.away is None else "itself, vLLM is away"
-        rows.append(("sampler", f"{by}; {number(server.mismatch, '.1g')} nats off"))
-    rows += [("", "")] * (len(rows) % 2)
+    if status.gpu is not None:
+        rows.append(("gpu", gpu_line(status.gpu)))
+    if last is not None and last.generator is not None:
+        by = "vLLM"
+        if last.generator.away is not None:
+            by = "itself, vLLM is away"
+        rows.append(("sampler", f"{by}; {number(last.generator.mismatch, '.1g')} nats off"))
+    if len(rows) % 2:
+        rows.append(("", ""))
     table = Table.grid(padding=(0, 2))
     for left, right in zip(rows[::2], rows[1::2], strict=True):
         table.add_row(words(left[0], "dim"), words(left[1]), words(right[0], "dim"), words(right[1]))
@@ -164,12 +173,9 @@ def _peers(known: Peers, most: int) -> Table:
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("standing", no_wrap=True, overflow="ellipsis")
     for peer in sorted(peers, key=lambda peer: -peer.used)[:most]:
-        table.add_row(
-            *map(
-                words,
-                (name_of(peer.id, known.names) or f"…{peer.id[-8:]}", str(peer.used), *_megabytes(peer), peer.standing),
-            )
-        )
+        name = name_of(peer.id, known.names) or f"…{peer.id[-8:]}"
+        cells = (name, peer.used, *_megabytes(peer), peer.standing)
+        table.add_row(*map(words, cells))
     if len(peers) > most:
         table.add_row(words(f"and {len(peers) - most} more", "dim"))
     return table
@@ -204,16 +210,20 @@ def sparkline(values: Sequence[float], width: int = 70) -> str:
 
 
 def _row(status: Status) -> list[str]:
-    before = number(status.pass_at_1_before, ".2f")
-    now = number(status.pass_at_1, ".2f")
+    """The cells of a node; dashes before it has joined its run."""
+    rates = "–"
+    foreign = "–"
+    if status.step is not None:
+        rates = f"{number(status.pass_at_1_before, '.2f')} → {number(status.pass_at_1, '.2f')}"
+        foreign = str(sum(status.foreign_groups_used.values()))
     return [
         f"{status.name} {status.kind or ''}",
         status.model,
         status.state.lower(),
         number(status.step, "d"),
-        f"{before} → {now}" if status.step is not None else "–",
+        rates,
         number(status.own_groups_used, "d"),
-        str(sum(status.foreign_groups_used.values())) if status.step is not None else "–",
+        foreign,
         number(status.foreign_weight_share, ".0%"),
         *_megabytes(status),
     ]

@@ -46,8 +46,11 @@ def log_to(home: Path, *, as_json: bool = False, quiet: bool = False) -> None:
     with suppress(OSError):  # opening the home will say what is wrong with it
         home.mkdir(parents=True, exist_ok=True)
         handlers.append(RotatingFileHandler(home / LOG, maxBytes=LOG_BYTES, backupCount=OLDER, encoding="utf-8"))
+    formatter: logging.Formatter = TextFormatter()
+    if as_json:
+        formatter = JsonFormatter()
     for handler in handlers:
-        handler.setFormatter(JsonFormatter() if as_json else TextFormatter())
+        handler.setFormatter(formatter)
     logging.basicConfig(level=logging.INFO, handlers=handlers)
     logging.raiseExceptions = False  # a full disk costs lines, and prints nothing
     for noisy in ("httpx", "transformers", "aiohttp", "asyncio"):
@@ -60,12 +63,16 @@ def noting(home: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        said = str(error) if isinstance(error, FtisError) else repr(error)
+        said = repr(error)
+        if isinstance(error, FtisError):
+            said = str(error)
         with suppress(OSError), (home / LOG).open("r+", encoding="utf-8") as log:
-            kind = JsonFormatter if log.read(1) == "{" else TextFormatter
+            formatter: logging.Formatter = TextFormatter()
+            if log.read(1) == "{":
+                formatter = JsonFormatter()
             log.seek(0, os.SEEK_END)
             record = logging.LogRecord(__name__, logging.ERROR, "", 0, f"{ENDED}%s", (said,), None)
-            log.write(f"{kind().format(record)}\n")
+            log.write(f"{formatter.format(record)}\n")
         raise
 
 
@@ -127,12 +134,22 @@ def _level(record: logging.LogRecord) -> str:
 
 
 def _traceback(formatter: logging.Formatter, record: logging.LogRecord) -> str:
-    exception = formatter.formatException(record.exc_info) if record.exc_info else ""
-    return "\n".join(filter(None, (exception, record.stack_info)))
+    """The traceback and the stack of a record, if it has them."""
+    parts = []
+    if record.exc_info:
+        parts.append(formatter.formatException(record.exc_info))
+    if record.stack_info:
+        parts.append(record.stack_info)
+    return "\n".join(parts)
 
 
 def _with_traceback(event: str, traceback: str) -> str:
-    return "\n".join([escaped(event), *(f"    {escaped(line)}" for line in traceback.split("\n") if line)])
+    """An event in a line, and the lines of its traceback, indented."""
+    lines = [escaped(event)]
+    for line in traceback.split("\n"):
+        if line:
+            lines.append(f"    {escaped(line)}")
+    return "\n".join(lines)
 
 
 def _iso(when: datetime) -> str:
@@ -157,17 +174,19 @@ def as_object(line: str) -> dict[str, Any]:
 
 def as_text(line: str) -> str:
     """A line of either format as text that is safe to print; a traceback's lines follow theirs."""
-    told = as_object(line) if line.startswith("{") else {}
+    told = {}
+    if line.startswith("{"):
+        told = as_object(line)
     if not told.keys() >= {"time", "level", "message"}:
         return escaped(line)
     return _with_traceback(f"{told['time']} {told['level']} {told['message']}", str(told.get("exception", "")))
 
 
-def read_log(path: Path, count: int, follow: Callable[[], bool] | None = None) -> Iterator[str]:
+def read_log(path: Path, count: int, may_grow: Callable[[], bool]) -> Iterator[str]:
     """The last lines of a log and of the older ones beside it, oldest first; then those that are added.
 
     Args:
-        follow: whether more may come; once it says no, the last lines are read and that is all. None: at once.
+        may_grow: whether more may come; once it says no, the last lines are read and that is all.
 
     Raises:
         FileNotFoundError: there is no log.
@@ -181,12 +200,10 @@ def read_log(path: Path, count: int, follow: Callable[[], bool] | None = None) -
                 recent.extend(older.lines())
     recent.extend(growing.lines())
     yield from recent
-    while follow is not None:
-        more = follow()
+    while may_grow():
         yield from growing.lines()
-        if not more:
-            return
         time.sleep(PAUSE_SECONDS)
+    yield from growing.lines()
 
 
 def last_lines(path: Path, count: int) -> list[str]:

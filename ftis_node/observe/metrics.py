@@ -58,7 +58,9 @@ class LogPart:
             with self._open() as file:
                 file.seek(start)
                 rest = b""
-                left = MOST_BYTES if isinstance(file, gzip.GzipFile) else math.inf
+                left = math.inf
+                if isinstance(file, gzip.GzipFile):
+                    left = MOST_BYTES
                 reader = cast(io.BufferedReader, file)
                 while block := reader.read1(BLOCK):  # a damaged part's lines up to the damage
                     left -= len(block)
@@ -157,7 +159,8 @@ def compress(path: Path) -> None:
     """
     for leftover in _numbered(path, ".gz.partial"):
         leftover.path.unlink(missing_ok=True)
-    for plain in (part.path for part in _numbered(path, "")):
+    for part in _numbered(path, ""):
+        plain = part.path
         final = _compressed(plain)
         if not final.exists():
             partial = final.with_name(f"{final.name}.partial")
@@ -183,21 +186,26 @@ def drop_oldest(path: Path, most: int) -> None:
 def _numbered(path: Path, ending: str) -> list[LogPart]:
     """The files beside a log that are named as its parts are, with this ending; a person may keep others there."""
     name = re.compile(rf"{re.escape(path.stem)}-(\d{{8,}}){re.escape(path.suffix + ending)}")
-    entries = list(path.parent.iterdir()) if path.parent.is_dir() else []
-    parts = []
-    for entry in entries:
-        told = name.fullmatch(entry.name)
-        if told:
-            parts.append(LogPart(int(told[1]), entry))
+    parts: list[LogPart] = []
+    if not path.parent.is_dir():
+        return parts
+    for entry in path.parent.iterdir():
+        named = name.fullmatch(entry.name)
+        if named:
+            parts.append(LogPart(int(named[1]), entry))
     return parts
 
 
 def _next_number(older: list[LogPart]) -> int:
-    return older[-1].number + 1 if older else 1
+    if older:
+        return older[-1].number + 1
+    return 1
 
 
 def _compressed(plain: Path) -> Path:
-    return plain if plain.suffix == ".gz" else plain.with_name(f"{plain.name}.gz")
+    if plain.suffix == ".gz":
+        return plain
+    return plain.with_name(f"{plain.name}.gz")
 
 
 class MetricsLog:
@@ -279,8 +287,9 @@ def read_events(path: Path, *events: str, last_bytes: int | None = None) -> list
 
 def each_event(path: Path, *events: str, last_bytes: int | None = None) -> Iterator[dict[str, Any]]:
     """The same one by one: a long log takes more memory than many a training."""
-    lines: Iterable[bytes]
-    lines = every_line(path) if last_bytes is None else end_of_parts(path, last_bytes).split(b"\n")
+    lines: Iterable[bytes] = every_line(path)
+    if last_bytes is not None:
+        lines = end_of_parts(path, last_bytes).split(b"\n")
     for line in lines:
         try:
             entry = json.loads(line)

@@ -18,9 +18,12 @@ class Notifier:
         place = environment.pop("NOTIFY_SOCKET", "")
         pid = environment.pop("WATCHDOG_PID", "")
         microseconds = environment.pop("WATCHDOG_USEC", "")
-        self._place = "\0" + place[1:] if place.startswith("@") else place
-        watched = microseconds.isdecimal() and int(microseconds) > 0 and pid in ("", str(os.getpid()))
-        self.interval = int(microseconds) / 2e6 if watched else IDLE_SECONDS
+        if place.startswith("@"):  # an abstract socket
+            place = f"\0{place[1:]}"
+        self._place = place
+        self.interval = IDLE_SECONDS
+        if microseconds.isdecimal() and int(microseconds) > 0 and pid in ("", str(os.getpid())):
+            self.interval = int(microseconds) / 2e6
 
     def tell(self, *lines: str) -> None:
         """Sends assignments, such as ``READY=1``; a manager that does not listen keeps nobody waiting."""
@@ -38,6 +41,9 @@ class Notifier:
     async def accompany(self, status: Callable[[], str], stalled: Callable[[], float]) -> None:
         """How the node is, and, unless it is stalled, that its loop goes on. A loop that is blocked says nothing."""
         while self._place:
-            alive = () if stalled() else ("WATCHDOG=1",)
-            self.tell(f"STATUS={' '.join(status().split())[:LONGEST_STATUS]}", *alive)
+            sentence = " ".join(status().split())
+            lines = [f"STATUS={sentence[:LONGEST_STATUS]}"]
+            if not stalled():
+                lines.append("WATCHDOG=1")
+            self.tell(*lines)
             await asyncio.sleep(self.interval)

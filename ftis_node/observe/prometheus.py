@@ -4,7 +4,6 @@ It is made anew of plain values for each scrape, without a registry of the proce
 Values that are not known yet are left out. Labels are words of this node's own and peer ids, never a peer's text.
 """
 
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ from prometheus_client.registry import Collector
 
 import ftis_node
 from ftis_node.errors import UsageError
-from ftis_node.observe.answers import at
+from ftis_node.observe.answers import at, finite
 from ftis_node.policy.names import public_name
 
 PEERS_MAX = 64
@@ -55,16 +54,22 @@ class Metric:
         """The label's value (none if it has no label) and the number, of all that is known."""
         if self.needs and at(told, self.needs) is None:
             return
+        found: Any
         if isinstance(self.at, Mapping):
-            found: Any = {value: at(told, path) for value, path in self.at.items()}
-        else:
+            found = {value: at(told, path) for value, path in self.at.items()}
+        elif self.label:
             found = at(told, self.at)
-        if not self.label:
-            found = {"": found}
+        else:
+            found = {"": at(told, self.at)}
         for value, number in (found or {}).items():
-            known = _number(number)
+            if isinstance(number, Mapping):
+                number = sum(number.values())
+            known = finite(number)
             if known is not None:
-                yield ((str(value),) if self.label else ()), known
+                labels = ()
+                if self.label:
+                    labels = (str(value),)
+                yield labels, known
 
 
 _OWN_AND_FOREIGN = {"own": "own_groups_used", "foreign": "foreign_groups_used"}
@@ -213,17 +218,21 @@ def _model(name: str) -> str:
 def _family(
     kind: Literal["gauge", "counter"], name: str, help: str, labels: list[str], prefix: str = "ftis_node_"
 ) -> GaugeMetricFamily | CounterMetricFamily:
-    made = GaugeMetricFamily if kind == "gauge" else CounterMetricFamily
-    return made(prefix + name, help, labels=labels)
+    if kind == "gauge":
+        return GaugeMetricFamily(prefix + name, help, labels=labels)
+    return CounterMetricFamily(prefix + name, help, labels=labels)
 
 
 def _families(prefix: str, metrics: Iterable[Metric], found: Mapping[str, AsJson], of: str = "") -> Families:
     """These metrics of what is told; `found` has it, by values of the label `of`."""
     for metric in metrics:
-        family = _family(metric.kind, metric.name, metric.help, [name for name in (of, metric.label) if name], prefix)
+        names = [name for name in (of, metric.label) if name]
+        family = _family(metric.kind, metric.name, metric.help, names, prefix)
         for value, told in found.items():
             for labels, number in metric.values(told):
-                family.add_metric([value, *labels] if of else labels, number)
+                if of:
+                    labels = (value, *labels)
+                family.add_metric(labels, number)
         if family.samples:
             yield family
 
@@ -232,10 +241,15 @@ def _one_of(
     name: str, help: str, label: str, words: tuple[str, ...], found: Mapping[str, str | None], of: str = ""
 ) -> Families:
     """A gauge that is 1 for the word that holds and 0 for the others; `found` has it, by values of the label `of`."""
-    family = _family("gauge", name, help, [of, label] if of else [label])
+    family = _family("gauge", name, help, [name for name in (of, label) if name])
     for value, word in found.items():
-        for known in dict.fromkeys((*words, word)) if word is not None else ():
-            family.add_metric([value, known] if of else [known], float(known == word))
+        if word is None:
+            continue
+        for known in dict.fromkeys((*words, word)):
+            labels = [known]
+            if of:
+                labels = [value, known]
+            family.add_metric(labels, float(known == word))
     if family.samples:
         yield family
 
@@ -243,10 +257,6 @@ def _one_of(
 def _standing(words: str) -> str | None:
     """The first word; what follows are reasons."""
     first = words.replace(":", " ").split(maxsplit=1)[0]
-    return first if first in STANDINGS else None
-
-
-def _number(found: Any) -> float | None:
-    if isinstance(found, Mapping):
-        found = sum(found.values())
-    return float(found) if isinstance(found, (int, float)) and math.isfinite(found) else None
+    if first in STANDINGS:
+        return first
+    return None
