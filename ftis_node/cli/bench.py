@@ -125,4 +125,6 @@ def _human(value: object) -> str:
         return ", ".join(f"{key} {_human(part)}" for key, part in value.items())
     if isinstance(value, float):
         return f"{value:.4g}"
-    return "-" if value is None else str(value)
+    if value is None:
+        return "-"
+    return str(value)

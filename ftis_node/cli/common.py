@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -59,9 +60,12 @@ def print_answer(value: Mapping[str, object], *lines: object, json: bool) -> Non
 
 def print_facts(facts: Mapping[str, str | Sequence[str]]) -> None:
     """Print each name with its value, and further values below it."""
-    for name, value in facts.items():
-        values = [value] if isinstance(value, str) else value
-        say(*(f"{name if first is values[0] else '':10} {first}" for first in values))
+    for name, values in facts.items():
+        if isinstance(values, str):
+            values = [values]
+        for value in values:
+            say(f"{name:10} {value}")
+            name = ""
 
 
 def parse_pairs(pairs: Sequence[str]) -> dict[str, str]:
@@ -86,8 +90,9 @@ def note(text: str) -> None:
 
 def tell_choice(found: Checkpoint | None, settings: Settings, origins: Mapping[str, str]) -> None:
     """Print notes on damaged checkpoints and on a LoRA alpha that the checkpoint lacks."""
-    for path in found.skipped if found else ():
-        note(f"{path} is damaged; an older checkpoint is used.")
+    if found is not None:
+        for path in found.skipped:
+            note(f"{path} is damaged; an older checkpoint is used.")
     if settings.lora and origins["lora_alpha"] not in ("checkpoint", "flags"):
         alpha = f"{settings.lora_alpha} is taken ({origins['lora_alpha']}); for another: --set lora_alpha=…"
         note(f"The checkpoint does not say LoRA's alpha: {alpha}")
@@ -109,11 +114,12 @@ _UNITS = {"m": 60, "h": 3600, "d": 86400}
 
 def seconds_in(text: str) -> int:
     """The seconds in a time such as 30m, 12h or 7d. Raises UsageError if it is none, or 2^31 seconds or more."""
-    number = text[:-1]
-    unit = _UNITS.get(text[-1:])
-    if unit is None or not number.isascii() or not number.isdigit() or not 0 < int(number[:9]) * unit < 1 << 31:
-        raise UsageError(f"{text!r} is no time.", "Write minutes, hours or days: 30m, 12h, 7d.")
-    return int(number) * unit
+    found = re.fullmatch("([0-9]{1,9})([mhd])", text)
+    if found is not None:
+        seconds = int(found[1]) * _UNITS[found[2]]
+        if 0 < seconds < 1 << 31:
+            return seconds
+    raise UsageError(f"{text!r} is no time.", "Write minutes, hours or days: 30m, 12h, 7d.")
 
 
 def addresses_in(text: str) -> tuple[str, ...]:

@@ -40,13 +40,18 @@ def show(
     settled, origins = recalled(place, *given.on(place)(task))
     if json:
         values = settled.model_dump(mode="json")
-        # JSON has no infinity; as a text it is still one that the settings understand.
-        finite = {key: str(v) if isinstance(v, float) and not math.isfinite(v) else v for key, v in values.items()}
-        told: dict[str, object] = {"settings": finite, "live": list(LIVE)}
+        for name, value in values.items():
+            if isinstance(value, float) and not math.isfinite(value):
+                # JSON has no infinity; as a text it is still one that the settings understand.
+                values[name] = str(value)
+        told: dict[str, object] = {"settings": values, "live": list(LIVE)}
         if origin:
             told["origins"] = origins
         print_json(told)
     else:
         say(f"# As for the task {task!r}; docs/settings.md says what each does.")
         say(f"# A running node can change (`ftis-node set`): {', '.join(LIVE)}.", "")
-        say(*as_toml(settled, origins if origin else None).splitlines())
+        shown = None
+        if origin:
+            shown = origins
+        say(*as_toml(settled, shown).splitlines())

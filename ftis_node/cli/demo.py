@@ -33,8 +33,11 @@ def demo(
         raise UsageError("--model has two nodes of its own.", "Leave out --listener and --mixed.")
     from ftis_node.demo import OWN_STEPS, STEPS, Demo
 
-    count = steps or (STEPS if model is None else OWN_STEPS)
-    summary = Demo(output, listener=listener, mixed=mixed, model=model, steps=count, quiet=json).run()
+    if steps is None:
+        steps = STEPS
+        if model is not None:
+            steps = OWN_STEPS
+    summary = Demo(output, listener=listener, mixed=mixed, model=model, steps=steps, quiet=json).run()
     if json:
         print_json(msgspec.to_builtins(summary))
-    sys.exit(0 if summary.complete else 1)
+    sys.exit(int(not summary.complete))

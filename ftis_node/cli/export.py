@@ -77,7 +77,10 @@ def export(
         from ftis_node.worker.restore import settings_for
 
         # On the CPU, because the GPU is the running node's.
-        flags = parse_pairs(set_ or []) | ({"dtype": dtype} if dtype and to else {}) | {"device": "cpu"}
+        flags = parse_pairs(set_ or [])
+        flags["device"] = "cpu"
+        if dtype and to:
+            flags["dtype"] = dtype
         settings, origins = settings_for(held, model or held.model, flags, "")
         tell_choice(held, settings, origins)
         with shown_work():
@@ -90,8 +93,9 @@ def export(
         print_json(asdict(written))
         return
     what = {"full": "model", "merged": "model with its LoRA layers merged", "adapter": "LoRA adapter"}[written.kind]
-    step = "" if written.step is None else f" of step {written.step}"
-    say(f"{written.to}: {what}{step}, {written.dtype}, {rounded(written.bytes)}")
+    if written.step is not None:
+        what += f" of step {written.step}"
+    say(f"{written.to}: {what}, {written.dtype}, {rounded(written.bytes)}")
     if held.quantisation == "nf4":
         note("It was trained beside weights in NF4; beside the unrounded ones here it answers otherwise: eval it.")
     if to is not None:

@@ -36,7 +36,8 @@ class Given:
 
     def with_values(self, **values: object) -> Given:
         """The same with further values; None: not given."""
-        return Given({**self.values, **{name: value for name, value in values.items() if value is not None}}, self.file)
+        further = {name: value for name, value in values.items() if value is not None}
+        return Given({**self.values, **further}, self.file)
 
     def on(self, home: Home) -> Layers:
         """Return a function from a task's name to its settings; the home gives values that nobody set now.
@@ -84,14 +85,16 @@ def with_settings(*names: str) -> Callable[[Command], Command]:
             if parameter.name == "given":
                 options = {name: _option(name, FLAGS[name]) for name in FLAGS if name in names}
                 options |= {"settings": _FILE, "set_": SetOption}
-                parameters += [parameter.replace(name=n, annotation=a, default=None) for n, a in options.items()]
+                for name, option in options.items():
+                    parameters.append(parameter.replace(name=name, annotation=option, default=None))
             else:
                 parameters.append(parameter)
 
         @functools.wraps(command)
         def run(*, settings: Path | None, set_: list[str] | None, **arguments: Any) -> None:
-            flags = {name: value for name in names if (value := arguments.pop(name)) != []}
-            command(given=Given(parse_pairs(set_ or []), settings).with_values(**flags), **arguments)
+            flags = {name: arguments.pop(name) for name in names}
+            named = {name: value for name, value in flags.items() if value != []}
+            command(given=Given(parse_pairs(set_ or []), settings).with_values(**named), **arguments)
 
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}

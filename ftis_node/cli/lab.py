@@ -81,7 +81,8 @@ def replay(
 
     report = replayed(home.expanduser(), task=task)
     print_answer(report, *told(report).splitlines(), json=json)
-    sys.exit(0 if report["identical"] or not report["exact"] else 1)
+    if report["exact"] and not report["identical"]:
+        sys.exit(1)
 
 
 @app.command("simulate")
@@ -97,14 +98,17 @@ def simulate(
     from ftis_node.lab.simulation.simulate import Simulation
     from ftis_node.lab.simulation.tally import table
 
-    if not all(part.strip().isdecimal() and int(part) >= 2 for part in nodes.split(",")):
+    parts = nodes.split(",")
+    if not all(part.strip().isdecimal() and int(part) >= 2 for part in parts):
         raise UsageError(f"--nodes {nodes} is not a list of numbers from 2.", "Write for example --nodes 10,100,1000.")
     results = []
-    for count in map(int, nodes.split(",")):
+    for count in map(int, parts):
 
         def progress(now: float, count: int = count) -> None:
             say(f"{count} nodes: second {now:.0f} of {seconds:.0f}", error=True, flush=True)
 
         scenario = Scenario(nodes=count, seconds=seconds, seed=seed)
-        results.append(Simulation(scenario if success is None else scenario.with_success(success)).run(progress))
+        if success is not None:
+            scenario = scenario.with_success(success)
+        results.append(Simulation(scenario).run(progress))
     print_answer({"simulations": results}, *table(results).splitlines(), json=json)

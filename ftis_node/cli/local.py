@@ -204,9 +204,16 @@ def logs(
 ) -> None:
     """Print the last lines of the log of the node on this home, also after it has ended."""
     place = Home(home.expanduser())
+
+    def may_grow() -> bool:
+        return follow and place.lives(place.runtime())
+
     try:
-        for line in read_log(place.log, lines, (lambda: place.lives(place.runtime())) if follow else None):
-            say(*([in_json(as_object(line))] if json else as_text(line).split("\n")), flush=follow)
+        for line in read_log(place.log, lines, may_grow):
+            shown = as_text(line).split("\n")
+            if json:
+                shown = [in_json(as_object(line))]
+            say(*shown, flush=follow)
     except FileNotFoundError:
         place.refuse_missing()
         raise UserError(f"There is no log in {place.path}.", place.to_start) from None
@@ -262,7 +269,11 @@ def set_(
 ) -> None:
     """Change settings of the running node, until it ends. docs/settings.md marks those that can be."""
     answer = ask_daemon(home, "/set", dict, order=parse_pairs(pairs))
-    lines = (f"{name} = {'default' if value is None else value}" for name, value in answer.items())
+    lines = []
+    for name, value in answer.items():
+        if value is None:
+            value = "default"
+        lines.append(f"{name} = {value}")
     print_answer(answer, *lines, json=json)
 
 
@@ -283,7 +294,13 @@ def _command(home: Path, name: str, *, wait: bool = False) -> NodeState:
     """The node's answer; wait: that of a node that has paused, or trains again."""
     answer = ask_daemon(home, f"/{name}", NodeState, order={})
     pausing = name == "pause"
-    while wait and (answer.state != "PAUSED" if pausing else answer.state in ("PAUSED", "LOADING")):
+
+    def done() -> bool:
+        if pausing:
+            return answer.state == "PAUSED"
+        return answer.state not in ("PAUSED", "LOADING")
+
+    while wait and not done():
         if answer.pausing != pausing or answer.finishing or answer.state == "STOPPING":
             raise UserError(f"The node does not {name}: it is {answer.state}.", "Ask it with `ftis-node status`.")
         time.sleep(POLL_SECONDS)

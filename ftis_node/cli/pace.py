@@ -45,13 +45,19 @@ def seconds_of(
 
 def card_of(device: str, vram: float) -> Card | None:
     """A card with so many GB, of those whose data sheet is known; None: there is none."""
-    return next((card for card in CARDS.values() if (card.device, card.vram) == (device, vram)), None)
+    for card in CARDS.values():
+        if card.device == device and card.vram == vram:
+            return card
+    return None
 
 
 def card_named(name: str) -> Card | None:
     """The card that its driver calls so ("NVIDIA GeForce RTX 3060"), if its data sheet is known; a Ti is another."""
     model = _NOT_MODEL.sub("", name)
-    return next((card for known, card in CARDS.items() if known.rsplit(" ", 2)[0] == model), None)
+    for known, card in CARDS.items():
+        if known.rsplit(" ", 2)[0] == model:  # without its memory
+            return card
+    return None
 
 
 def card_here(device: str, chosen: Plan, shape: Geometry) -> Card | None:

@@ -35,7 +35,9 @@ def runs(
     for run, nodes in found.items():
         lines.append(f"{run.hex()}  {nodes_text(nodes)}")
         lines += [f"  {'  '.join(filter(None, (peer_id(node.peer), node.name, node.model)))}" for node in nodes]
-        nearest = min((one for node in nodes for one in node.addresses), key=lambda one: scope(one) == "machine")
+        addresses = [address for node in nodes for address in node.addresses]
+        # One of this machine alone only where there is no other.
+        nearest = min(addresses, key=lambda address: scope(address) == "machine")
         lines.append(f"  ftis-node join --peers {nearest}")
     print_answer({"runs": [_row(*one) for one in found.items()]}, *(lines or [NONE_FOUND]), json=json)
 

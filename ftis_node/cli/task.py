@@ -172,22 +172,22 @@ def filter_rows(
     if not tried:
         raise KeyboardInterrupt
     kept = [loaded.train[one.row] for one in tried if low <= one.pass_rate <= high]
+    below = sum(one.pass_rate < low for one in tried)
     if not kept:
-        worst = sum(one.pass_rate < low for one in tried)
         raise UsageError(
-            f"Of {counted(len(tried), 'row')} none has a pass rate from {low} to {high}; {worst} are below.",
+            f"Of {counted(len(tried), 'row')} none has a pass rate from {low} to {high}; {below} are below.",
             "Take other bounds, easier rows, or another model; `ftis-node task check --model` says why.",
         )
     held_out = output.with_name(f"{output.stem}.heldout.jsonl")
     replace_text(output, _lines(kept, field))
     replace_text(held_out, _lines(loaded.held_out, field))
+    above = sum(one.pass_rate > high for one in tried)
     facts = {"file": str(output), "held_out": str(held_out), "rows": len(kept), "tried": len(tried)}
-    facts |= {"below": sum(one.pass_rate < low for one in tried), "above": sum(one.pass_rate > high for one in tried)}
+    facts |= {"below": below, "above": above}
     if json:
         print_json(facts)
         return
-    bounds = f"{facts['below']} are too hard, {facts['above']} too easy"
-    say(f"{output}: {len(kept)} of {counted(len(tried), 'row')}; {bounds}")
+    say(f"{output}: {len(kept)} of {counted(len(tried), 'row')}; {below} are too hard, {above} too easy")
     if len(tried) < len(chosen):
         say(f"Stopped: {len(chosen) - len(tried)} rows are not tried yet; the same command goes on with them.")
     say(f"{held_out}: {counted(len(loaded.held_out), 'row')} held out, unfiltered")
@@ -316,7 +316,8 @@ def _field(task: Task, template: str | None) -> str:
 
 def _lines(rows: Sequence[Example], field: str) -> str:
     """The rows as JSON lines."""
-    return "".join(msgspec.json.encode({field: row.question, "answer": row.answer}).decode() + "\n" for row in rows)
+    lines = [msgspec.json.encode({field: row.question, "answer": row.answer}) for row in rows]
+    return b"\n".join([*lines, b""]).decode()
 
 
 class _Notes:
