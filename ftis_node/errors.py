@@ -11,8 +11,9 @@ NO_ROOM = 77
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """The sentence that names the nearest of the `known` words, with a space after it; empty if none is near."""
-    close = difflib.get_close_matches(word, list(known), n=1)
-    return f"Did you mean {close[0]!r}? " if close else ""
+    for close in difflib.get_close_matches(word, list(known), n=1):
+        return f"Did you mean {close!r}? "
+    return ""
 
 
 def brief(error: BaseException) -> str:
@@ -25,7 +26,9 @@ def brief(error: BaseException) -> str:
 
 def first_line(error: BaseException, most: int = 200) -> str:
     """The first line of what an error says, cut; its class if it says nothing."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:most]
+    for line in str(error).strip().splitlines():
+        return line[:most]
+    return type(error).__name__
 
 
 class FtisError(Exception):
@@ -67,7 +70,9 @@ class Several(UsageError):
 
 def one_by_one(error: UserError) -> tuple[UserError, ...]:
     """The mistakes in an error."""
-    return error.errors if isinstance(error, Several) else (error,)
+    if isinstance(error, Several):
+        return error.errors
+    return (error,)
 
 
 def each_once(errors: Iterable[UserError]) -> tuple[UserError, ...]:

@@ -122,12 +122,16 @@ def number(value: float | None, form: str, scale: float = 1.0) -> str:
 
 def duration(seconds: float) -> str:
     """A duration for people: ``12 s``, ``3 min 5 s``, ``2 h 7 min``, ``3 d 4 h``."""
-    whole = round(seconds)
-    for unit, size, smaller, part in (("d", 86400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1)):
-        if whole >= size:
-            rest = whole % size
-            return f"{whole // size} {unit} {rest // part} {smaller}"
-    return f"{whole} s"
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    if days:
+        return f"{days} d {hours} h"
+    if hours:
+        return f"{hours} h {minutes} min"
+    if minutes:
+        return f"{minutes} min {seconds} s"
+    return f"{seconds} s"
 
 
 def with_names(text: str, names: Mapping[str, str]) -> str:

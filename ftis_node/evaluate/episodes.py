@@ -9,7 +9,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from ftis_node.packet import Completion
-from ftis_node.tasks import Example, Score, Scorer
+from ftis_node.tasks import Example, Replay, Score, Scorer
 from ftis_node.tokenizer.chat import Chat, Frame, frame_of
 
 
@@ -24,7 +24,9 @@ class Episodes:
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerBase, template: str, chat: Chat | None, turns: int) -> Episodes | None:
         """The episodes of a run with this template; None where each has one answer. Raises UsageError as `frame_of`."""
-        return cls(tokenizer, frame_of(tokenizer, template, chat), turns) if turns > 1 else None
+        if turns == 1:
+            return None
+        return cls(tokenizer, frame_of(tokenizer, template, chat), turns)
 
     def following(self, completion: Completion, example: Example, scorer: Scorer) -> list[int]:
         """The ids of what the environment says to this node's own episode so far; none: the episode is over."""
@@ -39,12 +41,15 @@ class Episodes:
         """Return an episode's reward, played again; None if the environment did not give its given tokens."""
         answers, given = self._runs(completion)
         played = scorer.replay(answers, example.answer)
-        said = [] if played is None else [self.frame.later(message) for message in played.messages[: len(given)]]
+        if played is None:
+            played = Replay((), False, 0.0)
+        said = [self.frame.later(message) for message in played.messages[: len(given)]]
         if said != given:
             return None
-        over = played is not None and played.over
-        reward = played.reward if played is not None and completion.finished else 0.0
-        return Score(reward, formatted=over, lenient=reward >= 1)
+        reward = 0.0
+        if completion.finished:
+            reward = played.reward
+        return Score(reward, formatted=played.over, lenient=reward >= 1)
 
     def rewards(self, completions: Sequence[Completion], example: Example, scorer: Scorer) -> list[float]:
         """Return a group's rewards; all 0, thus no signal, if the environment did not give a given token of one."""
@@ -59,7 +64,10 @@ class Episodes:
 
     def _runs(self, completion: Completion) -> tuple[list[str], list[list[int]]]:
         """The texts of the answers, and the given ids between them."""
-        where = np.zeros(len(completion), np.bool_) if completion.given is None else completion.given
-        runs = [ids.tolist() for ids in np.split(completion.token_ids, np.flatnonzero(np.diff(where)) + 1)]
+        where = completion.given
+        if where is None:
+            where = np.zeros(len(completion), np.bool_)
+        changes = np.flatnonzero(np.diff(where)) + 1  # from sampled to given and back
+        runs = [ids.tolist() for ids in np.split(completion.token_ids, changes)]
         answers = [str(self.tokenizer.decode(ids, skip_special_tokens=True)) for ids in runs[::2]]
         return answers, runs[1::2]

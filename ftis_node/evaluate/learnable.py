@@ -10,11 +10,11 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from ftis_node.evaluate.judging import Judged, judge
+from ftis_node.evaluate.playing import sampled
 from ftis_node.host.doing import doing
-from ftis_node.packet import Completion
-from ftis_node.policy.generate.stream import Sampling, generate
+from ftis_node.policy.generate.stream import Sampling
 from ftis_node.policy.policy import Policy
-from ftis_node.policy.room import Room, fitting
+from ftis_node.policy.room import Room
 from ftis_node.tasks import Example, Scorer
 
 FEW = 0.2  # a share of groups below which little can be learned
@@ -136,7 +136,7 @@ def tried(
         while done < len(rows) and (done == 0 or time.monotonic() < ends):
             began = time.monotonic()
             some = slice(done, done + together)
-            groups = _sampled(policy, prompts[some], sampling, samples, room)
+            groups = sampled(policy, prompts[some], sampling, room, group=samples)
             for row, example, group in zip(rows[some], examples[some], groups, strict=True):
                 scorer.begin()
                 judged = [judge(policy.tokenizer, completion, example, scorer) for completion in group]
@@ -146,15 +146,3 @@ def tried(
             a_row = max(now - began, 1e-6) / len(groups)
             in_time = int(min(ends - now, _TOGETHER_SECONDS) / a_row)
             together = max(1, min(room.size // samples, in_time))
-
-
-def _sampled(
-    policy: Policy, prompts: Sequence[Sequence[int]], sampling: Sampling, samples: int, room: Room
-) -> list[list[Completion]]:
-    """A group for each prompt, as many side by side as fit."""
-    return fitting(
-        lambda batch: generate(policy, prompts, group=samples, sampling=sampling, batch=batch),
-        room,
-        there=samples * len(prompts),
-        least=samples,
-    )

@@ -15,6 +15,24 @@ from ftis_node.policy.room import Room, fitting
 from ftis_node.tasks import Example, Scorer
 
 
+def sampled(
+    policy: Policy,
+    prompts: Sequence[Sequence[int]],
+    sampling: Sampling,
+    room: Room,
+    *,
+    group: int = 1,
+    noise: Tensor | None = None,
+) -> list[list[Completion]]:
+    """So many completions of each prompt, as many side by side as fit into memory; see `generate` and `fitting`."""
+    return fitting(
+        lambda batch: generate(policy, prompts, group=group, sampling=sampling, noise=noise, batch=batch),
+        room,
+        there=group * len(prompts),
+        least=group,
+    )
+
+
 def play(
     policy: Policy,
     episodes: Episodes,
@@ -41,12 +59,7 @@ def play(
         mine = None
         if noise is not None:
             mine = torch.stack([noise[number, at : at + cap] for number, at in places])
-        groups = fitting(
-            lambda some: generate(policy, contexts, group=1, sampling=capped, noise=mine, batch=some),
-            room,
-            there=len(contexts),
-            least=1,
-        )
+        groups = sampled(policy, contexts, capped, room, noise=mine)
         return [group[0] for group in groups]
 
     return go_on(

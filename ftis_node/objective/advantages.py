@@ -50,14 +50,17 @@ def group_advantages(rewards: Tensor, kind: Advantage) -> Tensor:
     """
     if rewards.dim() != 1:
         raise ValueError(f"rewards must be one group, [G], not {list(rewards.shape)}")
-    dtype = rewards.dtype if rewards.is_floating_point() else torch.float32
-    digits = torch.finfo(rewards.dtype if rewards.is_floating_point() else torch.float64).eps
+    dtype = torch.float32
+    digits = torch.finfo(torch.float64).eps
+    if rewards.is_floating_point():
+        dtype = rewards.dtype
+        digits = torch.finfo(dtype).eps
     exact = rewards.detach().to(torch.float64)
     if exact.numel() == 0:
-        return torch.zeros_like(exact, dtype=dtype)
+        return exact.to(dtype)
     mean = exact.mean()
     centred = exact - mean
     centred[centred.abs() <= ROUNDING * digits * exact.abs().max()] = 0.0
     if not centred.any():
-        return torch.zeros_like(exact, dtype=dtype)
+        return centred.to(dtype)
     return ADVANTAGES[kind](centred, mean).to(dtype)

@@ -25,11 +25,11 @@ TrustWeight = Callable[[Tensor, float], Tensor]
 
 
 def _graft(ratio: Tensor, floor: float) -> Tensor:
-    return torch.where(ratio > floor, ratio.clamp(max=1.0), torch.zeros_like(ratio))
+    return torch.where(ratio > floor, ratio.clamp(max=1.0), 0.0)
 
 
 def _hacpo(ratio: Tensor, floor: float) -> Tensor:
-    return torch.where((ratio >= floor) & (ratio <= 1), ratio.square(), torch.zeros_like(ratio))
+    return torch.where((ratio >= floor) & (ratio <= 1), ratio.square(), 0.0)
 
 
 TRUSTS: Mapping[Trust, TrustWeight] = {
@@ -44,4 +44,4 @@ def trust(samples: Samples, likelihood: Tensor, name: Trust, floor: float) -> Te
     mean = samples.sum_counted_chunks(samples.sampler_logprobs) / samples.written.clamp(min=1)
     apart = (likelihood - mean).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     weight = TRUSTS[name](apart.exp(), floor)
-    return torch.where(samples.own, torch.ones_like(weight), weight)
+    return torch.where(samples.own, 1.0, weight)

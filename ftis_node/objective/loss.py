@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ftis_node.methods.choices import Ratio
-from ftis_node.objective.importance import Importance, clamped_log_ratio
+from ftis_node.objective.importance import MAX_LOG_RATIO, Importance, clamped_log_ratio
 from ftis_node.objective.packed import segment_sum
 from ftis_node.objective.samples import Samples
 
@@ -54,11 +54,11 @@ class Clip:
 
     def of(self, ratio: Tensor) -> Tensor:
         """clip(R, 1−ε, 1+ε_high)."""
-        if self.low is None and self.high is None:
-            return ratio
-        low = None if self.low is None else 1 - self.low
-        high = None if self.high is None else 1 + self.high
-        return ratio.clamp(low, high)
+        if self.low is not None:
+            ratio = ratio.clamp(min=1 - self.low)
+        if self.high is not None:
+            ratio = ratio.clamp(max=1 + self.high)
+        return ratio
 
 
 def surrogate(log_ratio: Tensor, advantages: Tensor, clip: Clip) -> Tensor:
@@ -121,7 +121,7 @@ def values(
 
 def _only(live: Tensor, values: Tensor) -> Tensor:
     """The values where `live` is, else 0, without a gradient."""
-    return torch.where(live, values, torch.zeros_like(values))
+    return torch.where(live, values, 0.0)
 
 
 def _by_sample(
@@ -151,10 +151,10 @@ def _log_ratio(samples: Samples, new: Tensor, live: Tensor, importance: Importan
         return samples.by_token(clamped_log_ratio(samples.by_chunk(new), base))
     own = samples.of_chunks(samples.own[samples.owner])
     base = torch.where(own, start, base)
-    log_ratio = torch.where(samples.of_chunks(live), samples.by_chunk(new) - base, torch.zeros_like(base))
+    log_ratio = torch.where(samples.of_chunks(live), samples.by_chunk(new) - base, 0.0)
     total = segment_sum(log_ratio, samples.of_chunks(samples.owner), samples.lengths.numel())
     mean = total / samples.lengths.clamp(min=1)
-    return clamped_log_ratio(mean, torch.zeros_like(mean))[samples.owner]
+    return mean.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)[samples.owner]
 
 
 def clip_active(samples: Samples, importance: Importance, clip: Clip, of: Ratio) -> Tensor:

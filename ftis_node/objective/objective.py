@@ -151,7 +151,7 @@ class Objective:
             log_ratio=samples.by_token(log_ratio),
             sample_log_ratio=segment_sum(log_ratio, owner, samples.lengths.numel()),
             importance=token_weights,
-            loss_weight=torch.where(kept & (gain != 0), mass, torch.zeros_like(mass)),
+            loss_weight=torch.where(kept & (gain != 0), mass, 0.0),
             clipped=clip_active(samples, importance, clip, self.ratio),
             truncated=samples.by_token(ratio > self.truncation) & importance.truncates,
         )

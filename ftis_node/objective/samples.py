@@ -49,14 +49,13 @@ class Samples:
 
     def sum_counted(self, values: Tensor) -> Tensor:
         """Sum of each sample's counted tokens: `[T]` → `[N]`."""
-        return segment_sum(
-            torch.where(self.loss_mask, values, torch.zeros_like(values)), self.owner, self.lengths.numel()
-        )
+        counted = torch.where(self.loss_mask, values, 0.0)
+        return segment_sum(counted, self.owner, self.lengths.numel())
 
     def sum_counted_chunks(self, values: Tensor) -> Tensor:
         """Sum of each sample's counted chunks: `[C]` → `[N]`."""
-        kept = torch.where(self.of_chunks(self.loss_mask), values, torch.zeros_like(values))
-        return segment_sum(kept, self.of_chunks(self.owner), self.lengths.numel())
+        counted = torch.where(self.of_chunks(self.loss_mask), values, 0.0)
+        return segment_sum(counted, self.of_chunks(self.owner), self.lengths.numel())
 
 
 def pack(

@@ -75,11 +75,14 @@ def offered(source: str, seconds: float = HUB_SECONDS) -> None:
     if code == 404:
         raise UserError(f"The hub has no model {source!r}, or none with a {_CONFIG}.", "Check the name, or its page.")
     if code in (401, 403):
+        asker = "the anonymous"
+        also = ", and log in with `hf auth login` or HF_TOKEN"
+        if token:
+            asker = "the token that is set here"
+            also = ""
         raise UserError(
-            f"The hub does not give {source!r} to {'the token that is set here' if token else 'the anonymous'}: it is "
-            "gated, private, or does not exist.",
-            f"Accept its terms on its page{'' if token else ', and log in with `hf auth login` or HF_TOKEN'}; "
-            f"or {_ELSEWHERE}.",
+            f"The hub does not give {source!r} to {asker}: it is gated, private, or does not exist.",
+            f"Accept its terms on its page{also}; or {_ELSEWHERE}.",
         )
     if code >= 400:
         raise UserError(f"The hub answers {code} for {source!r}.", f"Try again later, or {_ELSEWHERE}.")
@@ -100,7 +103,10 @@ def described(name: str, hub: Hub, *, tokenizer: bool = False) -> Iterator[str]:
     if Path(source).is_dir():
         yield source
         return
-    here = cached(source, _TOKENIZER) if tokenizer else cached(source, _CONFIG)
+    files = [_CONFIG]
+    if tokenizer:
+        files += [_TOKENIZER, "tokenizer_config.json"]
+    here = cached(source, *files[:2])
     if here is not None:
         yield str(here)
         return
@@ -109,16 +115,19 @@ def described(name: str, hub: Hub, *, tokenizer: bool = False) -> Iterator[str]:
         if config is not None and not tokenizer:
             config.save_pretrained(scratch)
         elif not hub.answers:
-            why = "HF_HUB_OFFLINE is set" if hub.switched_off else hub.trouble
+            why = hub.trouble
+            if hub.switched_off:
+                why = "HF_HUB_OFFLINE is set"
             raise unloadable(name, source, OSError(f"it is not in the cache, and the hub was not reached ({why})"))
         else:
             offered(source)
             try:
-                for file in (_CONFIG, _TOKENIZER, "tokenizer_config.json") if tokenizer else (_CONFIG,):
+                for file in files:
                     hf_hub_download(source, file, local_dir=scratch)
-                for file in ("chat_template.jinja", "generation_config.json") if tokenizer else ():
-                    with contextlib.suppress(EntryNotFoundError):  # of older models both are in other files
-                        hf_hub_download(source, file, local_dir=scratch)
+                if tokenizer:
+                    for file in ("chat_template.jinja", "generation_config.json"):
+                        with contextlib.suppress(EntryNotFoundError):  # of older models both are in other files
+                            hf_hub_download(source, file, local_dir=scratch)
             except Exception as error:  # as above
                 raise unloadable(name, source, error) from error
         yield scratch

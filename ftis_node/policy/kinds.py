@@ -10,22 +10,16 @@ from ftis_node.errors import UsageError
 _OURS = "Name a folder in the format of transformers' save_pretrained, with config.json and safetensors."
 _INDEX = "model.safetensors.index.json"
 _POINTER = b"version https://git-lfs"
-# What a folder without config.json is, by a file in it.
-_OTHER_FILES = {
-    "model_index.json": "is a pipeline of diffusers",
-    "*.onnx": "holds a model in ONNX",
-    "*.npz": "holds a model in MLX's format",
-    "*.mlmodel": "holds a model for Core ML",
-    "*.pth": "holds weights as PyTorch pickles them, which may run code",
-}
-# Weights in formats that are not loaded, by a file in a folder with config.json.
-_OTHER_WEIGHTS = {
+# Formats that are not loaded, by a file in the folder.
+_OTHERS = {
     "pytorch_model*.bin": "pickled weights (.bin), which may run code",
     "*.pth": "pickled weights (.pth), which may run code",
     "*.onnx": "weights in ONNX",
     "*.npz": "weights in MLX's format",
     "*.h5": "weights for TensorFlow",
     "*.msgpack": "weights for Flax",
+    "*.mlmodel": "a model for Core ML",
+    "model_index.json": "a pipeline of diffusers",
 }
 
 
@@ -89,9 +83,9 @@ def _refuse_without_config(folder: Path, name: str) -> None:
             f"The folder {name} holds no model (config.json is missing).",
             f"It holds a GGUF file: name that, --model {gguf}.",
         )
-    for pattern, what in _OTHER_FILES.items():
-        if next(folder.glob(pattern), None) is not None:
-            raise UsageError(f"The folder {name} {what}.", _OURS)
+    other = _other_format(folder)
+    if other:
+        raise UsageError(f"The folder {name} holds {other}.", _OURS)
     inside = next(folder.glob("snapshots/*/config.json"), None)
     if inside is not None:
         raise UsageError(f"{name} is a model's place in the hub's cache.", f"Name the folder in it: {inside.parent}.")
@@ -126,12 +120,20 @@ def _refuse_other_weights(folder: Path, name: str) -> None:
     gguf = next(folder.glob("*.gguf"), None)
     if gguf is not None:
         raise UsageError(f"{name} has its weights in a GGUF file.", f"Name that: --model {gguf}.")
-    for pattern, what in _OTHER_WEIGHTS.items():
-        if next(folder.glob(pattern), None) is not None:
-            raise UsageError(
-                f"{name} has {what}, and no safetensors.",
-                "Use a version with safetensors; or, where you trust it, load it and call save_pretrained.",
-            )
+    other = _other_format(folder)
+    if other:
+        raise UsageError(
+            f"{name} has {other}, and no safetensors.",
+            "Use a version with safetensors; or, where you trust it, load it and call save_pretrained.",
+        )
+
+
+def _other_format(folder: Path) -> str:
+    """What a folder holds in a format that is not loaded; empty if there is nothing of the kind."""
+    for pattern, what in _OTHERS.items():
+        if any(folder.glob(pattern)):
+            return what
+    return ""
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -89,13 +89,16 @@ def known_config(name: str) -> PretrainedConfig | None:
 
 def _measure(model: Any, config: Any, name: str) -> Geometry:
     heads = config.num_attention_heads
-    intermediate = getattr(config, "intermediate_size", None)
+    sizes = [parameter.numel() for parameter in model.parameters()]
+    intermediate = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
+    if isinstance(intermediate, list):  # of each layer
+        intermediate = max(intermediate)
     return Geometry(
         name=name,
-        parameters=sum(p.numel() for p in model.parameters()),
-        largest=max(p.numel() for p in model.parameters()),
+        parameters=sum(sizes),
+        largest=max(sizes),
         hidden=config.hidden_size,
-        intermediate=max(intermediate) if isinstance(intermediate, list) else intermediate or 4 * config.hidden_size,
+        intermediate=intermediate,
         layers=config.num_hidden_layers,
         heads=heads,
         kv_heads=getattr(config, "num_key_value_heads", None) or heads,

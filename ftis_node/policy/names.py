@@ -35,7 +35,10 @@ def file_of(name: str) -> tuple[Path, Path | None] | None:
     file, _, folder = name.partition(_TOKENIZER)
     if not Path(file).is_file() or file in built_in() or file.lower() in ALIASES:
         return None
-    return Path(file).resolve(), Path(folder).expanduser().resolve() if folder else None
+    tokenizer = None
+    if folder:
+        tokenizer = Path(folder).expanduser().resolve()
+    return Path(file).resolve(), tokenizer
 
 
 def resolve(name: str) -> str:
@@ -120,5 +123,10 @@ def public_name(name: str) -> str:
     if found is not None:
         return found[0].name.encode(errors="replace").decode()
     source = Path(resolve(name))
-    public = name if source.parent == BUILT_IN_DIR else source.name if source.is_dir() else str(source)
+    if source.parent == BUILT_IN_DIR:
+        public = name
+    elif source.is_dir():
+        public = source.name
+    else:
+        public = str(source)
     return public.encode(errors="replace").decode()  # a folder's name may be no text

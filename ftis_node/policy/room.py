@@ -38,8 +38,10 @@ def out_of_memory(error: BaseException) -> bool:
     """Whether it says that an allocation failed, on whichever device. CUDA has a class for it, others have words."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
+    if not isinstance(error, RuntimeError):
+        return False
     words = str(error).lower()
-    return isinstance(error, RuntimeError) and bool(_WORDS.search(words)) and not _BROKEN.search(words)
+    return bool(_WORDS.search(words)) and not _BROKEN.search(words)
 
 
 class Room:
@@ -50,8 +52,10 @@ class Room:
     def __init__(self, most: int, size: int | None = None) -> None:
         self.most = most
         self.size = min(most, size or most)
-        self._fitted = self._grown = False  # whether this size has ever fitted; whether it came of growing
-        self._waited = self._successes = 0  # since the last success; since the last change of size
+        self._fitted = False  # whether this size has ever fitted
+        self._grown = False  # whether it came of growing
+        self._waited = 0  # times since the last success
+        self._successes = 0  # since the last change of size
         self._grow_after = GROW_AFTER
 
     def fine(self) -> None:
@@ -72,18 +76,23 @@ class Room:
             least: less than this is not tried; it would save nothing.
         """
         free_memory()
-        smallest = min(self.size, there) <= least
-        patience = len(WAITS) if smallest or (self._fitted and not self._grown) else 0 if self._grown else 1
-        if self._waited < min(patience, len(WAITS)):
+        tried = min(self.size, there)
+        if tried <= least or (self._fitted and not self._grown):
+            patience = len(WAITS)
+        elif self._grown:
+            patience = 0
+        else:
+            patience = 1
+        if self._waited < patience:
             logger.warning("Out of memory: trying again in %.0f s.", WAITS[self._waited])
             time.sleep(WAITS[self._waited])
             self._waited += 1
             return True
-        if smallest:
+        if tried <= least:
             return False
         if self._grown:
             self._grow_after = min(2 * self._grow_after, GROW_AFTER_MOST)
-        self._change(max(least, min(self.size, there) // 2), grown=False)
+        self._change(max(least, tried // 2), grown=False)
         logger.warning("Out of memory: %d at a time now, of %d.", self.size, self.most)
         return True
 

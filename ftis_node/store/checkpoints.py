@@ -100,8 +100,11 @@ class Checkpoints:
 
     def next_branch(self) -> int:
         """A number above the branches of all checkpoints that lie here, set aside or not; 1 at first."""
-        kinds = {entry.suffix for entry in self.path.iterdir()}
-        return 1 + max((_age(found)[0] for kind in kinds for found in _named(self.path, kind)), default=0)
+        latest = 0
+        for suffix in {entry.suffix for entry in self.path.iterdir()}:
+            for directory in _named(self.path, suffix):
+                latest = max(latest, _age(directory)[0])
+        return latest + 1
 
     def latest(self, before: int | None = None) -> tuple[Path, Facts] | None:
         """The newest sound checkpoint and its facts; damaged ones are set aside as ``*.damaged``.
@@ -191,7 +194,10 @@ def under(path: Path) -> list[Path]:
 
 def _named(path: Path, suffix: str) -> list[Path]:
     """Directories of checkpoints whose names end so, by step."""
-    found = [e for e in path.iterdir() if e.suffix == suffix and _NAME.fullmatch(e.stem) and e.is_dir()]
+    found = []
+    for entry in path.iterdir():
+        if entry.suffix == suffix and _NAME.fullmatch(entry.stem) and entry.is_dir():
+            found.append(entry)
     return sorted(found, key=_step)
 
 
@@ -230,4 +236,6 @@ def _age(directory: Path) -> tuple[int, int]:
     branch = 0
     with suppress(*_UNREADABLE, UserError):
         branch = _manifest(directory)[1].get("branch", 0)
-    return branch if isinstance(branch, int) else 0, _step(directory)
+    if not isinstance(branch, int):
+        branch = 0
+    return branch, _step(directory)

@@ -235,7 +235,8 @@ class PacketStore:
         """This node's announcements of so many seconds, and their ages, the oldest first."""
         now = self._now()
         query = "SELECT data, at FROM announced WHERE run = ? AND at >= ? ORDER BY at"
-        return [(bytes(data), max(0.0, now - at)) for data, at in self._db.execute(query, (self.run_id, now - max_age))]
+        rows = self._db.execute(query, (self.run_id, now - max_age))
+        return [(bytes(data), max(0.0, now - at)) for data, at in rows]
 
     def waiting(self, max_age: float) -> list[tuple[bytes, bytes, float]]:
         """Foreign packets that were admitted and never settled, for a resumed pool: (author, body, seconds since it was

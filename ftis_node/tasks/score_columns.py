@@ -22,8 +22,13 @@ def bounded(columns: object) -> Columns:
     """The first `COLUMNS` columns, cut: names and texts that UTF-8 can write, finite numbers; nothing else."""
     if not isinstance(columns, Mapping):
         return {}
-    kept = ((_cut(name), _cut(value)) for name, value in islice(columns.items(), COLUMNS))
-    return {name: value for name, value in kept if isinstance(name, str) and value is not None}
+    kept: Columns = {}
+    for name, value in islice(columns.items(), COLUMNS):
+        column = _cut(name)
+        shown = _cut(value)
+        if isinstance(column, str) and shown is not None:
+            kept[column] = shown
+    return kept
 
 
 def _cut(value: object) -> str | float | None:
@@ -50,17 +55,24 @@ class ScoreColumns:
 
     def of(self, packet: bytes) -> list[Columns]:
         """The columns of a group's completions; none if they are no longer known."""
-        return next((columns for known, columns in list(self._groups) if known == packet), [])
+        for known, columns in list(self._groups):
+            if known == packet:
+                return columns
+        return []
 
     def taken(self) -> Columns:
         """Return the mean, or the commonest text, of each of the first `COLUMNS` columns since the last call."""
-        values = list(self._values)
+        verdicts = list(self._values)
         self._values.clear()
-        names = islice(dict.fromkeys(name for one in values for name in one), COLUMNS)
-        return {name: _typical([one[name] for one in values if name in one]) for name in names}
+        values: dict[str, list[str | float]] = {}
+        for columns in verdicts:
+            for name, value in columns.items():
+                values.setdefault(name, []).append(value)
+        return {name: _typical(found) for name, found in islice(values.items(), COLUMNS)}
 
 
 def _typical(values: Sequence[str | float]) -> str | float:
+    """The mean of numbers; the commonest where some are texts."""
     numbers = [value for value in values if not isinstance(value, str)]
     if len(numbers) == len(values):
         mean = sum(number / len(numbers) for number in numbers)

@@ -105,18 +105,21 @@ def unskilled(task: Task, seconds: float = SECONDS) -> tuple[str, Example, int, 
             scorer.begin()  # what hangs on three answers is asked no more
             most = Counter(right for _, right in rows).most_common(1)[0][1]
             misses = len(rows) - most - math.ceil(SHARE * (len(rows) - most))
-            for texts in zip(*(_texts(scorer, row.question, right) for row, right in rows), strict=True):
+            answers = [_texts(scorer, row.question, right) for row, right in rows]
+            for texts in zip(*answers, strict=True):  # one answer, as it is tried on each row
                 if time.monotonic() > ends:
                     logger.warning("Not all answers without skill were tried on %s within %d s.", task.name, seconds)
                     return None
                 found: list[int] = []
                 for place, text in enumerate(texts):
-                    if text is not None and _reward(scorer, text, rows[place][0].answer, task.turns) > REWARDED:
+                    row = rows[place][0]
+                    if text is not None and _reward(scorer, text, row.answer, task.turns) > REWARDED:
                         found.append(place)
                     if place + 1 - len(found) > misses:
                         break
                 else:
-                    return str(texts[found[0]]), rows[found[0]][0], len(found), len(rows)
+                    first = found[0]
+                    return str(texts[first]), rows[first][0], len(found), len(rows)
     return None
 
 
@@ -126,9 +129,16 @@ def _parts(task: Task, scorer: Scorer) -> list[list[tuple[Example, str]]]:
     for row in task.train:
         part, right = scorer.right(row.question, row.answer)
         parts.setdefault(part, {}).setdefault(_normal(right), []).append((row, _normal(right)))
-    several = (zip_longest(*same.values()) for same in parts.values() if len(same) > 1)
-    mixed = ([row for turn in turns for row in turn if row is not None][:ROWS] for turns in several)
-    return [rows for rows in mixed if len(rows) >= ROWS // 2]
+    tried = []
+    for by_answer in parts.values():
+        if len(by_answer) == 1:
+            continue
+        rows: list[tuple[Example, str]] = []
+        for turn in zip_longest(*by_answer.values()):  # a row of each right answer, then another of each
+            rows += [row for row in turn if row is not None]
+        if len(rows) >= ROWS // 2:
+            tried.append(rows[:ROWS])
+    return tried
 
 
 def _normal(answer: str) -> str:
@@ -152,5 +162,8 @@ def _reward(scorer: Scorer, text: str, gold: str, turns: int) -> float:
     """Return the reward of the text, or of an episode in which it is every answer."""
     if turns == 1:
         return scorer(text, gold).reward
-    played = (scorer.replay([text] * count, gold) for count in range(1, turns + 1))
-    return next((one.reward for one in played if one is not None and one.over), 0.0)
+    for count in range(1, turns + 1):
+        played = scorer.replay([text] * count, gold)
+        if played is not None and played.over:
+            return played.reward
+    return 0.0

@@ -26,8 +26,10 @@ def front_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
         plain = _probed(tokenizer, probe, special=False)
         whole = _probed(tokenizer, probe, special=True)
         if plain:
-            places = range(len(whole) - len(plain) + 1)
-            return next((tuple(whole[:place]) for place in places if whole[place : place + len(plain)] == plain), ())
+            for place in range(len(whole) - len(plain) + 1):
+                if whole[place : place + len(plain)] == plain:
+                    return tuple(whole[:place])
+            return ()
     return ()
 
 
@@ -86,7 +88,8 @@ def _backend(tokenizer: PreTrainedTokenizerBase, *, prefix: bool) -> Any:
 
 def declare_ends(tokenizer: PreTrainedTokenizerBase, ends: Iterable[int]) -> None:
     """Note the ends of the generation config that lies beside a tokenizer: transformers keeps them with the model."""
-    tokenizer.__dict__["declared_ends"] = tuple(sorted({end for end in ends if 0 <= end < len(tokenizer)}))
+    known = {end for end in ends if 0 <= end < len(tokenizer)}
+    tokenizer.__dict__["declared_ends"] = tuple(sorted(known))
 
 
 def declared_ends(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
