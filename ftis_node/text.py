@@ -111,13 +111,11 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}"
 
 
-def number(value: float | None, form: str, scale: float = 1.0) -> str:
-    """A value times `scale` in a form of `format`, whole (``d``) as it is; a dash for None."""
+def number(value: float | None, form: str) -> str:
+    """A value in a form of `format`; a dash for None."""
     if value is None:
         return "–"
-    if form == "d":
-        return format(value, form)
-    return format(value * scale, form)
+    return format(value, form)
 
 
 def duration(seconds: float) -> str:

@@ -11,6 +11,7 @@ import difflib
 import functools
 import hashlib
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypedDict
@@ -121,10 +122,9 @@ class Run(BaseModel):
         self._check_kind()
         if list(self.eos) != sorted(set(self.eos)):
             raise ValueError("eos must be in ascending order, each id once")
-        if self.eos and (self.eos[0] < 0 or self.eos[-1] >= self.vocabulary):
-            raise ValueError(f"every eos must be from 0 to {self.vocabulary - 1}, below vocabulary")
-        if self.prefix and (min(self.prefix) < 0 or max(self.prefix) >= self.vocabulary):
-            raise ValueError(f"every id of prefix must be from 0 to {self.vocabulary - 1}, below vocabulary")
+        for what, ids in (("eos", self.eos), ("id of prefix", self.prefix)):
+            if any(not 0 <= index < self.vocabulary for index in ids):
+                raise ValueError(f"every {what} must be from 0 to {self.vocabulary - 1}, below vocabulary")
         if (self.parts > 1) != (self.collaboration == "horizontal"):
             raise ValueError("a horizontal run has 2 parts or more, a vertical one has 1")
         if self.group % self.parts:
@@ -144,8 +144,13 @@ class Run(BaseModel):
         """Raise ValueError unless the fields are those of a token run, or those of a text run."""
         if self.text != (self.tokenizer == ANY):
             raise ValueError('packet is 2 exactly if tokenizer is "any"')
-        needed, other = (_ONLY_TEXT, _ONLY_TOKENS) if self.text else (_ONLY_TOKENS, _ONLY_TEXT)
-        kind = "of any tokenizer" if self.text else "of one tokenizer"
+        needed = _ONLY_TOKENS
+        other = _ONLY_TEXT
+        kind = "of one tokenizer"
+        if self.text:
+            needed = _ONLY_TEXT
+            other = _ONLY_TOKENS
+            kind = "of any tokenizer"
         for name in needed:
             if name != "prefix" and not getattr(self, name):
                 raise ValueError(f"{name} is missing: a run {kind} needs it")
@@ -164,10 +169,14 @@ class Run(BaseModel):
     @pydantic.model_serializer(mode="wrap")
     def _fields_that_it_has(self, write: pydantic.SerializerFunctionWrapHandler) -> dict[str, object]:
         """Leave out what this run does not have, so that ids of runs from before these fields stand."""
-        other = [*(_ONLY_TOKENS if self.text else _ONLY_TEXT)]
+        other = [name for name in ("founder", "chat", "prefix") if not getattr(self, name)]
         other += [name for name in ("parts", "turns") if getattr(self, name) == 1]
-        other += [] if self.common else _ONLY_COMMON
-        other += [name for name in ("founder", "chat", "prefix") if not getattr(self, name)]
+        if self.text:
+            other += _ONLY_TOKENS
+        else:
+            other += _ONLY_TEXT
+        if not self.common:
+            other += _ONLY_COMMON
         return {name: value for name, value in write(self).items() if name not in other}
 
     def canonical_json(self) -> bytes:
@@ -208,7 +217,9 @@ class Run(BaseModel):
 
         In a text run the prompts' tokens are estimated, at 3 bytes each.
         """
-        prompt = -(-self.prompt_bytes // 3) if self.text else self.prompt_tokens
+        prompt = self.prompt_tokens
+        if self.text:
+            prompt = math.ceil(self.prompt_bytes / 3)
         return {"prompt_tokens": prompt, "completion_tokens": self.completion_tokens, "group": self.group}
 
     @property
@@ -222,13 +233,17 @@ class Run(BaseModel):
         if self.text:
             text = self.completion_bytes + PIECE_BYTES_MAX
             return 100 + self.completions * (10 + 5 * self.completion_tokens + text)
-        turns = 20 + 8 * self.completions * self.turns if self.turns > 1 else 0
-        return 80 + 6 * self.completions + 8 * self.completions * self.completion_tokens + turns
+        most = 80 + self.completions * (6 + 8 * self.completion_tokens)
+        if self.turns > 1:
+            most += 20 + 8 * self.completions * self.turns
+        return most
 
 
 def in_short(run: Run) -> str:
     """Describe to people what is trained on, and how much of it."""
-    models = "for models of any tokenizer" if run.text else "for models of one tokenizer"
+    models = "for models of one tokenizer"
+    if run.text:
+        models = "for models of any tokenizer"
     if run.parts > 1:
         models += f"; a group is made of {run.parts} nodes' parts"
     if run.common:
@@ -273,7 +288,9 @@ def make_run(**fields: Any) -> Run:
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"]) or "the combination"
-        fix = "Rename the file: English letters, digits and ._+-@ only." if key == "task" else "Change that value."
+        fix = "Change that value."
+        if key == "task":
+            fix = "Rename the file: English letters, digits and ._+-@ only."
         raise UsageError(f"These values make no run: {key}: {first['msg']}.", fix) from None
 
 
@@ -311,9 +328,11 @@ def run_for(facts: LoadedFacts, *, any_tokenizer: bool = False, **fields: Any) -
         known |= {"prompt_bytes": caps.prompt_bytes, "completion_bytes": caps.completion_bytes}
     else:
         own = ("prompt_tokens", "completion_tokens", "tokenizer", "vocabulary", "chat")
-        known |= {key: facts[key] for key in own} | {"eos": tuple(facts["eos"])}
-        known["prefix"] = () if facts["chat"] else tuple(facts["prefix"])
-        known["packet"] = 3 if facts["turns"] > 1 else 1
+        known |= {key: facts[key] for key in own} | {"eos": tuple(facts["eos"]), "packet": 1}
+        if not facts["chat"]:
+            known["prefix"] = tuple(facts["prefix"])
+        if facts["turns"] > 1:
+            known["packet"] = 3
     return make_run(**{**known, **RUN_DEFAULTS, **fields})
 
 
@@ -354,12 +373,10 @@ def _asking(run: Run, facts: LoadedFacts, model: str, *, begun: bool) -> Iterato
     if facts["prefix"] and not run.chat and list(run.prefix) != list(facts["prefix"]):
         what = f"{short} puts {named(run.prefix) or 'nothing'} in front of its questions, and {model} wants "
         yield UsageError(f"{what}{named(facts['prefix'])} there: it would answer them badly.", _ANEW)
-    lacking = [] if begun else [index for index in facts["ends"] if index not in run.eos]
-    if lacking:
-        what = (
-            f"{short} does not end a completion at {named(lacking)}, where {model} ends its own: they would be cut off."
-        )
-        yield UsageError(what, _ANEW)
+    lacking = [index for index in facts["ends"] if index not in run.eos]
+    if lacking and not begun:
+        ends = f"where {model} ends its own: they would be cut off"
+        yield UsageError(f"{short} does not end a completion at {named(lacking)}, {ends}.", _ANEW)
 
 
 def check_task(run: Run, facts: LoadedFacts) -> Iterator[UsageError]:
@@ -372,7 +389,9 @@ def check_task(run: Run, facts: LoadedFacts) -> Iterator[UsageError]:
         what = f"An episode of {facts['task']} has up to {facts['turns']} turns, and one of the run {run.turns}."
         yield UsageError(what, f"Use the very same task as the others in the run. {_ANOTHER_TASK}")
     if facts["data"] is not None and run.data != facts["data"]:
-        of = "" if facts["task"] == run.task else f", which is of {run.task}"
+        of = ""
+        if facts["task"] != run.task:
+            of = f", which is of {run.task}"
         yield UsageError(
             f"The data of {facts['task']} is not the run's{of}: sha256 {facts['data'][:16]}…, not {run.data[:16]}….",
             "Pass the very same file with --task or --data: its rows in the same order, its line ends as they were "
@@ -381,11 +400,13 @@ def check_task(run: Run, facts: LoadedFacts) -> Iterator[UsageError]:
         if facts["task"] != run.task:  # all that differs follows from that
             return
     if facts["reward"] is not None and run.reward != facts["reward"]:
-        code = run.reward.startswith(CODE)
         package, colon, version = run.reward.partition(":")
-        told = "code that judges answers" if code else "reward rule"
+        told = "reward rule"
         same = "Use the very same files as the others in the run."
-        same = f"Run: {to_install(f'{package}=={version}')}." if colon and not code else same
+        if run.reward.startswith(CODE):
+            told = "code that judges answers"
+        elif colon:
+            same = f"Run: {to_install(f'{package}=={version}')}."
         what = f"The {told} of {facts['task']} is not the run's: {facts['reward']!a}, not {run.reward!a}."
         yield UsageError(what, f"{same} {_ANOTHER_TASK}")
 
@@ -409,7 +430,8 @@ def parse_run_file(text: str) -> RunFile:
     _refuse_long(text)
     document = parse_toml(text, "run file")
     for table in document.values():
-        raise_all(refusals(table, "the run file") if isinstance(table, dict) else ())
+        if isinstance(table, dict):
+            raise_all(refusals(table, "the run file"))
     return _checked(lambda: RunFile.model_validate(document))
 
 
@@ -456,9 +478,13 @@ def _as_usage_error(error: ValidationError) -> UsageError:
     first = next((each for each in complaints if each["type"] == "extra_forbidden"), complaints[0])
     message = first["msg"].removeprefix("Value error, ")
     tables: dict[str, type[BaseModel]] = {"run": Run, "hints": Hints}
-    table, *keys = (str(part) for part in first["loc"]) if first["loc"] else ("",)
-    where = f"[{table}] of the run file" if keys and table in tables else "the run file"
-    key = keys[0] if keys else table
+    table, *keys = (str(part) for part in first["loc"] or ("",))
+    where = "the run file"
+    key = table
+    if keys:
+        key = keys[0]
+        if table in tables:
+            where = f"[{table}] of the run file"
     match first["type"]:
         case "extra_forbidden":
             known = list(tables[table].model_fields if keys else tables)

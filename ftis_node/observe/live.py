@@ -162,7 +162,13 @@ def _figures(status: Status) -> Table:
 
 def _megabytes(one: Status | PeerRow) -> list[str]:
     """What came in and went out, in MB."""
-    return [number(way, ".2f", 1e-6) for way in (one.bytes_in, one.bytes_out)]
+    shown = []
+    for size in (one.bytes_in, one.bytes_out):
+        megabytes = None
+        if size is not None:
+            megabytes = size / 1e6
+        shown.append(number(megabytes, ".2f"))
+    return shown
 
 
 def _peers(known: Peers, most: int) -> Table:

@@ -18,16 +18,7 @@ with without("bitsandbytes"):
     from peft import LoraConfig, PeftModel
     from peft.tuners.lora.layer import Linear as LoraLinear
 
-__all__ = [
-    "Conv1D",
-    "LoraConfig",
-    "LoraLinear",
-    "PeftModel",
-    "get_peft_model",
-    "head_of",
-    "inputs_and_outputs",
-    "linear_modules",
-]
+__all__ = ["Conv1D", "LoraConfig", "LoraLinear", "PeftModel"]  # beside the functions below
 
 _MAMBAS = ("falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h")
 

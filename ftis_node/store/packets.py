@@ -4,7 +4,6 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from ftis_node.errors import UserError
@@ -50,53 +49,6 @@ def milliseconds() -> int:
     return time.time_ns() // 1_000_000
 
 
-@dataclass
-class RoundNumbers:
-    """The numbers that one run of one store has used, as intervals [first, next).
-
-    The next number counts on from the latest interval that ends near the clock; without one it is the clock itself. A
-    number inside an interval is passed over to the interval's end, so none is given twice, however the clock is set.
-
-    clock: milliseconds since 1970.
-    """
-
-    db: sqlite3.Connection
-    run_id: bytes
-    clock: Callable[[], int]
-
-    def upcoming(self) -> int:
-        """The smallest number that may be used next."""
-        number = self._near()
-        query = "SELECT next FROM used_rounds WHERE run = ? AND first <= ? AND next > ?"
-        while True:
-            row = self.db.execute(query, (self.run_id, number, number)).fetchone()
-            if row is None:
-                return number
-            number = int(row[0])
-
-    def use(self, number: int) -> None:
-        """Write down that `number` was used; the caller makes it durable. It must be `upcoming`."""
-        grown = self.db.execute(
-            "UPDATE used_rounds SET next = ? WHERE run = ? AND next = ?", (number + 1, self.run_id, number)
-        )
-        if not grown.rowcount:
-            self.db.execute("INSERT OR IGNORE INTO used_rounds VALUES (?, ?, ?)", (self.run_id, number, number + 1))
-
-    @property
-    def any(self) -> bool:
-        """Whether this run ever used one."""
-        return self.db.execute("SELECT 1 FROM used_rounds WHERE run = ?", (self.run_id,)).fetchone() is not None
-
-    def _near(self) -> int:
-        """Where counting goes on, or begins anew."""
-        now = self.clock()
-        query = "SELECT max(next) FROM used_rounds WHERE run = ? AND next BETWEEN ? AND ?"
-        (found,) = self.db.execute(query, (self.run_id, now - BEHIND_MS, now + AHEAD_MS)).fetchone()
-        if found is None:
-            return now
-        return int(found)
-
-
 class PacketStore:
     """One node's packets of one run. Rounds, and what is trained on, are on disk before their call returns."""
 
@@ -119,7 +71,7 @@ class PacketStore:
         self.quota_bytes = quota_bytes
         try:
             self._db = sqlite3.connect(path, isolation_level=None)
-            self._rounds = RoundNumbers(self._db, run_id, clock)
+            self._clock = clock
             self._bytes = 0
             check_schema(self._db, path)
             self._db.execute("PRAGMA auto_vacuum = INCREMENTAL")  # for a new file
@@ -151,18 +103,39 @@ class PacketStore:
         self._db.close()
 
     def upcoming_round(self) -> int:
-        """The next round number, which nothing may be announced under before `take_round`."""
-        return self._rounds.upcoming()
+        """The next round number, which nothing may be announced under before `take_round`.
+
+        The numbers that the run has used are kept as intervals [first, next). The next one counts on from the latest
+        interval that ends near the clock; without one it is the clock itself. A number inside an interval is passed
+        over to the interval's end, so none is given twice, however the clock is set.
+        """
+        now = self._clock()
+        query = "SELECT max(next) FROM used_rounds WHERE run = ? AND next BETWEEN ? AND ?"
+        (latest,) = self._db.execute(query, (self.run_id, now - BEHIND_MS, now + AHEAD_MS)).fetchone()
+        number = now
+        if latest is not None:
+            number = int(latest)
+        query = "SELECT next FROM used_rounds WHERE run = ? AND first <= ? AND next > ?"
+        while True:
+            row = self._db.execute(query, (self.run_id, number, number)).fetchone()
+            if row is None:
+                return number
+            number = int(row[0])
 
     def take_round(self, number: int) -> None:
-        """Make sure that this number is never given again, also not after a restart."""
+        """Make sure that this number, which must be `upcoming_round`, is never given again, nor after a restart."""
+        grow = "UPDATE used_rounds SET next = ? WHERE run = ? AND next = ?"
         with self._durably():
-            self._rounds.use(number)
+            grown = self._db.execute(grow, (number + 1, self.run_id, number))
+            if not grown.rowcount:
+                begin = "INSERT OR IGNORE INTO used_rounds VALUES (?, ?, ?)"
+                self._db.execute(begin, (self.run_id, number, number + 1))
 
     def skip_round(self) -> None:
         """Leave one round out, as a start does: a round announced just before a crash is then never contradicted."""
-        if self._rounds.any:
-            self.take_round(self._rounds.upcoming())
+        used = self._db.execute("SELECT 1 FROM used_rounds WHERE run = ?", (self.run_id,))
+        if used.fetchone() is not None:
+            self.take_round(self.upcoming_round())
 
     def add(self, groups: Sequence[Group], *, own: bool, ages: Sequence[float] = ()) -> None:
         """Keep admitted packets, the oldest making room once the quota is reached, which keys that are
