@@ -66,7 +66,7 @@ class Metric:
                 number = sum(number.values())
             known = finite(number)
             if known is not None:
-                labels = ()
+                labels: tuple[str, ...] = ()
                 if self.label:
                     labels = (str(value),)
                 yield labels, known
