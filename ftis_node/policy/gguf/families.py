@@ -186,8 +186,8 @@ def _positions(header: GgufHeader, factors: list[float]) -> dict[str, Any]:
     made: dict[str, Any] = {"rope_type": "default", "rope_theta": _number(header, "rope.freq_base", 1e4)}
     scaling = header.fact("rope.scaling.type", "none")
     if factors:  # Llama 3.1 and later: only slow frequencies are divided
-        made |= {"rope_type": "llama3", "original_max_position_embeddings": _FIRST_CONTEXT}
-        made |= {"factor": max(factors), "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+        made |= {"rope_type": "llama3", "factor": max(factors), "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+        made["original_max_position_embeddings"] = _FIRST_CONTEXT
         for found, wanted in zip(factors, llama3_factors(made, len(factors)), strict=True):
             if not math.isclose(found, wanted, rel_tol=1e-3):
                 raise UnusableFile("its positions are scaled by factors that are not known here")
