@@ -144,12 +144,11 @@ class Run(BaseModel):
         """Raise ValueError unless the fields are those of a token run, or those of a text run."""
         if self.text != (self.tokenizer == ANY):
             raise ValueError('packet is 2 exactly if tokenizer is "any"')
-        needed = _ONLY_TOKENS
-        other = _ONLY_TEXT
+        needed: tuple[str, ...] = _ONLY_TOKENS
+        other: tuple[str, ...] = _ONLY_TEXT
         kind = "of one tokenizer"
         if self.text:
-            needed = _ONLY_TEXT
-            other = _ONLY_TOKENS
+            needed, other = other, needed
             kind = "of any tokenizer"
         for name in needed:
             if name != "prefix" and not getattr(self, name):

@@ -109,14 +109,14 @@ def convert(file: Path, tokenizer: Path | None, folder: Path) -> None:
         head = names.pop(HEAD, names[EMBEDDING])
         if header.tensors[head].size >= header.tensors[names[EMBEDDING]].size:
             names[EMBEDDING] = head
-    ends: list[int] | int | None = ends_of(header) or None
-    if ends is not None and len(ends) == 1:
-        ends = ends[0]
+    ends = ends_of(header)
     ids = {
         "bos_token_id": header.facts.get("tokenizer.ggml.bos_token_id"),
-        "eos_token_id": ends,
+        "eos_token_id": ends or None,
         "pad_token_id": header.facts.get("tokenizer.ggml.padding_token_id"),
     }
+    if len(ends) == 1:
+        ids["eos_token_id"] = ends[0]
     config |= ids | {"tie_word_embeddings": tied}
     _write(folder / "config.json", config)
     shapes = {name: list(header.tensors[stored].shape) for name, stored in names.items()}
