@@ -7,7 +7,7 @@ DEV := .venv/.dev
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test lint unit test-all slow week hostile fuzz nat many lab-quick evidence models settings pictures proto \
-  week-quick fuzz-quick wheels compose-test lock clean vllm-test gpu gpu-wheels older real
+  week-quick fuzz-quick wheels compose-test lock clean vllm-test gpu gpu-wheels older real readers
 
 demo: $(STAMP)
 	$(BIN)/ftis-node demo
@@ -84,6 +84,11 @@ gpu-wheels: $(DEV)
 # ARGS="--dtype bfloat16" on a CPU with AMX. What was found is kept in build/real-suite.
 real: $(DEV)
 	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-2} MODELS="$(MODELS)" $(BIN)/python -m tests.manual.real $(ARGS)
+
+# What real models' groups look like to one another: ARGS="FOLDER FOLDER --rows 12", with --any-tokenizer as text. What was
+# found is kept in build/readers.
+readers: $(DEV)
+	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-2} $(BIN)/python -m tests.manual.readers $(ARGS)
 
 # The compute side with the oldest torch and transformers that it is tested with, in an environment of its own.
 # PyPI's torch brings CUDA, 1.7 GB; TORCH_CPU_INDEX names an index with PyTorch's CPU wheels.

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch.nn import functional
-from transformers import AttentionInterface, Qwen2Config, Qwen2ForCausalLM
+from transformers import AttentionInterface, Gemma3ForCausalLM, Gemma3TextConfig, Qwen2Config, Qwen2ForCausalLM
 from transformers.models.qwen2 import modeling_qwen2
 
 from ftis_node.errors import UsageError
@@ -94,6 +94,31 @@ def test_each_fault_of_a_fast_path_ends_that_path_alone(dtype, fault):
         policy = made(0.2, dtype, 4)
     assert policy.packed and not policy.native, policy.way
     assert "transformers' modules, which takes longer, for the native decoder gives something else" in policy.way
+
+
+def gemma() -> Policy:
+    """Rounding in bf16 moves its log-probs further than some faults do, as a real one's."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 26, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 6, "head_dim": 16}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "sliding_window": 8, "query_pre_attn_scalar": 16}
+    config = Gemma3TextConfig(**sizes, **heads, initializer_range=0.4, eos_token_id=1, pad_token_id=0)
+    return Policy("deep", Gemma3ForCausalLM(config).bfloat16(), tiny_tokenizer(), torch.device("cpu"))
+
+
+@pytest.mark.parametrize("fault", [None, *FAULTS])
+def test_rounding_of_the_weights_is_told_from_faults(fault: str | None, monkeypatch: pytest.MonkeyPatch):
+    if fault is None:
+        policy = ready(gemma())
+        assert policy.packed and policy.native, policy.way
+        monkeypatch.setattr(Packing, "mask", lambda self, window, right=Packing.mask: right(self, None))
+        assert not ready(gemma()).packed, "a window that is left out"
+        return
+    with in_packing(fault):
+        policy = ready(gemma())
+    assert not policy.packed and policy.native, policy.way
+    with in_decoder(fault):
+        policy = ready(gemma())
+    assert policy.packed and not policy.native, policy.way
 
 
 class Neighbourly(Qwen2ForCausalLM):

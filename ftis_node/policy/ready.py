@@ -2,9 +2,9 @@
 
 import logging
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import dataclass, replace
 from inspect import signature
 from typing import Any
 
@@ -25,11 +25,11 @@ from ftis_node.policy.score import completion_logprobs
 _NEAREST = {"llama": "Llama 3", "falcon": "Falcon", "gemma": "Gemma 3", "granite": "Granite", "mistral": "Mistral"}
 
 # How far log-probs of one model may lie apart, on average, in layouts that mean the same. The first is for fp32. With
-# fewer digits it is a multiple of what rounding alone does, between bounds: for this project's layouts of what the
-# model's own padded batch does, for a refusal of the model of what another attention kernel does.
+# fewer digits it is a multiple of what rounding alone does, between bounds. For a `_twin` that is what its own padded
+# batch does; for the model, and for what refuses it, what another attention kernel does.
 _EXACT = 1e-3
 _NOISE = 2.5
-_LEAST = 0.05  # a real 0.5B in NF4 lay 0.032 apart without a fault; the least of four faults gives 0.085
+_LEAST = 0.05
 _MOST = 0.2
 _MOST_OF_MODEL = 1.0
 _UNKNOWN = 0.1  # where rounding cannot be measured
@@ -50,6 +50,9 @@ TEXTS = (
 )
 
 _WINDOW = 5  # tokens: shorter than most of the probe's sequences
+_TWIN_VOCABULARY = 512
+_TWIN_WIDTH = 512  # of the layers between attention, at most
+_TWIN_SPREAD = 2.0  # of what a matrix makes of normalised numbers: attention is sharp
 
 logger = logging.getLogger(__name__)
 
@@ -90,23 +93,81 @@ def ready(policy: Policy, texts: Sequence[str] = TEXTS) -> Policy:
                 "Its weights are damaged: download or copy the model again.",
             )
         raise fault
-    tolerance = _tolerance(policy, probe, plain)
-
-    def unlike(some: Tensor, others: Tensor) -> bool:
-        """Whether no attention kernel makes them differ so; this is asked only where it matters, for it takes time."""
-        apart = _apart(some, others)
-        return not (apart <= tolerance or apart <= _tolerance_of_model(policy, probe, plain))
-
-    if unlike(padded, plain):
+    tolerance = _tolerance_of_model(policy, probe, plain)
+    if not _apart(padded, plain) <= tolerance:
         raise UsageError(f"{policy.name} changes its logits in a way that scoring does not know.", other)
-    if unlike(padded[: len(training)], training):
+    if not _apart(padded[: len(training)], training) <= tolerance:
         raise UsageError(f"{policy.name} has a dropout that cannot be switched off.", other)
-    policy, layout = _packed(policy, probe, tolerance)
-    with _narrow(policy.causal_lm) as windows:
-        if windows:
-            padded = _logprobs(replace(policy, packed=False), probe)
-        policy, engine = _generating(replace(policy, native=False), probe, padded, tolerance)
+    policy = replace(policy, packed=False, native=False)
+    twin = _tried_twin(policy)
+    if twin is None:
+        trials = [_Trial(policy, probe, _passed(policy, probe), _tolerance(policy, probe, plain))]
+    else:
+        trials = [twin, _Trial(policy, probe, _passed(policy, probe), tolerance)]
+    policy, layout = _packed(policy, trials)
+    policy, engine = _generating(policy, trials)
     return replace(policy, way=f"Sequences are {layout}. {policy.name} {engine}.")
+
+
+@dataclass(frozen=True, eq=False)
+class _Trial:
+    """What a fast path is tried on: a model, or its twin.
+
+    expected: `_passed` of the probe in padded rows. tolerance: nats that log-probs may lie apart, on average.
+    """
+
+    policy: Policy
+    probe: Probe
+    expected: tuple[Tensor, Tensor]
+    tolerance: float
+
+
+def _tried_twin(policy: Policy) -> _Trial | None:
+    """The twin of a model, with what fast paths must give on it; None where it has none, or none that computes."""
+    try:
+        twin = _twin(policy)
+        probe = _probe(twin, ())
+        expected = _passed(twin, probe)
+        tolerance = _tolerance(twin, probe, _plain_logprobs(twin, probe))
+    except Exception as error:  # as many kinds as there are architectures
+        logger.debug("%s has no twin to try fast paths on: %r", policy.name, error)
+        return None
+    if not expected[0].isfinite().all():
+        return None
+    return _Trial(twin, probe, expected, tolerance)
+
+
+def _twin(policy: Policy) -> Policy:
+    """A model of the same class with one layer of each kind, two at least, random weights and sharp attention, in the
+    same dtype, on the same device; its windows are shorter than the probe's sequences.
+
+    Rounding adds up over layers, and trained weights enlarge it. A real Gemma 3 in bf16 lies 0.1 to 0.25 nats from
+    itself by another kernel, as far as some faults would put it. In few layers a fault stands out.
+
+    Raises:
+        ValueError: the model has other parts than those for text.
+        Exception: whatever its class raises at such sizes.
+    """
+    model = policy.causal_lm
+    config = deepcopy(model.config)
+    if config.get_text_config() is not config:
+        raise ValueError("it has parts that are not for text")
+    kinds = list(dict.fromkeys(getattr(config, "layer_types", None) or ["full_attention"]))
+    if len(kinds) < 2:
+        kinds = 2 * kinds
+    config.num_hidden_layers = len(kinds)
+    if getattr(config, "layer_types", None):
+        config.layer_types = kinds
+    if isinstance(getattr(config, "sliding_window", None), int):
+        config.sliding_window = _WINDOW
+    config.vocab_size = _TWIN_VOCABULARY
+    config.intermediate_size = min(config.intermediate_size, _TWIN_WIDTH)
+    config.initializer_range = _TWIN_SPREAD / config.hidden_size**0.5
+    config.pad_token_id = None
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        twin = type(model)(config)
+    return replace(policy, model=twin.to(policy.device, policy.dtype).eval())
 
 
 def refuse_past(model: Any, name: str) -> None:
@@ -131,64 +192,52 @@ def _remove_dropout(model: torch.nn.Module) -> None:
                 setattr(module, name, 0.0)
 
 
-def _packed(policy: Policy, probe: Probe, tolerance: float) -> tuple[Policy, str]:
+def _packed(policy: Policy, trials: Sequence[_Trial]) -> tuple[Policy, str]:
     """The policy, and how its sequences are laid out, in words."""
     model = policy.causal_lm
-    config = policy.causal_lm.config
     why = unpackable(model)
     if why:
         return policy, f"padded, which takes longer, for {why}"
-    packed = replace(policy, packed=True)
     refused = ""
     flash = policy.device.type == "cuda" and policy.dtype != torch.float32
-    before = config._attn_implementation
-    with _narrow(model):
-        expected = _passed(policy, probe)
-        fastest, *slower = ATTENTIONS
-        for name in [fastest, *slower] if flash else slower:
-            model.set_attn_implementation(name)
-            right, why = _like(expected, packed, probe, tolerance)
-            if right:
-                break
-            refused = f", not by FlashAttention ({why})"
-        else:
-            model.set_attn_implementation(before)
-            return policy, f"padded, which takes longer, for packing gives something else ({why})"
-        kernels = ""
-        if policy.graphs and understood(model):
-            kernels = _fused(expected, packed, probe, tolerance)
+    before = model.config._attn_implementation
+    fastest, *slower = ATTENTIONS
+    for name in [fastest, *slower] if flash else slower:
+        _attend_by(name, trials)
+        right, why = _like_packed(trials)
+        if right:
+            break
+        refused = f", not by FlashAttention ({why})"
+    else:
+        _attend_by(before, trials)
+        return policy, f"padded, which takes longer, for packing gives something else ({why})"
+    kernels = ""
+    if policy.graphs and understood(model):
+        kernels = _fused(trials[-1])
     if name == fastest:
         refused = ", by FlashAttention"
-    return packed, f"packed{refused} ({why}){kernels}"
+    return replace(policy, packed=True), f"packed{refused} ({why}){kernels}"
 
 
-def _fused(expected: tuple[Tensor, Tensor], policy: Policy, probe: Probe, tolerance: float) -> str:
-    """Fused kernels in its modules, if they are to be had and give the same; which, in words."""
+def _attend_by(name: str, trials: Sequence[_Trial]) -> None:
+    """Let all of them attend by this one of transformers' implementations."""
+    for trial in trials:
+        trial.policy.causal_lm.set_attn_implementation(name)
+
+
+def _fused(trial: _Trial) -> str:
+    """Fused kernels in the model's modules, if they are to be had and give the same; which, in words."""
+    model = trial.policy.causal_lm
     try:
-        undo = fuse(policy.causal_lm)
+        undo = fuse(model)
     except ImportError as error:
         return f", without liger-kernel's fused kernels ({first_line(error, 100)})"
-    right, why = _like(expected, policy, probe, tolerance)
+    right, why = _like_packed([trial])
     if right:
         return f", with liger-kernel's fused kernels ({why})"
     undo()
-    logger.warning("%s is trained without liger-kernel's fused kernels: %s.", policy.name, why)
+    logger.warning("%s is trained without liger-kernel's fused kernels: %s.", trial.policy.name, why)
     return f", without liger-kernel's fused kernels ({why})"
-
-
-@contextmanager
-def _narrow(model: Any) -> Iterator[list[Any]]:
-    """Within, windows are shorter than the probe's sequences: it would not show a longer one that is left out. Yield
-    what has one, nothing if all see everything."""
-    found = [one for one in (model.config, *model.modules()) if isinstance(vars(one).get("sliding_window"), int)]
-    before = [one.sliding_window for one in found]
-    try:
-        for one in found:
-            one.sliding_window = min(one.sliding_window, _WINDOW)
-        yield found
-    finally:
-        for one, window in zip(found, before, strict=True):
-            one.sliding_window = window
 
 
 def _passed(policy: Policy, probe: Probe) -> tuple[Tensor, Tensor]:
@@ -222,30 +271,30 @@ def _below_some_layers(policy: Policy) -> list[torch.nn.Parameter]:
     return (near if len(near) > 1 else all_of_them)[:2]
 
 
-def _like(expected: tuple[Tensor, Tensor], policy: Policy, probe: Probe, tolerance: float) -> tuple[bool, str]:
-    """Whether `_passed` gives this too; and how far off it is, or why it fails."""
-    try:
-        logprobs, slope = _passed(policy, probe)
-    except Exception as error:  # a model's code that takes no such arguments, a kernel that knows no such GPU
-        return False, first_line(error, 100)
-    apart = _apart(expected[0], logprobs)
-    if not apart <= tolerance:
-        return False, _compared(apart, tolerance)
-    off = float((slope - expected[1]).norm())
-    whole = float(expected[1].norm())
-    most = _SLOPE_EXACT if policy.dtype == torch.float32 else _SLOPE
-    if not off <= most * whole:
-        return False, f"the gradient differs by {off / whole:.2g} of itself"
-    return True, _compared(apart, tolerance)
+def _like_packed(trials: Sequence[_Trial]) -> tuple[bool, str]:
+    """Whether packing gives on all of them what is expected; and how far off it is on the last, or why it fails."""
+    why = ""
+    for trial in trials:
+        try:
+            logprobs, slope = _passed(replace(trial.policy, packed=True), trial.probe)
+        except Exception as error:  # a model's code that takes no such arguments, a kernel that knows no such GPU
+            return False, first_line(error, 100)
+        apart = _apart(trial.expected[0], logprobs)
+        why = _compared(apart, trial.tolerance)
+        if not apart <= trial.tolerance:
+            return False, why
+        off = float((slope - trial.expected[1]).norm())
+        whole = float(trial.expected[1].norm())
+        most = _SLOPE_EXACT if trial.policy.dtype == torch.float32 else _SLOPE
+        if not off <= most * whole:
+            return False, f"the gradient differs by {off / whole:.2g} of itself"
+    return True, why
 
 
-def _generating(policy: Policy, probe: Probe, expected: Tensor, tolerance: float) -> tuple[Policy, str]:
+def _generating(policy: Policy, trials: Sequence[_Trial]) -> tuple[Policy, str]:
     """Choose what generates: the native decoder if it gives what the model's own modules give, else these.
 
     If the decoder agrees without CUDA graphs only, it goes without them.
-
-    Args:
-        expected: log-probs of the probe by transformers' modules. tolerance: in nats, the mean over its tokens.
 
     Returns:
         The policy with `native` and `graphs` as chosen; and why, in words.
@@ -253,19 +302,22 @@ def _generating(policy: Policy, probe: Probe, expected: Tensor, tolerance: float
     slow = "generates by transformers' modules, which takes longer"
     if not understood(policy.causal_lm):
         return policy, f"{slow}, for the native decoder does not know them all"
-    try:
-        apart = _apart(expected, decoder_logprobs(policy, probe))
-    except Exception as error:  # what a GPU or its drivers cannot do: the model's own modules go another way
-        logger.warning("Transformers' modules generate with %s, which takes longer: %r", policy.name, error)
-        return policy, f"{slow}, for the native decoder failed ({first_line(error, 100)})"
-    if apart <= tolerance:
-        graphs = "with" if policy.graphs else "without"
-        how = f"generates by the native decoder ({_compared(apart, tolerance)}), {graphs} CUDA graphs"
-        return replace(policy, native=True), how
-    if policy.graphs:
-        logger.warning("%s generates without CUDA graphs: %s.", policy.name, _compared(apart, tolerance))
-        return _generating(replace(policy, graphs=False), probe, expected, tolerance)
-    return policy, f"{slow}, for the native decoder gives something else ({_compared(apart, tolerance)})"
+    why = ""
+    for trial in trials:
+        tried = replace(trial.policy, packed=policy.packed, graphs=policy.graphs)
+        try:
+            apart = _apart(trial.expected[0], decoder_logprobs(tried, trial.probe))
+        except Exception as error:  # what a GPU or its drivers cannot do: the model's own modules go another way
+            logger.warning("Transformers' modules generate with %s, which takes longer: %r", policy.name, error)
+            return policy, f"{slow}, for the native decoder failed ({first_line(error, 100)})"
+        why = _compared(apart, trial.tolerance)
+        if not apart <= trial.tolerance:
+            if not policy.graphs:
+                return policy, f"{slow}, for the native decoder gives something else ({why})"
+            logger.warning("%s generates without CUDA graphs: %s.", policy.name, why)
+            return _generating(replace(policy, graphs=False), trials)
+    graphs = "with" if policy.graphs else "without"
+    return replace(policy, native=True), f"generates by the native decoder ({why}), {graphs} CUDA graphs"
 
 
 def _compared(apart: float, tolerance: float) -> str:

@@ -1,0 +1,273 @@
+"""What one real model's groups look like to another: `make readers ARGS="MODEL MODEL …"`, folders.
+
+Each model samples groups on the same rows of the public task of `lab/owners.py`. Every model reads all of them as a
+node does before a step: ρ of each token, what truncation would cut and the filter drop, by every divergence. Nothing is
+trained. With `--any-tokenizer` they read each other's text. Each sampling and each reading is a process of its own, so
+that one model is in memory at a time. What was found lies in build/readers and is not made again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ftis_node.config.run import run_for
+from ftis_node.config.settings import collect
+from ftis_node.learner import TrainingGroup
+from ftis_node.objective import Diagnostics
+from ftis_node.objective.divergence import ESTIMATORS
+from ftis_node.packet import Completion
+from ftis_node.policy.packing import Prefixed
+from ftis_node.policy.score import completion_logprobs
+from ftis_node.swarm.claims import Claims
+from ftis_node.worker.engine import Engine
+from ftis_node.worker.messages import OWN, GroupPart, StepGroup
+
+OUT = Path("build/readers")
+TASK = "ftis_node.lab.owners:public"
+CAPS = {"group": 8, "prompt_tokens": 256, "completion_tokens": 96}
+PLACES = (4, 8, 16, 32)  # of a token in its completion: |d| is told up to each of these, and beyond
+PEER = "peer"
+
+
+def opened(model: str, any_tokenizer: bool) -> Engine:
+    """An engine of a model, in the run that all models share."""
+    flags = {"model": model, "device": "cpu", "vram_gb": 8.0, "objective": "ftis", "lora": True}
+    settings, _ = collect(task="", flags=flags, environment={})
+    engine = Engine()
+    facts = engine.load(settings, TASK, caps=CAPS, code=True)
+    engine.open(run_for(facts.shared() | CAPS, any_tokenizer=any_tokenizer, group=CAPS["group"]))
+    return engine
+
+
+def sample(model: str, rows: int, any_tokenizer: bool) -> dict[str, Any]:
+    """The groups that a model samples on the first rows: packets in hexadecimal, and their rewards."""
+    with closing(opened(model, any_tokenizer)) as engine:
+        made = engine.generate(range(rows), seeds=range(1, rows + 1))
+    return {"groups": [{"packet": one.packet.hex(), "rewards": one.rewards} for one in made.groups]}
+
+
+def read(model: str, given: dict[str, Any], any_tokenizer: bool) -> dict[str, Any]:
+    """What a model makes of sampled groups.
+
+    Returns:
+        `log_ratio`, d of each token (of text: of its chunk); `place`, the token's in its completion; a row a sample of
+        `reward`, `likelihood` (mean log-prob, nats) and each divergence, mean over tokens; `unreadable`, samples; and
+        `figures`, what a step's diagnostics would say of the peer.
+    """
+    found: dict[str, Any] = {"log_ratio": [], "place": [], "samples": [], "unreadable": 0}
+    diagnostics = Diagnostics()
+    with closing(opened(model, any_tokenizer)) as engine:
+        groups = [
+            StepGroup(row, [GroupPart(PEER, bytes.fromhex(one["packet"]), one["rewards"])])
+            for row, one in enumerate(given["groups"])
+        ]
+        for group in engine.training_groups(groups):
+            add_group(engine, group, found, diagnostics)
+    found["figures"] = diagnostics.summary().sources[PEER]
+    return found
+
+
+def add_group(engine: Engine, group: TrainingGroup, found: dict[str, Any], diagnostics: Diagnostics) -> None:
+    """Add a group's tokens and samples to what was found, and to the figures, all of them as evidence."""
+    objective = engine.learner.objective
+    part = group.parts[0]
+    pairs = [(one, reward) for one, reward in zip(part.completions, part.rewards, strict=True) if one is not None]
+    found["unreadable"] += len(part.completions) - len(pairs)
+    if not pairs:
+        return
+    completions = [completion for completion, _ in pairs]
+    rewards = torch.tensor([reward for _, reward in pairs], dtype=torch.float64)
+    lengths = torch.tensor([one.sampled for one in completions])
+    prefixed = Prefixed(group.prompt_ids, [one.token_ids for one in completions], [one.given for one in completions])
+    with torch.no_grad():
+        logprobs, entropy = completion_logprobs(engine.policy, [prefixed], engine.run.temperature)
+    chunks = chunks_of(completions)
+    advantages = objective.advantages(rewards).float()
+    given = {
+        "trainer_logprobs": logprobs,
+        "start_logprobs": logprobs,
+        "sampler_logprobs": torch.from_numpy(np.concatenate([one.logprobs for one in completions])),
+        "lengths": lengths,
+        "advantages": advantages,
+        "ended": torch.tensor([one.finished for one in completions]),
+        "own": torch.zeros(len(completions), dtype=torch.bool),
+        "chunks": chunks,
+    }
+    terms = objective.terms(**given)
+    chunked = torch.full((len(completions),), chunks is not None)
+    diagnostics.add(
+        terms,
+        advantages=advantages,
+        lengths=lengths,
+        sources=[PEER] * len(completions),
+        own=OWN,
+        entropy=entropy,
+        chunked=chunked,
+    )
+    found["log_ratio"] += [round(value, 5) for value in terms.log_ratio.tolist()]
+    found["place"] += [place for length in lengths.tolist() for place in range(length)]
+    by_name = {name: objective.replace(divergence=name).terms(**given).divergence for name in ESTIMATORS}
+    for number, reward in enumerate(rewards.tolist()):
+        row = {"reward": reward, "likelihood": float(terms.likelihood[number])}
+        row |= {name: float(values[number]) for name, values in by_name.items()}
+        found["samples"].append(row)
+
+
+def chunks_of(completions: Sequence[Completion]) -> torch.Tensor | None:
+    """The chunk of each token, counted through all completions; None where each token is one."""
+    if all(one.chunks is None for one in completions):
+        return None
+    pieces = []
+    begin = 0
+    for one in completions:
+        chunks = one.chunks
+        if chunks is None:
+            chunks = np.arange(one.sampled)
+        pieces.append(chunks + begin)
+        begin += len(one.logprobs)
+    return torch.from_numpy(np.concatenate(pieces))
+
+
+# --- the table --------------------------------------------------------------------------------------------------------
+
+
+def table(models: Sequence[str], kept: Path) -> Iterator[str]:
+    """A line of Markdown for each reader and author."""
+    names = [Path(model).name for model in models]
+    readings = {pair: json.loads((kept / f"{pair[0]}.{pair[1]}.json").read_text()) for pair in pairs_of(names)}
+    heads = ("tokens", "ρ, 1, 50, 99 %", "ρ > 2", "D ≥ 1, 5, 50 of wrong", "mean &#124;d&#124;", "bets pay")
+    yield f"| reader | author | {' | '.join(heads)} |"
+    yield "|---|---|---|---|---|---|---|---|"
+    for (reader, author), found in readings.items():
+        ratios = np.exp(np.array(found["log_ratio"]))
+        wrong = [one for one in found["samples"] if not one["reward"]]
+        far = [share([one["k3_reverse"] >= bound for one in wrong]) for bound in (1.0, 5.0, 50.0)]
+        claims = Claims()
+        claims.add(found["figures"])
+        quantiles = ", ".join(f"{value:.3f}" for value in np.quantile(ratios, (0.01, 0.5, 0.99)))
+        apart = float(np.abs(np.array(found["log_ratio"])).mean())
+        cells = [reader, author, len(ratios), quantiles, f"{share(ratios > 2):.4f}"]
+        cells += [", ".join(f"{one:.2f}" for one in far), f"{apart:.3f}", f"{claims.paid:.2f}"]
+        yield "| " + " | ".join(map(str, cells)) + " |"
+    yield ""
+    yield from places(readings)
+    yield ""
+    yield from divergences(readings)
+    yield ""
+    yield from gates(readings)
+
+
+def pairs_of(names: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Every reader with every author."""
+    for reader in names:
+        for author in names:
+            yield reader, author
+
+
+def share(some: Any) -> float:
+    """The share of what is true, 0 of nothing."""
+    return float(np.mean(some)) if len(some) else 0.0
+
+
+Readings = dict[tuple[str, str], dict[str, Any]]
+
+
+def places(readings: Readings) -> Iterator[str]:
+    """Mean |d| by the token's place in its completion."""
+    bounds = [0, *PLACES, 1 << 30]
+    heads = [f"{low + 1} to {high}" for low, high in zip(bounds, PLACES, strict=False)]
+    yield f"| reader | author | token {' | '.join(heads)} | beyond |"
+    yield "|---" * (len(bounds) + 1) + "|"
+    for (reader, author), found in readings.items():
+        apart = np.abs(np.array(found["log_ratio"]))
+        place = np.array(found["place"])
+        cells = [f"{apart[(place >= low) & (place < high)].mean():.3f}" for low, high in pairwise(bounds)]
+        yield f"| {reader} | {author} | {' | '.join(cells)} |"
+
+
+def divergences(readings: Readings) -> Iterator[str]:
+    """Each divergence's median and 99th percentile over samples, mean over their tokens."""
+    yield f"| reader | author | {' | '.join(ESTIMATORS)} |"
+    yield "|---" * (len(ESTIMATORS) + 2) + "|"
+    for (reader, author), found in readings.items():
+        cells = []
+        for name in ESTIMATORS:
+            values = [one[name] for one in found["samples"]]
+            middle, high = np.quantile(values, (0.5, 0.99))
+            cells.append(f"{middle:.3g}, {high:.3g}")
+        yield f"| {reader} | {author} | {' | '.join(cells)} |"
+
+
+def gates(readings: Readings) -> Iterator[str]:
+    """The level of `gated`, the least mean log-prob of a reader's own right answers, and whose right ones pass it."""
+    yield "| reader | author | level, nats a token | right answers | of them pass |"
+    yield "|---|---|---|---|---|"
+    for (reader, author), found in readings.items():
+        own = [one["likelihood"] for one in readings[reader, reader]["samples"] if one["reward"]]
+        right = [one["likelihood"] for one in found["samples"] if one["reward"]]
+        level = min(own, default=0.0)
+        passed = share([one >= level for one in right])
+        yield f"| {reader} | {author} | {level:.3f} | {len(right)} of {len(found['samples'])} | {passed:.2f} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.manual.readers", description=__doc__)
+    parser.add_argument("models", nargs="+")
+    parser.add_argument("--rows", type=int, default=16)
+    parser.add_argument("--any-tokenizer", action="store_true")
+    parser.add_argument("--by", help=argparse.SUPPRESS)  # the model of a process that samples or reads
+    parser.add_argument("--author", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    kept = OUT / ("text" if options.any_tokenizer else "tokens")
+    kept.mkdir(parents=True, exist_ok=True)
+    if options.by:
+        work(options, kept)
+        return
+    for model in options.models:
+        in_a_process(options, kept / f"{Path(model).name}.json", "--by", model)
+    for model in options.models:
+        for author in options.models:
+            name = f"{Path(model).name}.{Path(author).name}.json"
+            in_a_process(options, kept / name, "--by", model, "--author", author)
+    lines = list(table(options.models, kept))
+    (kept / "table.md").write_text("\n".join(lines) + "\n")
+    print("\n".join(lines))
+
+
+def work(options: argparse.Namespace, kept: Path) -> None:
+    """Sample, or read what an author sampled, and keep what was found."""
+    name = Path(options.by).name
+    if options.author is None:
+        found = sample(options.by, options.rows, options.any_tokenizer)
+        file = kept / f"{name}.json"
+    else:
+        author = Path(options.author).name
+        given = json.loads((kept / f"{author}.json").read_text())
+        found = read(options.by, given, options.any_tokenizer)
+        file = kept / f"{name}.{author}.json"
+    file.write_text(json.dumps(found))
+
+
+def in_a_process(options: argparse.Namespace, file: Path, *words: str) -> None:
+    """Make a file, if it is not there."""
+    if file.exists():
+        return
+    print(*words, file=sys.stderr, flush=True)
+    flags = ["--any-tokenizer"] if options.any_tokenizer else []
+    line = [sys.executable, "-m", "tests.manual.readers", *options.models, "--rows", str(options.rows), *flags, *words]
+    subprocess.run(line, check=True)
+
+
+if __name__ == "__main__":
+    main()
