@@ -96,7 +96,7 @@ def test_each_fault_of_a_fast_path_ends_that_path_alone(dtype, fault):
     assert "transformers' modules, which takes longer, for the native decoder gives something else" in policy.way
 
 
-def gemma() -> Policy:
+def gemma():
     """Rounding in bf16 moves its log-probs further than some faults do, as a real one's."""
     torch.manual_seed(0)
     sizes = {"vocab_size": 26, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 6, "head_dim": 16}
@@ -106,7 +106,7 @@ def gemma() -> Policy:
 
 
 @pytest.mark.parametrize("fault", [None, *FAULTS])
-def test_rounding_of_the_weights_is_told_from_faults(fault: str | None, monkeypatch: pytest.MonkeyPatch):
+def test_rounding_of_the_weights_is_told_from_faults(fault, monkeypatch):
     if fault is None:
         policy = ready(gemma())
         assert policy.packed and policy.native, policy.way
