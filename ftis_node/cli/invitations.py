@@ -88,10 +88,17 @@ def members(home: HomeOption = DEFAULT_HOME, json: JsonOption = False) -> None:
     for key in book.keys:
         held = book.best(key, now)
         member = peer_id(key)
-        row = {"id": member, "founder": key == book.founder, "invited_by": held and peer_id(held.issuer)}
-        row["expires"] = held and min(one.expires for one in book.chain(held))
-        row |= {"may_invite": book.may_invite(key, now), "observer": member in heard.observers}
-        rows.append({**row, "why": book.why_no_member(key, now), "name": names.get(member)})
+        row = {
+            "id": member,
+            "founder": key == book.founder,
+            "invited_by": held and peer_id(held.issuer),
+            "expires": held and min(one.expires for one in book.chain(held)),
+            "may_invite": book.may_invite(key, now),
+            "observer": member in heard.observers,
+            "why": book.why_no_member(key, now),
+            "name": names.get(member),
+        }
+        rows.append(row)
     if json:
         print_json({"run": run.id.hex(), "own": identity.peer_id, "members": rows})
         return

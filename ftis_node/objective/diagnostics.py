@@ -166,12 +166,11 @@ class Diagnostics:
             idle = sum(self._idle[name] for name in names)
             unreadable = sum(self._unreadable[name] for name in names)
             lost = sum(self._lost[name] for name in names)
-            return {
-                "idle": float(idle),
-                **_present("unreadable", unreadable),
-                **sample_figures(samples.of(numbers), samples, lost=lost),
-                **token_figures(tokens.of(numbers), clips.of(numbers)),
-            }
+            made = {"idle": float(idle)}
+            if unreadable:
+                made["unreadable"] = float(unreadable)
+            made |= sample_figures(samples.of(numbers), samples, lost=lost)
+            return made | token_figures(tokens.of(numbers), clips.of(numbers))
 
         everyone = set(self._numbers) | set(self._idle) | set(self._unreadable)
         return StepFigures(
@@ -215,9 +214,3 @@ def _evidence(terms: Terms, lengths: Tensor, chunked: Tensor, judged: Tensor) ->
 def _paid(bet: float, log_ratio: Tensor) -> Tensor:
     """log(1 + λ(R − 1)): the logarithm of what the bet pays."""
     return torch.log1p(bet * torch.expm1(log_ratio.clamp(max=MOST_LOG)))
-
-
-def _present(name: str, count: int) -> Figures:
-    if count:
-        return {name: float(count)}
-    return {}

@@ -81,23 +81,23 @@ def load(name: str) -> Loaded:
     found = list(itertools.islice(taskset, ROWS))
     if not found:
         raise Refused(f"has no tasks in {name!r}")
-    _refuse_kind(name, found[0], single)
-    if any(task.data.image for task in found):
-        raise Refused(f"needs a container for {name!r}; rewards of the text alone can be given here")
+    _refuse_kind(name, found, single)
     loaded = Loaded(environment, found, turns)
     for task in found[:_TRIED]:
         _try(name, loaded, task)
     return loaded
 
 
-def _refuse_kind(name: str, task: Any, single: bool) -> None:
+def _refuse_kind(name: str, found: Sequence[Any], single: bool) -> None:
     from verifiers.v1.task import Task
     from verifiers.v1.utils.decorators import discover_decorated
 
+    task = found[0]
     rewards = task.hooks("reward")
     boxed = [hook.__name__ for hook in rewards if _needs_runtime(hook)]
     prepares = any(getattr(type(task), hook) is not getattr(Task, hook) for hook in ("setup", "finalize"))
-    if type(task).NEEDS_CONTAINER or boxed or prepares:
+    images = any(one.data.image for one in found)  # of containers
+    if type(task).NEEDS_CONTAINER or boxed or prepares or images:
         raise Refused(f"needs a container for {name!r}; rewards of the text alone can be given here")
     if type(task).toolsets(task.config):
         raise Refused(f"needs tools for {name!r}; a receiver cannot reward what they did")
