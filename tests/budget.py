@@ -41,7 +41,7 @@ class Measure:
 
     def add(self, source: str):
         """Count a program's text."""
-        docstring_lines: set[int] = set()
+        docstring_lines = set()
         for node in ast.walk(ast.parse(source)):
             if isinstance(node, DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
                 docstring = node.body[0]
@@ -50,7 +50,7 @@ class Measure:
                 self.tuple_assignments += isinstance(node.targets[0], ast.Tuple)
             self.conditional_expressions += isinstance(node, ast.IfExp)
             self.assignment_expressions += isinstance(node, ast.NamedExpr)
-        lines: set[int] = set()
+        lines = set()
         for token in tokenize.generate_tokens(io.StringIO(source).readline):
             if token.type not in LAYOUT and token.start[0] not in docstring_lines:
                 self.tokens += 1

@@ -9,8 +9,6 @@ Proof of statement 2. Â rises with r, and a sample with Â > 0 is never dropped
 dropped, uⱼ = 0, and uᵢ < 0 says that i is kept. (d) Σᵢ Âᵢ = 0, and each failure has Â = −p / √(p(1−p)) = −√(p/(1−p)).
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """One node on several devices: what two and three ranks make is what one makes, and none is left behind."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

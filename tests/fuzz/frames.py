@@ -20,7 +20,7 @@ class Frame:
 
 def split(data: bytes) -> list[Frame]:
     """The messages in an input; of whatever bytes. A body that is cut short ends where the input does."""
-    frames: list[Frame] = []
+    frames = []
     start = 0
     while start + _HEAD.size <= len(data) and len(frames) < FRAMES_MAX:
         kind, peer, size = _HEAD.unpack_from(data, start)

@@ -212,7 +212,7 @@ def _check_gossip(node: Gossip):
 def serve(data: bytes):
     """A peer asks for packets, in as many requests of one stream as it likes."""
     frames = split(data)
-    asked: list[bytes] = []
+    asked = []
 
     async def requests() -> AsyncIterator[ftis_pb2.FetchRequest]:
         for frame in frames:
@@ -245,7 +245,7 @@ def fetch_packets(data: bytes):
         marker = (P2P.MESSAGE_MARKER, P2P.ERROR_MARKER)[frame.kind % 3 : 1 + frame.kind % 3]
         stream += marker[0] + len(frame.body).to_bytes(P2P.HEADER_LEN, "big") if frame.kind % 3 < 2 else b""
         stream += frame.body
-    came: list[int] = []
+    came = []
 
     async def pull():
         async for target, chunk in fetch(_transport(stream), peer_of(2).author, TARGETS, Traffic()):

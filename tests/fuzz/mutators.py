@@ -44,7 +44,7 @@ def message(data: bytes, kind: type[Message], rng: random.Random) -> bytes:
 
 
 def _change(changed: Message, rng: random.Random):
-    field: Any = rng.choice(list(changed.DESCRIPTOR.fields))
+    field = rng.choice(list(changed.DESCRIPTOR.fields))
     if not field.is_repeated:
         if field.message_type is not None:
             _change(getattr(changed, field.name), rng)

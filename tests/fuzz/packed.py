@@ -83,7 +83,7 @@ def repacked(change: Callable[[Any, random.Random], Any]) -> Mutator:
 
     def mutate(data: bytes, rng: random.Random) -> bytes:
         try:
-            packed: bytes = msgpack.packb(change(msgpack.unpackb(data, strict_map_key=False), rng))
+            packed = msgpack.packb(change(msgpack.unpackb(data, strict_map_key=False), rng))
         except (*MSGPACK_ERRORS, OverflowError):
             return raw(data, rng)
         return packed
@@ -133,8 +133,8 @@ def packet(data: bytes, rng: random.Random) -> bytes:
         return repacked(changed)(data, rng)
     try:
         made = decode(data)
-        change: Callable[[Any, random.Random], Any] = _of_tokens if isinstance(made, Packet) else _of_text
-        completions: list[Any] = list(made.completions())
+        change = _of_tokens if isinstance(made, Packet) else _of_text
+        completions = list(made.completions())
         place = rng.randrange(len(completions))
         match rng.randrange(8):
             case 0:
@@ -146,7 +146,7 @@ def packet(data: bytes, rng: random.Random) -> bytes:
         run = next((context.run for context in CONTEXTS if context.run.id == made.run_id), RUN)
         round = made.round
         slot = rng.choice((made.slot, rng.randrange(run.slots + 1)))
-        named: dict[str, Any] = {
+        named = {
             "run_id": run.id,
             "author": AUTHOR.author,
             "round": round,
@@ -155,7 +155,7 @@ def packet(data: bytes, rng: random.Random) -> bytes:
             "completions": completions,
         }
         if isinstance(made, Packet):
-            again: Any = pack_group(**named, prompt_ids=[], turns=run is TURNS)
+            again = pack_group(**named, prompt_ids=[], turns=run is TURNS)
         else:
             again = pack_text_group(**named, prompt="")
         return encode(replace(again, prompt_digest=drawn_digest(run, AUTHOR.author, round, slot)))

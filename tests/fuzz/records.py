@@ -110,7 +110,7 @@ def record_seeds() -> list[bytes]:
 
 def invitation_seeds() -> list[bytes]:
     addresses = [f"/ip4/192.168.7.9/tcp/4001/p2p/{FOUNDER.peer_id}", f"/ip6/2606::1/tcp/443/p2p/{FOUNDER.peer_id}"]
-    kinds: tuple[dict[str, Any], ...] = ({"name": "a friend"}, {"membership": 9999, "invites": True})
+    kinds = ({"name": "a friend"}, {"membership": 9999, "invites": True})
     return [invite(FOUNDER, RUN.id, addresses, now=NOW - 9, seconds=999, **kind).text.encode() for kind in kinds]
 
 

@@ -132,7 +132,7 @@ def _records() -> list[bytes]:
     with stopped_clock():
         for who, record in zip(PEERS[1:3], made, strict=True):
             whole.store(who.peer_id, record.value, record.expiration_time)
-    nested: bytes = msgpack.packb([])
+    nested = msgpack.packb([])
     for _ in range(6):
         nested = msgpack.packb([msgpack.ExtType(0x40, nested)])
     dictionaries = [DHTRecord(key, b"", value, NOW + 240.0) for value in (MSGPackSerializer.dumps(whole), nested)]
@@ -178,7 +178,7 @@ def _requests() -> list[bytes]:
 
 def seeds(target: str) -> list[bytes]:
     """Inputs of a target that each reach far."""
-    made: dict[str, list[bytes]] = {
+    made = {
         "admit": [packet(), packet(HORIZONTAL), packet(slot=5), packet(round=1 << 60), text_packet(), turn_packet()],
         "announcement": [announcement().encode(), announcement(packets=1).encode(), announcement(packets=12).encode()],
         "handshake": _handshakes(),

@@ -30,7 +30,7 @@ WARM_UP_SECONDS = 10.0
 async def play(ring: Arena, kinds: Sequence[type[Attack]], seconds: float, *, together: bool, seed: int) -> Any:
     """Everything, one after another or at once."""
     acts = [list(kinds)] if together else [[kind] for kind in kinds]
-    told: dict[str, Any] = {}
+    told = {}
     with tempfile.TemporaryDirectory(prefix="hostile-") as scratch:
         stage = Stage(ring, Path(scratch), seed)
         await stage.watch(min(WARM_UP_SECONDS, seconds / 4))

@@ -175,7 +175,7 @@ class Arena:
 
     def peers(self) -> dict[str, dict[str, Any]]:
         """What each node says of its peers; {} while it does not answer."""
-        found: dict[str, dict[str, Any]] = {}
+        found = {}
         for name, daemon in self.daemons.items():
             found[name] = {}
             with contextlib.suppress(UserError):
@@ -199,7 +199,7 @@ class Arena:
 
     def new_tracebacks(self) -> list[str]:
         """Unforeseen errors in the logs of all nodes since the last call, each kind once."""
-        found: Counter[str] = Counter()
+        found = Counter()
         for name, daemon in self.daemons.items():
             log = daemon.log()
             lines = iter(log[self._log_read[name] :].splitlines())

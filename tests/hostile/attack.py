@@ -143,7 +143,7 @@ class Lies(Attack):
         return [right if index % 2 else wrong for index in range(self.world.run.group)]
 
     async def strike(self):
-        entries: list[ftis_pb2.Entry] = []
+        entries = []
         for _ in range(self.AUTHORS):
             author = self.peer.identity if not self.strikes and not entries else self.author()
             round = self.round()

@@ -23,7 +23,7 @@ def made_up(run_id: bytes, shard: str, count: int) -> list[DHTRecord]:
 
     Below the first key half the identities have to be thrown away for each bit of the shard.
     """
-    records: list[DHTRecord] = []
+    records = []
     while len(records) < count:
         owner = Identity(os.urandom(32))
         if shard_of(owner.author, len(shard)) == shard:
@@ -34,7 +34,7 @@ def made_up(run_id: bytes, shard: str, count: int) -> list[DHTRecord]:
 
 def pack(records: Sequence[DHTRecord]) -> bytes:
     """As an answer carries them, however many they are."""
-    packed: bytes = msgpack.packb([[one.subkey, one.value, one.expiration_time] for one in records])
+    packed = msgpack.packb([[one.subkey, one.value, one.expiration_time] for one in records])
     return packed
 
 

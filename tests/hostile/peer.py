@@ -118,7 +118,7 @@ class Hostile(Answers):
         hello = self.say_hello(ftis_pb2.Handshake())
         if self.invitation is not None and self.invitation.inviter == target.author:
             hello.invitation = self.invitation.encoded
-        answer: ftis_pb2.Handshake = await self.stub(target).rpc_handshake(hello, timeout=CALL_SECONDS)
+        answer = await self.stub(target).rpc_handshake(hello, timeout=CALL_SECONDS)
         self.certificates = answer.granted or self.certificates
         return answer
 
@@ -126,7 +126,7 @@ class Hostile(Answers):
         """One call; shakes hands first where the target has forgotten it."""
         request = ftis_pb2.ExchangeRequest(**message)
         for _ in range(2):
-            answer: ftis_pb2.ExchangeResponse = await self.stub(target).rpc_exchange(request, timeout=CALL_SECONDS)
+            answer = await self.stub(target).rpc_exchange(request, timeout=CALL_SECONDS)
             if not answer.stranger:
                 break
             await self.meet(target)
@@ -169,7 +169,7 @@ class Hostile(Answers):
         Args:
             changes: fields of `announce` that are not as they should be.
         """
-        fields: dict[str, Any] = {"run_id": self.world.run.id, "policy_step": 0, "issued_at": int(time.time())}
+        fields = {"run_id": self.world.run.id, "policy_step": 0, "issued_at": int(time.time())}
         signed = announce(author, round=round, packets=refs, **(fields | changes))
         return self.entry(signed.encode(), len(refs))
 

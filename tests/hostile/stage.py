@@ -140,7 +140,7 @@ def _highest(phases: Sequence[Phase]) -> Sample:
 
 def _more(before: dict[str, dict[str, Any]], after: dict[str, dict[str, Any]], what: str) -> dict[str, int]:
     """By how much counters rose, all nodes together."""
-    rose: Counter[str] = Counter()
+    rose = Counter()
     for name, status in after.items():
         rose.update(status.get(what, {}))
         rose.subtract(before[name].get(what, {}))

@@ -46,7 +46,7 @@ class World:
         tokenizer = Tokenizer.from_file(str(folder / "tiny-a" / "tokenizer.json"))
 
         def ids(text: str) -> list[int]:
-            found: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+            found = tokenizer.encode(text, add_special_tokens=False).ids
             return found
 
         return cls(run, [ids(question) for question in questions], [row.answer for row in rows], ids)
@@ -125,7 +125,7 @@ class TextWorld(World):
 
     def _cut(self, pieces: Sequence[bytes]) -> list[bytes]:
         """The first pieces, up to the one that reaches a cap."""
-        kept: list[bytes] = []
+        kept = []
         for piece in pieces:
             if len(kept) == self.run.completion_tokens or len(b"".join(kept)) >= self.run.completion_bytes:
                 break

@@ -73,7 +73,7 @@ class Swarm:
     def status(self, service: str) -> dict[str, Any]:
         """What the node says; {} while it cannot."""
         try:
-            told: dict[str, Any] = json.loads(self.within(service, "ftis-node", "status", "--json"))
+            told = json.loads(self.within(service, "ftis-node", "status", "--json"))
         except (RuntimeError, ValueError):
             return {}
         return told
@@ -90,7 +90,7 @@ def main():
     parser = argparse.ArgumentParser(prog="python -m tests.manual.compose", description=__doc__)
     parser.add_argument("--base", default="debian:bookworm-slim", help="base image; `debootstrap`: one made here")
     options = parser.parse_args()
-    told: dict[str, Any] = {"base": options.base}
+    told = {"base": options.base}
     with contextlib.ExitStack() as stack:
         environment = {"DOCKER_HOST": stack.enter_context(engine())}
         if options.base == "debootstrap":

@@ -67,7 +67,7 @@ def run(name: str, place: Place, file: Path, limit: float) -> Figures:
     child = subprocess.Popen(line, cwd=ROOT, env=environment, start_new_session=True)
     try:
         child.wait(limit)
-        found: Figures = {"state": "failed", "why": f"its process ended with code {child.returncode}"}
+        found = {"state": "failed", "why": f"its process ended with code {child.returncode}"}
     except subprocess.TimeoutExpired:
         found = {"state": "failed", "why": f"it took longer than {limit:g} s"}
     finally:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from ftis_node.fit.memory import Dtype, Workload
+from ftis_node.fit.memory import Workload
 from ftis_node.fit.plan import Wishes, plan
 from ftis_node.lab.step_seconds import CARDS, Work, generating, training
 from ftis_node.policy.measure import geometry_of, known_config
@@ -76,7 +76,7 @@ def predicted() -> str:
         shape = geometry_of(known_config(f"qwen2.5-{size}"), size)
         cells = [size.upper()]
         for name, card in CARDS.items():
-            dtype: Dtype = "float16" if name.startswith("T4") else "bfloat16"
+            dtype = "float16" if name.startswith("T4") else "bfloat16"
             budget = round(card.vram * GB)
             chosen = plan(
                 shape, budget, workload, Wishes(), "cuda", eight_bit=True, four_bit=True, fused=True, dtype=dtype

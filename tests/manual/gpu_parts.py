@@ -172,7 +172,7 @@ def generation(place: Place) -> Figures:
 def graphs(place: Place, model: str) -> Figures:
     """Tokens a second with CUDA graphs and without; captures, and what stays reserved."""
     size, before = place.size(24), Graphs._captured
-    taken: list[float] = []
+    taken = []
     settings, chosen = planned(place.settings(model), size, steps=False)
     policy = named_policy(settings, random_weights=True)
 
@@ -226,7 +226,7 @@ def shortage(place: Place) -> Figures:
     size, cuda = place.size(4), place.on.type == "cuda"
     settings, chosen = planned(place.settings("qwen2.5-0.5b"), size, steps=False)
     policy = named_policy(settings, random_weights=True)
-    met: list[int] = []
+    met = []
 
     owner, name = (Graphs, "_captured") if cuda else (native._Decoding, "run")
     before = getattr(owner, name)
@@ -237,7 +237,7 @@ def shortage(place: Place) -> Figures:
         met.append(1)
         if not cuda:
             raise torch.OutOfMemoryError("out of memory: so is a CPU in this part")
-        filled: list[torch.Tensor] = []
+        filled = []
         for block in (1 << 30, 64 << 20, 2 << 20):
             with contextlib.suppress(torch.OutOfMemoryError):
                 while True:

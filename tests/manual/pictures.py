@@ -44,7 +44,7 @@ KINDS = {
 @contextmanager
 def swarm(place: Path, steps: int) -> Iterator[Daemon]:
     """Three daemons that learn from one another; A, after so many steps. All are ended afterwards."""
-    daemons: list[Daemon] = []
+    daemons = []
     try:
         for number, (name, flags) in enumerate(KINDS.items()):
             peers = ("--peers", daemons[0].address()) if daemons else ()

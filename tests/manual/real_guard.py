@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
@@ -54,9 +54,7 @@ def tried(kind: str, settings: Settings) -> Iterator[Check]:
         with fault:
             return ready(replace(sound, packed=False, native=False), texts)
 
-    ways: dict[str, tuple[Callable[[str], AbstractContextManager[None]], Callable[[Policy], bool]]] = {
-        "packing": (in_packing, lambda policy: not policy.packed and policy.native == sound.native)
-    }
+    ways = {"packing": (in_packing, lambda policy: not policy.packed and policy.native == sound.native)}
     if sound.native:
         ways["decoder"] = (in_decoder, lambda policy: policy.packed and not policy.native)
     if sound.native and sound.graphs:

@@ -57,7 +57,7 @@ Part = Callable[..., Iterator[Check]]
 
 def opened(source: str, dtype: str, *, cap: int = STEP_TOKENS, **chosen: Any) -> tuple[Engine, ModelFacts, Run]:
     """A model on the first rows of GSM8K, in a run of its own, as a node opens it."""
-    asked_for: dict[str, Any] = {"model": source, "device": "cpu", "dtype": dtype, "lora": True}
+    asked_for = {"model": source, "device": "cpu", "dtype": dtype, "lora": True}
     settings = Settings(**asked_for | {"batch_groups": 2, "eval_prompts": 4, "micro_batch_tokens": 1024} | chosen)
     engine = Engine()
     with tempfile.TemporaryDirectory() as folder:
@@ -95,7 +95,7 @@ def expected_prompt(tokenizer: Any, run: Run, example: Any) -> list[int]:
     if run.chat:
         turn = [{"role": "user", "content": message_of(run.template, example.question).strip()}]
         written = tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
-        ids: list[int] = tokenizer(written, add_special_tokens=False)["input_ids"]
+        ids = tokenizer(written, add_special_tokens=False)["input_ids"]
         return ids
     ids = tokenizer(run.template.replace("{question}", example.question))["input_ids"]
     return ids[:-1] if ids[-1] == tokenizer.eos_token_id else ids
@@ -109,7 +109,7 @@ def text(source: str, dtype: str, *, full: bool) -> Iterator[Check]:
     engine, facts, run = opened(source, dtype)
     policy = engine.policy
     tokenizer = AutoTokenizer.from_pretrained(source)
-    model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=getattr(torch, dtype)).eval()
+    model = AutoModelForCausalLM.from_pretrained(source, dtype=getattr(torch, dtype)).eval()
     solutions = solutions_by_question()
     solved = [row for row, example in enumerate(engine.task.train) if example.question in solutions]
     solved.sort(key=lambda row: len(engine.task.train[row].question + solutions[engine.task.train[row].question]))

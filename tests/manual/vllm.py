@@ -109,7 +109,7 @@ def main():
     arguments = parser.parse_args()
     place = Path(tempfile.mkdtemp(prefix="ftis-vllm-test-"))
     python = (arguments.python or installed(ROOT / "build" / "vllm")).absolute()
-    running: list[Server | Daemon] = []
+    running = []
     try:
         print(json.dumps(measured(python, place, running), indent=1))
     finally:

@@ -5,7 +5,6 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 from tests.pretend import graphs
 
@@ -44,7 +43,7 @@ def counting() -> Iterator[Counts]:
 
 
 def _line() -> str:
-    frame: Any = sys._getframe(1)
+    frame = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
         if f"/{PACKAGE}/" in file and "site-packages" not in file:

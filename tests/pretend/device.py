@@ -115,7 +115,7 @@ class Pretend(torch.Tensor):
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         if id(self) not in memo:
             with torch.no_grad():
-                copy: Any = Pretend(self.inner.detach().clone())
+                copy = Pretend(self.inner.detach().clone())
             parameter = isinstance(self, torch.nn.Parameter)
             grown = self.requires_grad
             memo[id(self)] = torch.nn.Parameter(copy, grown) if parameter else copy.requires_grad_(grown)

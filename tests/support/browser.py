@@ -81,5 +81,5 @@ class Browser:
         path.write_bytes(base64.b64decode(data))
 
     def _command(self, name: str, **arguments: Any) -> dict[str, Any]:
-        answer: dict[str, Any] = self.driver.execute_cdp_cmd(name, arguments)
+        answer = self.driver.execute_cdp_cmd(name, arguments)
         return answer

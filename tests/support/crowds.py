@@ -47,7 +47,7 @@ class Crowd:
         reputation = self.reputation
         room = reputation.newcomers_room(BATCH)
         newcomers = Newcomers(lambda author: not reputation.established(author), room, reputation.record)
-        taken: dict[bytes, int] = {}
+        taken = {}
         for target in self.table.choose(FOREIGN, lambda known: -1, newcomers):
             author = target.known.announcement.author
             target.known.done |= 1 << target.index

@@ -178,7 +178,7 @@ Join = Callable[..., Daemon]
 @pytest.fixture
 def join(tmp_path: Path) -> Iterator[Join]:
     """Starts a daemon on the home of a name, with flags; whatever a failed test left running is ended."""
-    running: list[Daemon] = []
+    running = []
 
     def start(name: str, *flags: str, new_group: bool = False) -> Daemon:
         running.append(Daemon(tmp_path / name, *flags))

@@ -41,7 +41,7 @@ class Exposed:
 
 def sections() -> dict[str, list[tuple[str, str]]]:
     """By heading, names without backquotes, each with what stands in parentheses after it, or after several."""
-    found: dict[str, list[tuple[str, str]]] = {}
+    found = {}
     heading = ""
     for line in PAGE.read_text(encoding="utf-8").splitlines():
         if line.startswith("#"):
@@ -106,7 +106,7 @@ def check_daemon(daemon: Daemon, seconds: float = 60):
     """
     socket = daemon.home.api_socket()
     documented = metrics()
-    seen: dict[str, Exposed] = {}
+    seen = {}
     deadline = time.monotonic() + seconds
     while documented.keys() - seen.keys() - NOT_YET and time.monotonic() < deadline:
         seen |= exposed(ask_text(socket, "/metrics"))  # one step may know what the next does not

@@ -43,7 +43,7 @@ def in_decoder(fault: str, *, static_only: bool = False) -> Iterator[None]:
 @contextmanager
 def in_packing(fault: str) -> Iterator[None]:
     """Packed sequences have the fault within, by either attention."""
-    pack: Callable[..., LaidOut] = packing.pack
+    pack = packing.pack
 
     def shifted(*args: Any) -> LaidOut:
         laid_out = pack(*args)

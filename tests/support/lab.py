@@ -25,7 +25,7 @@ B = {"name": "B", "model": "tiny-b"}
 
 def experiment(cell: dict[str, Any] | None = None, **parts: Any) -> Experiment:
     """Two built-in models, four groups of four a step, and one cell."""
-    whole: dict[str, Any] = {
+    whole = {
         "name": "small",
         "seeds": [3],
         "steps": 3,

@@ -85,7 +85,7 @@ class Laboratory:
         return self.out
 
     def _node(self, node: str, end: float, harder: bool, said: Mapping[str, float] | None) -> list[dict[str, Any]]:
-        lines: list[dict[str, Any]] = []
+        lines = []
         flat = self.steps - (TAIL - 1) * EVERY  # from here on at its end, so that the mean of the tail is the end
         for step in range(self.steps + 1):
             spent = {"time": 2.0 * step, "cpu": 1.5 * step, "generated": 144 * step, "trained": 288 * step}

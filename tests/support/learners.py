@@ -37,7 +37,7 @@ def vertical(
 
 def in_turns(group: TrainingGroup) -> TrainingGroup:
     """The same sampled tokens and claims, with given ones after the first of each completion that has more."""
-    completions: list[Completion | None] = []
+    completions = []
     for place, completion in enumerate(group.parts[0].completions):
         assert completion is not None
         if len(completion) > 1:
@@ -76,7 +76,7 @@ def learner(policy: Policy = POLICY, objective: str = "ftis", parts: dict[str, A
 
 def decoder_sizes(subject: Learner) -> list[int]:
     """Tokens of every forward pass from now on; if it is packed, each has its completions in one row."""
-    sizes: list[int] = []
+    sizes = []
 
     def see(_: Any, __: Any, kwargs: Any):
         assert kwargs["input_ids"].shape[0] == 1 or not subject.policy.packed

@@ -28,7 +28,7 @@ def faults(browser: Browser, url: str, name: str, out: Path | None = None, sizes
     Args:
         name: of the pictures in `out`, which gets one of each size. sizes: fewer of them.
     """
-    found: list[str] = []
+    found = []
     for width, dark in sizes:
         browser.show(width, 900, dark=dark)
         browser.open(url)
@@ -56,7 +56,7 @@ def write_steps(log: Path, steps: int, *, alone: bool = False):
         write(file, 0, evaluated(0.2))
         for number in range(1, steps + 1):
             swing = wave(number, 7.0)
-            others: dict[str, Any] = {"foreign_groups": 0, "foreign_reward": None, "peers": 0, "pool": 0}
+            others = {"foreign_groups": 0, "foreign_reward": None, "peers": 0, "pool": 0}
             if not alone:
                 others = {"foreign_groups": round(16 * swing), "foreign_reward": 0.4 + 0.4 * swing}
             others |= {"peers": 2 + number % 3, "pool": round(9 * swing)}

@@ -14,7 +14,7 @@ ERRORS = "ftis_node.errors"
 def watch(errors: Any, folder: str):
     """Append each place that makes a `UserError` to a file of this process in `folder`."""
     source = os.path.dirname(errors.__file__) + os.sep
-    noted = set[tuple[str, int]]()
+    noted = set()
     before = errors.UserError.__init__
 
     def made(self: Any, what: str, fix: str):

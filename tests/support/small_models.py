@@ -42,7 +42,7 @@ def tiny_tokenizer() -> Any:
 
 def tiny_config(**changes: Any) -> Qwen2Config:
     """A Qwen2 of two layers whose random weights are large enough to make its distributions uneven."""
-    sizes: dict[str, Any] = {
+    sizes = {
         "vocab_size": 26,
         "hidden_size": 32,
         "intermediate_size": 48,
@@ -64,7 +64,7 @@ def tiny_policy(*, seed: int = 0, lora: bool = False, tokenizer: Any = None, **c
     tokenizer = tokenizer or tiny_tokenizer()
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model: Any = Qwen2ForCausalLM(tiny_config(**changes)).eval()
+        model = Qwen2ForCausalLM(tiny_config(**changes)).eval()
         if model.config.vocab_size > len(tokenizer) and not model.config.tie_word_embeddings:
             with torch.no_grad():
                 model.lm_head.weight[len(tokenizer) :] *= 20
@@ -117,7 +117,7 @@ def plain_logprobs(policy: Policy, prompts: Sequence[Sequence[int]], completions
 @contextmanager
 def held_for_backward() -> Iterator[list[int]]:
     """Collects the number of elements of every tensor that is kept for the way back."""
-    sizes: list[int] = []
+    sizes = []
 
     def pack(tensor: Tensor) -> Tensor:
         sizes.append(tensor.numel())
@@ -167,7 +167,7 @@ def completions_of(group: ScoredPacket) -> list[Completion]:
 
 def packed(engine: Engine, completions: Sequence[Completion], row: int = 0) -> bytes:
     """The packet of a group that nobody sampled."""
-    place: dict[str, Any] = {"run_id": engine.run.id, "author": b"", "round": 0, "slot": 0, "policy_step": 0}
+    place = {"run_id": engine.run.id, "author": b"", "round": 0, "slot": 0, "policy_step": 0}
     return encode(pack_group(**place, prompt_ids=engine.prompts[row], completions=completions))
 
 

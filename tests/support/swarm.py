@@ -48,7 +48,7 @@ PROMPTS = [[row, row + 1] for row in range(ROWS)]
 
 
 def make_run(**changes: Any) -> Run:
-    fields: dict[str, Any] = {
+    fields = {
         "task": "arithmetic",
         "data": "0" * 64,
         "template": "{question}",

@@ -54,7 +54,7 @@ class Talker:
     def exchange(self, other: Talker, *, lost: int | None = None) -> Spoken:
         """Asks `other` as the daemon does; of call number `lost` the answer does not come."""
         spoken = Spoken()
-        request: ftis_pb2.ExchangeRequest | None = self.gossip.ask(other.who.author)
+        request = self.gossip.ask(other.who.author)
         while request is not None and spoken.calls < QUESTIONS:
             answer = other.gossip.answer(request, self.who.author)
             if spoken.calls == lost:

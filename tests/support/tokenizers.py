@@ -80,7 +80,7 @@ def sentencepiece_unigram() -> Any:
     """As T5's kind, but falling back to bytes and keeping all spaces."""
     trained = Tokenizer(Unigram())
     trained.pre_tokenizer = _metaspace()
-    unknown: dict[str, Any] = {"special_tokens": ["<unk>"], "unk_token": "<unk>"}
+    unknown = {"special_tokens": ["<unk>"], "unk_token": "<unk>"}
     trained.train_from_iterator(CORPUS, UnigramTrainer(vocab_size=200, show_progress=False, **unknown))
     learnt = [tuple(entry) for entry in json.loads(trained.to_str())["model"]["vocab"] if entry[0] != "<unk>"]
     words = [(word, 0.0) for word in SPECIALS] + [(word, -100.0) for word in BYTES] + learnt

@@ -41,7 +41,7 @@ class Deeds:
     """
 
     def __init__(self, fleet: Fleet, seed: int):
-        self.fleet, self.problems, self.half = fleet, list[str](), set[str]()
+        self.fleet, self.problems, self.half = fleet, [], set()
         self._chance, self._addresses, self._began = random.Random(seed), itertools.count(101), time.time()
 
     def do(self, event: Event):

@@ -87,7 +87,7 @@ class Event:
 def plan(seconds: float, seed: int, names: Collection[str]) -> list[Event]:
     """Everything that happens: each deed comes once before any comes again, and a lone peer is away twice. Each day
     ends with a night."""
-    chance, deck, events = random.Random(seed), list[str](), list[Event]()
+    chance, deck, events = random.Random(seed), [], []
     day = (seconds - QUIET_SECONDS) / DAYS
     each = max(30.0, min(75.0, day / 2))
     possible = {what: there for what, who in DEEDS.items() if (there := [name for name in who if name in names])}

@@ -23,7 +23,7 @@ BLAMED = r"(?:Refused a packet of|Author|Peer) (\w+)(?:: | is left alone)"  # wh
 def unexplained(home: Path, members: Collection[str]) -> Counter[str]:
     """Messages of a node from level WARNING on with their error, and what libraries print: those that have no
     explanation here, and how often. members: ids of those who are not hostile."""
-    found = Counter[str]()
+    found = Counter()
     for line in (
         line for file in (*home.glob("node.log*"), home / "output.log") for line in file.open(errors="replace")
     ):

@@ -50,10 +50,10 @@ class Member:
         self.interface = f"{PREFIX}-v{number}"
         self.up = False
         self.deeds = 0
-        self.away = list[tuple[float, float]]()
+        self.away = []
         self.id = ""
         self._clock = folder / "clock" / role.name
-        self._shifts = list[tuple[float, float]]()
+        self._shifts = []
         self._environment = {"WEEK_CLOCK": str(self._clock), "PYTHONPATH": str(self._clock.parent)}
         set_clock = [f"{key}={value}" for key, value in self._environment.items()]
         prefix = ("ip", "netns", "exec", self.namespace, "env", *set_clock, "setpriv", "--pdeathsig", "KILL")

@@ -64,7 +64,7 @@ class Gauges:
 
 def sample(member: Member) -> list[dict[str, Any]]:
     """A row for each process with what it holds, and one for the node with its disk, step, and what it heard."""
-    rows = list[dict[str, Any]]()
+    rows = []
     status = member.daemon.status()
     base = {"at": time.time(), "name": member.role.name}
     for place, process in enumerate(member.daemon.pids()):
@@ -110,10 +110,10 @@ class Apart:
         Args:
             most: seconds for which a pair may be apart.
         """
-        self.times = list[float]()
-        self.late = dict[tuple[str, str], float]()
+        self.times = []
+        self.late = {}
         self._most = most
-        self._since = dict[tuple[str, str], float]()
+        self._since = {}
 
     def note(self, now: float, views: Mapping[str, set[str] | None], half: Collection[str]):
         """Takes a sample.
@@ -137,7 +137,7 @@ class Apart:
 
     def sample(self, members: Collection[Member], half: Collection[str]):
         """Asks the members of a run. One that has not joined its run yet is not up."""
-        views = dict[str, set[str] | None]()
+        views = {}
         for member in members:
             status = member.daemon.status()
             if member.up and (not status or status.get("step") is not None):
@@ -174,7 +174,7 @@ class Album:
         before = member.deeds
         name = f"{member.role.name}-{when}"
         link = member.page() or ""
-        found = list[str]()
+        found = []
         pages = {name: link} | ({f"{name}-swarm": link.replace("/?", "/watch.html?")} if member.trains else {})
         try:
             with within(member.namespace), Browser(1280, 900) as browser:

@@ -53,7 +53,7 @@ def slope(times: Sequence[float], values: Sequence[float], tests: int) -> Slope:
 
 def slopes(rows: Sequence[dict[str, Any]]) -> dict[tuple[str, str, int], dict[str, Slope]]:
     """Of every process that lived long enough, by node, kind and pid: how each thing of `LIMITS` grows."""
-    lives = defaultdict[tuple[str, str, int], list[dict[str, Any]]](list)
+    lives = defaultdict(list)
     for row in rows:
         if "pid" in row and row["at"] - row["born"] > WARM_UP_SECONDS:
             lives[row["name"], row["process"], row["pid"]].append(row)
