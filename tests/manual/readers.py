@@ -65,7 +65,7 @@ def read(model: str, given: dict[str, Any], any_tokenizer: bool) -> dict[str, An
         `reward`, `likelihood` (mean log-prob, nats) and each divergence, mean over tokens; `unreadable`, samples; and
         `figures`, what a step's diagnostics would say of the peer.
     """
-    found: dict[str, Any] = {"log_ratio": [], "place": [], "samples": [], "unreadable": 0}
+    found = {"log_ratio": [], "place": [], "samples": [], "unreadable": 0}
     diagnostics = Diagnostics()
     with closing(opened(model, any_tokenizer)) as engine:
         groups = [
@@ -78,7 +78,7 @@ def read(model: str, given: dict[str, Any], any_tokenizer: bool) -> dict[str, An
     return found
 
 
-def add_group(engine: Engine, group: TrainingGroup, found: dict[str, Any], diagnostics: Diagnostics) -> None:
+def add_group(engine: Engine, group: TrainingGroup, found: dict[str, Any], diagnostics: Diagnostics):
     """Add a group's tokens and samples to what was found, and to the figures, all of them as evidence."""
     objective = engine.learner.objective
     part = group.parts[0]
@@ -221,7 +221,7 @@ def gates(readings: Readings) -> Iterator[str]:
         yield f"| {reader} | {author} | {level:.3f} | {len(right)} of {len(found['samples'])} | {passed:.2f} |"
 
 
-def main() -> None:
+def main():
     parser = argparse.ArgumentParser(prog="python -m tests.manual.readers", description=__doc__)
     parser.add_argument("models", nargs="+")
     parser.add_argument("--rows", type=int, default=16)
@@ -245,7 +245,7 @@ def main() -> None:
     print("\n".join(lines))
 
 
-def work(options: argparse.Namespace, kept: Path) -> None:
+def work(options: argparse.Namespace, kept: Path):
     """Sample, or read what an author sampled, and keep what was found."""
     name = Path(options.by).name
     if options.author is None:
@@ -259,7 +259,7 @@ def work(options: argparse.Namespace, kept: Path) -> None:
     file.write_text(json.dumps(found))
 
 
-def in_a_process(options: argparse.Namespace, file: Path, *words: str) -> None:
+def in_a_process(options: argparse.Namespace, file: Path, *words: str):
     """Make a file, if it is not there."""
     if file.exists():
         return
