@@ -17,7 +17,7 @@ ALICE = identity(1)
 
 
 async def test_row_07_a_group_that_two_pulls_bring_is_taken_once(tmp_path):
-    """As of an announcement that left the table while it was being pulled, and came back."""
+    """As of an announcement that left the table while it was being pulled, and came back; or of a slow holder."""
     taken = []
     store = PacketStore(tmp_path / "store.sqlite", RUN.id, 1 << 20)
 
@@ -43,8 +43,11 @@ async def test_row_07_a_group_that_two_pulls_bring_is_taken_once(tmp_path):
     for _ in range(2):
         table.add(made, made.encode(), age=0.0, first_sender=None)
         [target] = table.choose(1, lambda known: -1)
+        target.known.pulling = target.known.every
+        pulling._slow([target])
+        assert table.choose(1, lambda known: -1), "meanwhile another holder may bring it"
         group = pulling._admit(target, body)
-        assert group is not None
+        assert group is not None and pulling._admit(target, body) is None
         pulled.append((target, group))
         table._remove(target.known)
     assert pulling.hungry

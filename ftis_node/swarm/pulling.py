@@ -181,9 +181,13 @@ class Pulling:
                     brought = True
                     self.reputation.delivered(holder)
                     group = self._admit(target, chunk.packet)
+                elif chunk.status == FetchChunk.GONE:
+                    complete = False
+                    target.known.held_no_more(holder, target.index)
+                    self.reputation.faked(holder)
                 else:
                     complete = False
-                    self._lacked(holder, target, chunk)
+                    self.reputation.answered(holder)
                 if group is None:
                     self._landed(target, left)
                 else:
@@ -205,14 +209,6 @@ class Pulling:
             await self._hand_over(arrived, left)
         return complete
 
-    def _lacked(self, holder: bytes, target: Target, chunk: FetchChunk) -> None:
-        """Note that a holder has no packet to give now: it is busy, or has it no more."""
-        if chunk.status == FetchChunk.GONE:
-            target.known.held_no_more(holder, target.index)
-            self.reputation.faked(holder)
-        else:
-            self.reputation.answered(holder)
-
     def _at_fault(self, holder: bytes, fault: HolderFault) -> None:
         """Hold a broken pull against the holder."""
         logger.info("Holder %s %s", peer_id(holder), fault)
@@ -225,8 +221,11 @@ class Pulling:
         self.membership.failed(holder)
 
     def _slow(self, left: list[Target]) -> None:
-        """Count a slow holder's targets as under way no longer, so that the node pulls as many others meanwhile."""
+        """Count a slow holder's targets as under way no longer: the node pulls as many others meanwhile, and these from
+        other holders."""
         self._under_way.difference_update(left)
+        for target in left:
+            target.known.pulling &= ~(1 << target.index)
         self.news.set()
 
     async def _hand_over(self, arrived: dict[Target, Arrival], left: list[Target]) -> None:
@@ -253,7 +252,10 @@ class Pulling:
             self.reputation.admitted(arrival.group.author, completions=len(lengths), tokens=sum(lengths))
 
     def _admit(self, target: Target, data: bytes) -> Group | None:
-        """Admit one packet with the right hash; the author is to blame for any further fault."""
+        """Admit one packet with the right hash, unless another holder has brought it; the author is to blame for any
+        further fault."""
+        if target.known.done >> target.index & 1:
+            return None
         author = target.key[0]
         target.known.done |= 1 << target.index
         verdict = admit_target(self.trade.context, target, data)
