@@ -122,6 +122,7 @@ class StepReport(msgspec.Struct, frozen=True):
     generator           with engine=vllm what the server did
     columns             of extra columns of verdicts since the last step the mean, or the commonest text
     own_data_groups     groups on rows of the owner's own; own_data_reward: their mean reward
+    threads             of the CPU, on whose number the order of sums depends
     """
 
     loss: float
@@ -138,6 +139,7 @@ class StepReport(msgspec.Struct, frozen=True):
     columns: dict[str, str | float] = {}
     own_data_groups: int = 0
     own_data_reward: float | None = None
+    threads: int | None = None
     diagnostics: StepFigures = StepFigures()
     device: DeviceSeconds = DeviceSeconds()
 

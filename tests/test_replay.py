@@ -13,6 +13,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+import torch
 from msgspec.structs import replace
 from typer.testing import CliRunner
 
@@ -270,6 +271,24 @@ async def test_a_return_to_older_weights_is_followed_and_the_count_of_steps_goes
     assert [event["weights_of_step"] for event in read_events(home.metrics, "restored")] == [1]
     assert (report["steps"], report["last_step"], report["void_steps"]) == (2, 4, 2)
     assert report["identical"] and [entry["step"] for entry in report["checkpoints"]] == [1, 4]
+
+
+async def test_each_step_is_taken_again_with_its_own_threads(tmp_path, monkeypatch):
+    """On a busy machine a node takes fewer; earlier versions kept those of their start."""
+    home = Home(tmp_path / "home")
+    await train_here(home, (0, 0))
+    for step, threads in ((1, None), (2, 2)):
+        edit(home.path, of("step", lambda line, threads=threads: line | {"threads": threads}, step))
+    used = []
+    taken = Engine.step
+
+    def watched(*args, **more):
+        used.append(torch.get_num_threads())
+        return taken(*args, **more)
+
+    monkeypatch.setattr(Engine, "step", watched)
+    replay(home.path)
+    assert used == [1, 2]
 
 
 # --- which steps count ------------------------------------------------------------------------------------------------

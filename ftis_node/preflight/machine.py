@@ -6,6 +6,7 @@ import platform
 import shutil
 import subprocess
 import sys
+import time
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -18,6 +19,7 @@ from packaging.specifiers import SpecifierSet
 
 from ftis_node.host.allocator import FIXED, NAMES
 from ftis_node.host.descriptors import raise_limit
+from ftis_node.host.threads import LOOK_SECONDS, Threads
 from ftis_node.installed import to_install
 from ftis_node.policy.names import built_in
 from ftis_node.preflight.case import Case, Finding, Findings, fail, ok, warn
@@ -145,10 +147,10 @@ def gpu(case: Case) -> Findings:
 
     if case.settings.devices[0] == "cpu" or not torch.cuda.is_available():
         if case.settings.devices[0] == "cpu" or case.settings.model in built_in():
-            yield ok("No GPU is used; the CPU trains.")
+            yield ok(f"No GPU is used; {_on_cpu(case)}")
         else:
             yield warn(
-                "There is none that torch can use: the CPU trains.",
+                f"There is none that torch can use: {_on_cpu(case)}",
                 "Fine for small models; large ones take a GPU, see `ftis-node fit`.",
             )
         return
@@ -161,6 +163,17 @@ def gpu(case: Case) -> Findings:
             text = f"{found.text} But a daemon runs on this home, and may have all of the GPU's memory."
             found = warn(text, f"Stop it to try the GPU alone. {found.advice}")
         yield found
+
+
+def _on_cpu(case: Case) -> str:
+    """That the CPU trains, and with how many threads if others use it; this home's own node would be one of them."""
+    import torch
+
+    threads = Threads(torch.get_num_threads())
+    if case.status is None:
+        time.sleep(LOOK_SECONDS)
+        threads.wanted()
+    return f"the CPU trains{threads.told()}."
 
 
 def smoke(device: str) -> Finding:

@@ -22,6 +22,7 @@ from ftis_node.fit.memory import Workload
 from ftis_node.fit.plan import Plan
 from ftis_node.host.doing import advance, doing, now
 from ftis_node.host.interruption import forget, interrupt
+from ftis_node.host.threads import Threads
 from ftis_node.learner import Learner, Part, TrainingGroup, choose_objective
 from ftis_node.learner.fsdp import Shards
 from ftis_node.learner.team import ALONE, Team
@@ -61,11 +62,15 @@ class Engine:
     The public attributes serve code that uses an engine in its own process; seeds of samples are drawn from `random`.
     """
 
-    def __init__(self, planned: Callable[[Settings], None] = lambda settings: None) -> None:
+    def __init__(
+        self, planned: Callable[[Settings], None] = lambda settings: None, threads: Threads | None = None
+    ) -> None:
         """
         planned: called by `load` with the settled settings, before the model is loaded.
+        threads: that a CPU's work takes; None: as many as there are, always.
         """
         self._planned = planned
+        self.threads = threads
         self._settings: Settings
         self.policy: Policy
         self.task: Task
@@ -126,7 +131,8 @@ class Engine:
         shape = geometry(settings.model)
         self._context = shape.context
         refuse_run(settings.model, shape.context, workload.completion_tokens)
-        use_device(settings.devices[0])
+        if use_device(settings.devices[0]).type != "cpu":
+            self.threads = None
 
         def settled(cap: int) -> tuple[Settings, Plan]:
             return settle(settings, replace(workload, completion_tokens=cap), remembered, shape)
@@ -146,6 +152,7 @@ class Engine:
         self._planned(self._settings)
         server = server_of(settings)
         questions = [example.question for example in self.task.train[:PROBE_ROWS]]
+        self._give_way()
         self.policy = replace(load_policy(self._settings, questions, tokenizer), server=server)
         self.random = torch.Generator().manual_seed(self._settings.seed)
         return self._loaded(self._facts, plan)
@@ -182,11 +189,17 @@ class Engine:
         if part == "train" and self._crowded:
             let_go()
         make_way(self.policy.device)
+        self._give_way()
         with ExitStack() as stack:
             stack.enter_context(self.usage.of(part))
             if self._shards is not None and part != "train":
                 stack.enter_context(self._shards.whole())
             yield
+
+    def _give_way(self) -> None:
+        """Take as many threads as other processes leave cores."""
+        if self.threads:
+            torch.set_num_threads(self.threads.wanted())
 
     def open(self, run: Run) -> m.OpenedRun:
         """Open a run: tokenise every prompt and create the learner.
@@ -352,6 +365,7 @@ class Engine:
             columns=self._columns.taken(),
             generator=generator,
             device=self.usage.step_ended(),
+            threads=torch.get_num_threads(),
             **figures(groups),
         )
 
@@ -405,8 +419,11 @@ class Engine:
         policy: Policy | None = getattr(self, "policy", None)  # there is none while it is being loaded
         if policy is None:
             return Watched(None, now(), self._facts)
+        work = now()
+        if work and self.threads:
+            work = msgspec.structs.replace(work, what=work.what + self.threads.told())
         graphs = policy.graphs and policy.native and not failed()
-        return Watched(gpu_figures(policy.device, graphs), now())
+        return Watched(gpu_figures(policy.device, graphs), work)
 
     def save(self, directory: str) -> None:
         """Write weights, optimiser and random states into an existing directory. Raises UserError if it is full."""

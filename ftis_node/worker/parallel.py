@@ -20,6 +20,7 @@ from ftis_node.config.settings import Settings
 from ftis_node.errors import NO_ROOM
 from ftis_node.evaluate.greedy import merged
 from ftis_node.host.interruption import forget
+from ftis_node.host.threads import Threads
 from ftis_node.text import say
 from ftis_node.worker import messages as m
 from ftis_node.worker.client import Worker
@@ -32,7 +33,7 @@ class Ranks:
     """An engine on each device of its settings, which may be one."""
 
     def __init__(self) -> None:
-        self.engine = Engine(self._load_others)
+        self.engine = Engine(self._load_others, Threads(torch.get_num_threads()))
         self._others: list[Worker] = []
         self._load: m.Load
         self._loading: list[Future[m.ModelFacts]] = []
@@ -76,6 +77,7 @@ class Ranks:
         if len(devices) > 1 and devices[0] == "cpu":
             threads = max(1, torch.get_num_threads() // len(devices))
             torch.set_num_threads(threads)
+            self.engine.threads = None
         self._load = asked
         self._others = [Worker(_leave) for _ in devices[1:]]
         for rank in self._others:

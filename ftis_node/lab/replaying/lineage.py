@@ -98,6 +98,7 @@ class LoggedStep(_Line):
     foreign_reward: float | None
     skipped: str | None
     own_data_groups: int = 0
+    threads: int | None = Field(None, ge=1)  # None: an earlier version's, which kept those of its start
 
 
 _NEEDED = LoggedStep.model_fields.keys()  # of a line; most of the rest are diagnostics, which would fill the memory

@@ -190,7 +190,6 @@ class _Replay:
         reward = None
         if not self._run.reward.startswith(CODE):
             reward = self._run.reward
-        torch.set_num_threads(start.threads)  # the order of sums depends on it
         facts = self._engine.load(
             Settings(**settings),
             start.task,
@@ -220,7 +219,6 @@ class _Replay:
 
     def _go_over(self, link: Link) -> None:
         """To another process's settings, or another count of steps, with the same weights, optimiser and gate."""
-        torch.set_num_threads(link.start.threads)
         other = _made_of(link.start) != _made_of(self._start)
         if not other and link.step == self._updates:
             return
@@ -250,6 +248,7 @@ class _Replay:
         if self._run.common:
             batch = batch._replace(key=key_of)
         groups = step_groups(batch, weights)
+        torch.set_num_threads(logged.threads or self._start.threads)  # the order of sums depends on it
         report = self._engine.step(groups, micro_batch_tokens=logged.micro_batch_tokens)
         self._updates += 1
         rewards = describe([*own, *replaced], foreign)
