@@ -17,9 +17,10 @@ from ftis_node.step_report import DeviceSeconds
 from ftis_node.swarm.certificates import Certificate, Removal, encode
 from ftis_node.swarm.known import Arrival
 from ftis_node.swarm.roster import Roster
-from ftis_node.worker.messages import Generated, ScoredPacket
+from ftis_node.worker.messages import Generated, ScoredPacket, Step
 from tests.support.clock import Clock
 from tests.support.steppers import BATCH, stepper, vertical
+from tests.support.steps import step_report
 from tests.support.swarm import CONTEXT, RUN, group, identity, packet, scored
 
 NOTHING = Waiting(0)
@@ -169,21 +170,30 @@ async def test_what_is_written_to_disk_does_not_keep_the_worker_waiting():
     assert order == ["asked", "written", "answered"]
 
 
-async def test_peers_are_told_the_time_at_which_a_round_is_announced(tmp_path):
-    """Not that before it was generated, which takes minutes on a CPU: they would think that this clock is behind."""
+async def test_a_round_is_announced_with_the_time_of_that_before_the_first_evaluation(tmp_path):
+    """Not with that before it was generated, which takes minutes on a CPU: peers would think that this clock is behind.
+    So does the evaluation, which is no part of the step."""
 
     class Slow:
         async def call(self, request):
             clock.now += 100.0
+            if isinstance(request, Step):
+                return step_report()
             made = [packet(identity(1).author, request.round, slot) for slot in request.slots]
             return Generated([ScoredPacket(one, [0.0, 1.0]) for one in made], 100.0, 9)
 
+    async def evaluate():
+        told.append("evaluated")
+        clock.now += 240.0
+
     clock = Clock()
-    node = stepper(tmp_path, context=CONTEXT, identity=identity(1), worker=Slow(), unix=clock)
+    node = stepper(
+        tmp_path, 0, context=CONTEXT, identity=identity(1), worker=Slow(), clock=clock, unix=clock, batch_groups=2
+    )
     told = []
     node.means.swarm.announce = lambda round, step, refs, issued_at: told.append(issued_at)
-    await vertical(node).make(2)
-    assert told == [1100]
+    last = await node.step(asyncio.Event(), evaluate)
+    assert told == [1100, "evaluated"] and last.seconds.total == 200.0
 
 
 async def test_where_the_disk_is_full_the_worker_is_not_waited_for():

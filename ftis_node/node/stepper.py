@@ -3,7 +3,7 @@
 import asyncio
 import random
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from ftis_node.node.horizontal import HorizontalSource
 from ftis_node.node.maker import beside
@@ -70,9 +70,15 @@ class Stepper:
             return None
         return sum(spent.idle for spent in self.device) / total
 
-    async def step(self, stopping: asyncio.Event) -> TakenStep | None:
+    async def step(
+        self, stopping: asyncio.Event, before_training: Callable[[], Awaitable[None]] | None = None
+    ) -> TakenStep | None:
         """Take one step and return its report. None if `stopping` was set before the batch was complete, or if there is
-        nothing to train on."""
+        nothing to train on.
+
+        Args:
+            before_training: awaited when the batch is complete; its time is no part of the step's.
+        """
         pace = self.means.pace
         began = self.means.clock()
         pace.began = began
@@ -81,6 +87,10 @@ class Stepper:
             if batch is None:
                 return None
             self.means.swarm.wake()
+            if before_training is not None:
+                generated = self.means.clock()
+                await before_training()
+                began += self.means.clock() - generated
             return await self.train(batch, began)
         finally:
             pace.began = None

@@ -127,18 +127,26 @@ class Training:
     # --- steps ----------------------------------------------------------------------------------------------------
 
     async def _go_on(self) -> None:
-        """Take the first evaluation, or the next step."""
+        """Take the next step. Before the first one is trained comes the first evaluation: peers have this node's groups
+        by then."""
         self._telling.note()
         if self._changed:
             await self._take_over()
+        evaluate_first = None
         if self.progress.pass_at_1 is None:
-            await self._evaluate()
-            await self._saving.checkpoint(self._compute.worker, self.progress)
             await self._wait_for_peers()
-            return
-        last = await self.components.stepper.step(self._commands.stopping)
+            if self._commands.flush.is_set():
+                return
+            if self.settings.own_share == 0:  # it makes no groups that others could use meanwhile
+                return await self._evaluate_first()
+            evaluate_first = self._evaluate_first
+        last = await self.components.stepper.step(self._commands.stopping, evaluate_first)
         if last is not None:
             await self._after_step(last)
+
+    async def _evaluate_first(self) -> None:
+        await self._evaluate()
+        await self._saving.checkpoint(self._compute.worker, self.progress)
 
     async def _take_over(self) -> None:
         """Give changed constants to the compute process, and write them down for a replay."""
