@@ -87,6 +87,7 @@ def test_the_weights_come_back_exactly(either):
     found = checkpoint_of(either[0])
     settings, origins = settings_for(found, found.model, {"device": "cpu"}, "")
     policy = load_trained(settings, found)
+    assert policy.native and not policy.packed, "what training would take is not tried"
     saved = load_file(found.path / WEIGHTS)
     trained = {name: p for name, p in policy.model.named_parameters() if p.requires_grad}
     assert trained.keys() == saved.keys()

@@ -57,10 +57,11 @@ _TWIN_SPREAD = 2.0  # of what a matrix makes of normalised numbers: attention is
 logger = logging.getLogger(__name__)
 
 
-def ready(policy: Policy, texts: Sequence[str] = TEXTS) -> Policy:
+def ready(policy: Policy, texts: Sequence[str] = TEXTS, *, trains: bool = True) -> Policy:
     """The policy as all else expects it.
 
     texts: what this is tried on, questions of the task, from the first on as far as needed.
+    trains: whether it is to be trained; if not, nothing is said or tried of that.
 
     Dropout is off, because log-probs of training must be those of sampling. Packed, if its attention goes through
     transformers' interface, and gives what padding gives; with fused kernels where `graphs` allows, if those do too.
@@ -79,8 +80,10 @@ def ready(policy: Policy, texts: Sequence[str] = TEXTS) -> Policy:
     try:
         padded = _logprobs(policy, probe)
         plain = _plain_logprobs(policy, probe)
-        policy.model.train()
-        training = _logprobs(policy, probe[:1])
+        training = padded
+        if trains:
+            policy.model.train()
+            training = _logprobs(policy, probe[:1])
     except Exception as error:  # as many kinds as there are architectures
         raise UsageError(f"{policy.name} cannot be scored: {first_line(error)}", other) from error
     finally:
@@ -104,9 +107,12 @@ def ready(policy: Policy, texts: Sequence[str] = TEXTS) -> Policy:
         trials = [_Trial(policy, probe, _passed(policy, probe), _tolerance(policy, probe, plain))]
     else:
         trials = [twin, _Trial(policy, probe, _passed(policy, probe), tolerance)]
-    policy, layout = _packed(policy, trials)
+    layout = ""
+    if trains:
+        policy, layout = _packed(policy, trials)
+        layout = f"Sequences are {layout}. "
     policy, engine = _generating(policy, trials)
-    return replace(policy, way=f"Sequences are {layout}. {policy.name} {engine}.")
+    return replace(policy, way=f"{layout}{policy.name} {engine}.")
 
 
 @dataclass(frozen=True, eq=False)

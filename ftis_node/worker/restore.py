@@ -15,10 +15,12 @@ from ftis_node.config.run import load_run_file
 from ftis_node.config.settings import Settings, collect
 from ftis_node.errors import UsageError, UserError
 from ftis_node.fit.plan import SMALL_MODEL
+from ftis_node.host.doing import doing
 from ftis_node.policy.kinds import refuse_folder
 from ftis_node.policy.load import choose_device, fastest_dtype, load_policy
 from ftis_node.policy.measure import geometry
 from ftis_node.policy.policy import Policy
+from ftis_node.policy.ready import ready
 from ftis_node.store.checkpoints import CheckpointError, parse_label, under, verify
 from ftis_node.worker.checkpoint import ALPHA, WEIGHTS
 
@@ -157,13 +159,15 @@ def settings_for(
 
 
 def load_trained(settings: Settings, checkpoint: Checkpoint | None) -> Policy:
-    """Load the settings' model with the checkpoint's weights.
+    """Load the settings' model with the checkpoint's weights, to generate with it.
 
     Raises:
         UsageError: the checkpoint is of another model.
         UserError: weights cannot be found or read.
     """
-    policy = load_policy(settings)
+    policy = load_policy(settings, texts=None)
+    with doing("checking the fast paths"):
+        policy = ready(policy, trains=False)
     if checkpoint is not None:
         restore(policy, checkpoint)
     return policy
