@@ -5,6 +5,7 @@ import math
 
 import msgspec
 import numpy as np
+import psutil
 import pytest
 import torch
 
@@ -175,6 +176,15 @@ def test_evaluation_is_greedy_and_leaves_no_trace(engine):
     assert first.prompts == 40
     assert 0 <= first.pass_at_1 <= first.formatted <= 1 and first.pass_at_1 <= first.lenient
     assert torch.equal(engine.random.get_state(), state[0]) and torch.equal(torch.get_rng_state(), state[1])
+
+
+def test_memory_that_nobody_uses_is_given_back_after_a_phase(engine):
+    memory = psutil.Process().memory_info
+    blocks = [torch.ones(25_000) for _ in range(2_000)]
+    full = memory().rss
+    blocks = blocks[::100]  # those that stay lie between what is free
+    engine.evaluate()
+    assert memory().rss < full - 150e6
 
 
 def test_evaluation_takes_all_that_is_held_out_at_most():

@@ -20,6 +20,7 @@ from ftis_node.evaluate.playing import play
 from ftis_node.fit.context import Context, refuse_run
 from ftis_node.fit.memory import Workload
 from ftis_node.fit.plan import Plan
+from ftis_node.host.allocator import trim
 from ftis_node.host.doing import advance, doing, now
 from ftis_node.host.interruption import forget, interrupt
 from ftis_node.host.threads import Threads
@@ -195,6 +196,7 @@ class Engine:
             if self._shards is not None and part != "train":
                 stack.enter_context(self._shards.whole())
             yield
+        trim()
 
     def _give_way(self) -> None:
         """Take as many threads as other processes leave cores."""
