@@ -53,6 +53,9 @@ def test_what_keeps_a_file_from_becoming_a_folder_is_told(tmp_path, monkeypatch)
     wordless = tmp_path / "wordless.gguf"
     wordless.write_bytes(file.read_bytes().replace(b"tokenizer.ggml.model", b"tokenizer.ggml.mould"))
     refused(wordless, "wordless.gguf cannot be turned into a folder: its tokenizer is of the kind None")
+    textual = tmp_path / "textual.gguf"  # its base of positions is the text that named its kind of tokenizer
+    textual.write_bytes(wordless.read_bytes().replace(b"tokenizer.ggml.mould", b"llama.rope.freq_base"))
+    refused(textual, "textual.gguf cannot be turned into a folder: its rope.freq_base is no number")
     with monkeypatch.context() as meanwhile:
         (tmp_path / "torch.py").write_text("raise SystemExit(3)")
         meanwhile.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
