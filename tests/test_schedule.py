@@ -1,5 +1,6 @@
-"""When a node trains: hours, battery, and a machine that was asleep."""
+"""When a node trains: hours, battery, another program on its GPU, and a machine that was asleep."""
 
+import stat
 import time
 from datetime import datetime, timedelta
 
@@ -14,8 +15,9 @@ from ftis_node.config.settings import Settings, changed, collect
 from ftis_node.errors import UsageError
 from ftis_node.host.clocks import Clocks, replaced, unix_seconds
 from ftis_node.node import commands as schedule_module
-from ftis_node.node.commands import Commands, Hold, Phase, Schedule
+from ftis_node.node.commands import Commands, Hold, Phase, Schedule, read_pmon
 from tests.support.cli import answer, printed, refused
+from tests.support.clock import Clock
 from tests.support.daemons import used_twice
 from tests.support.swarm import eventually, member
 
@@ -77,20 +79,28 @@ def test_the_next_opening_is_the_first_moment_that_is_open(start, end, now, days
     assert not is_open(spans, opening - timedelta(minutes=1)) or opening == moment.replace(second=0)
 
 
-# --- battery ----------------------------------------------------------------------------------------------------------
+# --- battery and GPU --------------------------------------------------------------------------------------------------
 
 
 class Machine:
-    """A machine with a battery in files."""
+    """A machine with a clock in hand, a battery in files, and an nvidia-smi that prints what a test wrote."""
 
     def __init__(self, place, monkeypatch):
+        self.clock = Clock()
+        self.own = {100}
         self.settings = Settings(idle_only=True)
         self._power = place / "power"
+        self._listing = place / "pmon"
         self._mains = place / "power" / "AC0" / "online"
         (place / "power").mkdir()
         monkeypatch.setattr(_pslinux, "POWER_SUPPLY_PATH", str(place / "power"))
         monkeypatch.setattr(schedule_module, "SUPPLIES", place / "power")
-        self.schedule = Schedule(lambda: self.settings)
+        monkeypatch.setattr(schedule_module, "boot_seconds", self.clock)
+        program = place / "nvidia-smi"
+        program.write_text(f'#!/bin/sh\n[ "$*" = "{" ".join(schedule_module.PMON[1:])}" ] && cat {self._listing}\n')
+        program.chmod(program.stat().st_mode | stat.S_IXUSR)
+        monkeypatch.setenv("PATH", f"{place}:/bin:/usr/bin")
+        self.schedule = Schedule(lambda: self.settings, lambda: self.own)
 
     def has_battery(self, *, plugged, name="BAT0"):
         (supply := self._power / name).mkdir(exist_ok=True)
@@ -100,40 +110,71 @@ class Machine:
         (supply / "status").write_text("Charging" if plugged else "Discharging")
         self._mains.write_text(str(int(plugged)))
 
+    def runs(self, *rows):
+        """GPU, process id and percentage of each process."""
+        head = "# gpu         pid   type     sm    mem    enc    dec    jpg    ofa    command\n# Idx   #   C/G  %\n"
+        body = "".join(
+            f"    {gpu}   {pid}     C     {busy}     10      -      -      -      -    x\n" for gpu, pid, busy in rows
+        )
+        self._listing.write_text(head + body)
+
+    async def looks(self, seconds=schedule_module.CARD_SECONDS):
+        self.clock.now += seconds
+        return await self.schedule.why_not()
+
 
 @pytest.fixture
 def machine(tmp_path, monkeypatch) -> Machine:
     return Machine(tmp_path, monkeypatch)
 
 
-def test_on_battery_the_node_pauses_if_its_owner_wants_that(machine):
+async def test_on_battery_the_node_pauses_if_its_owner_wants_that(machine):
+    machine.own = set()
     machine.has_battery(plugged=False, name="hidpp_battery_0")
     assert psutil.sensors_battery() is not None
-    assert machine.schedule.why_not() is None, "a wireless mouse's"
+    assert await machine.looks() is None, "a wireless mouse's"
     machine.has_battery(plugged=False)
-    assert "battery" in str(machine.schedule.why_not())
+    assert "battery" in str(await machine.looks())
     machine.has_battery(plugged=True)
-    assert machine.schedule.why_not() is None
+    assert await machine.looks() is None
     machine.has_battery(plugged=False)
     machine.settings = Settings()
-    assert machine.schedule.why_not() is None
+    assert await machine.looks() is None
 
 
-def test_what_its_owner_says_goes_before_the_schedule_until_that_allows_it_anyway(machine):
+async def test_another_program_on_the_same_gpu_counts_once_it_stays_until_a_minute_later(machine):
+    machine.runs((0, 100, 90))
+    assert await machine.looks() is None
+    machine.runs((0, 100, 90), (1, 300, 99), (0, 200, 2))
+    for _ in range(2 * schedule_module.BUSY_LOOKS):
+        assert await machine.looks() is None, "another GPU, and one that only draws the desktop"
+    machine.runs((0, 100, 50), (0, 200, 50))
+    for _ in range(schedule_module.BUSY_LOOKS - 1):
+        assert await machine.looks() is None
+    assert "GPU" in str(await machine.looks())
+    machine.own = set()  # the node rests
+    machine.runs((0, 200, 99))
+    assert "GPU" in str(await machine.looks(10 * schedule_module.QUIET_SECONDS)), "still there"
+    machine.runs()
+    assert "GPU" in str(await machine.looks())
+    assert await machine.looks(schedule_module.QUIET_SECONDS) is None
+
+
+async def test_what_its_owner_says_goes_before_the_schedule_until_that_allows_it_anyway(machine):
     commands = Commands(machine.schedule, paused=False)
     machine.has_battery(plugged=False)
-    commands.look()
+    await commands.look()
     assert commands.hold is Hold.SCHEDULE and "battery" in commands.why and commands.flush.is_set()
     commands.pause()
-    commands.look()
+    await commands.look()
     assert commands.hold is Hold.OWNER and not commands.why
     commands.resume()
-    commands.look()
+    await commands.look()
     assert not commands.pausing and not commands.flush.is_set(), "in spite of the battery"
     machine.has_battery(plugged=True)
-    commands.look()
+    await commands.look()
     machine.has_battery(plugged=False)
-    commands.look()
+    await commands.look()
     assert commands.hold is Hold.SCHEDULE, "the next time it counts again"
     commands.finish()
     commands.resume()
@@ -141,6 +182,24 @@ def test_what_its_owner_says_goes_before_the_schedule_until_that_allows_it_anywa
     commands.stop(0.0)
     assert commands.phase is Phase.STOPPING and commands.stopping.is_set()
     assert Commands(machine.schedule, paused=True).hold is Hold.OWNER
+
+
+async def test_where_the_own_process_is_not_listed_nobody_is_blamed(machine):
+    machine.runs((0, 7, 99))  # in a container process ids are others
+    for _ in range(3 * schedule_module.BUSY_LOOKS):
+        assert await machine.looks() is None
+
+
+async def test_without_nvidia_smi_the_gpu_counts_as_idle_and_one_warning_says_so(machine, monkeypatch, caplog):
+    monkeypatch.setenv("PATH", "/nowhere")
+    for _ in range(3):
+        assert await machine.looks() is None
+    assert caplog.text.count("nvidia-smi cannot be asked") == 1
+
+
+@given(st.text())
+def test_no_listing_breaks_the_reader(text):
+    assert all(busy >= 0 for _, _, busy in read_pmon(text))
 
 
 # --- a daemon ---------------------------------------------------------------------------------------------------------

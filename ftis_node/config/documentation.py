@@ -22,7 +22,7 @@ OWNERS: Mapping[str, str] = {
     "lan": "to meet machines in the same room",
     "upload_mbit": "if the line is slow, or does nothing else",
     "hours": "if power, noise or heat matter by day",
-    "idle_only": "on a laptop",
+    "idle_only": "on a machine that is also used for other things",
     "nice": "if the machine feels slow meanwhile",
     "disk_gb": "if the disk is small or shared",
     "self_report": "`never` to report nothing",

@@ -193,7 +193,7 @@ class Settings(BaseModel):
     """Local hours in which the node trains, else it pauses: 22-07, 22:30-06:15, or mon-fri 19-07,sat-sun. Default:
     always."""
     idle_only: Annotated[bool, Flag("--idle-only/--always")] = False
-    """Pause while the machine runs on its battery."""
+    """Pause while the machine runs on its battery, and while another program uses this node's GPU."""
     nice: Annotated[int, Flag()] = Field(0, ge=0, le=19)
     """Scheduling priority of the compute process; at 19 it gives way to everything else. Peers are answered at once."""
     disk_gb: float | None = Field(None, gt=0, allow_inf_nan=False)

@@ -1,10 +1,11 @@
 """What a node's owner wants of it now: whether it goes on, and whether it may train, by commands or by a schedule of
-hours and the battery."""
+hours, the battery, and other programs on its GPU."""
 
 import asyncio
 import contextlib
+import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from datetime import datetime
 from enum import Enum, auto
 from pathlib import Path
@@ -13,10 +14,18 @@ import psutil
 
 from ftis_node.config.hours import is_open, next_opening, read_hours
 from ftis_node.config.settings import Settings
-from ftis_node.host.clocks import unix_seconds
+from ftis_node.host.clocks import boot_seconds, unix_seconds
 
 LOOK_SECONDS = 5.0  # between looks at clock and battery
+CARD_SECONDS = 15.0  # between looks at the GPU
+BUSY_LOOKS = 2  # in a row, after which another program counts
+QUIET_SECONDS = 60.0  # without another program until the node goes on
+BUSY_PERCENT = 10  # of the GPU's time that a program takes
+PMON = ("nvidia-smi", "pmon", "-c", "1", "-s", "u")
+PMON_SECONDS = 10.0
 SUPPLIES = Path("/sys/class/power_supply")  # of Linux
+
+logger = logging.getLogger(__name__)
 
 
 def _has_battery() -> bool:
@@ -25,20 +34,26 @@ def _has_battery() -> bool:
 
 
 class Schedule:
-    """Looks at clock and battery again and again."""
+    """Looks at clock, battery and GPU again and again."""
 
-    def __init__(self, settings: Callable[[], Settings]) -> None:
+    def __init__(self, settings: Callable[[], Settings], own: Callable[[], Collection[int]]) -> None:
         """
         Args:
             settings: returns the node's present settings.
+            own: returns the process ids of the node that may use a GPU; none while it runs on a CPU, or not at all.
         """
         self._settings = settings
+        self._own = own
+        self._card: str | None = None  # the GPU on which the node's own process was seen, by nvidia-smi's number
+        self._looked = self._busy_at = -QUIET_SECONDS
+        self._busy_looks = 0
+        self._blind = False  # nvidia-smi does not work here
         self.why: str | None = None  # at the latest look, overruled or not
         self._overruled = False
 
-    def why_not(self) -> str | None:
+    async def why_not(self) -> str | None:
         """Return why the node should not train now, as a sentence, or None."""
-        self.why = self._look()
+        self.why = await self._look()
         self._overruled = self._overruled and self.why is not None
         if self._overruled:
             return None
@@ -48,7 +63,7 @@ class Schedule:
         """Let the node train until there was nothing against it once."""
         self._overruled = self.why is not None
 
-    def _look(self) -> str | None:
+    async def _look(self) -> str | None:
         settings = self._settings()
         now = datetime.fromtimestamp(unix_seconds())
         spans = read_hours(settings.hours)
@@ -59,7 +74,67 @@ class Schedule:
         battery = psutil.sensors_battery() if _has_battery() else None
         if battery is not None and battery.power_plugged is False:
             return f"The machine runs on its battery ({battery.percent:.0f} %)."
+        if await self._others_on_card():
+            return "Another program uses the GPU."
         return None
+
+    async def _others_on_card(self) -> bool:
+        """Whether another program was seen twice on this node's GPU, and within the last minute."""
+        now = boot_seconds()
+        if not self._blind and now - self._looked >= CARD_SECONDS and (self._own() or self._card is not None):
+            self._looked = now
+            text = await self._pmon()
+            self._note_own_card(text)
+            self._busy_looks += 1
+            if not self._others_in(text):
+                self._busy_looks = 0
+            if self._busy_looks >= BUSY_LOOKS:
+                self._busy_at = now
+        return now - self._busy_at < QUIET_SECONDS
+
+    def _note_own_card(self, text: str) -> None:
+        """Note on which GPU the node's own process runs. text: nvidia-smi's."""
+        own = self._own()
+        for card, pid, _ in read_pmon(text):
+            if pid in own:
+                self._card = card
+
+    def _others_in(self, text: str) -> bool:
+        """Whether nvidia-smi's text names another busy process on the node's GPU."""
+        own = self._own()
+        return any(
+            card == self._card and pid not in own and busy >= BUSY_PERCENT for card, pid, busy in read_pmon(text)
+        )
+
+    async def _pmon(self) -> str:
+        """The output of nvidia-smi; empty if there is none."""
+        try:
+            asked = await asyncio.create_subprocess_exec(
+                *PMON, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
+            )
+        except OSError as error:
+            self._blind = True
+            logger.warning("nvidia-smi cannot be asked (%s): the GPU counts as idle.", error.strerror)
+            return ""
+        try:
+            async with asyncio.timeout(PMON_SECONDS):
+                return (await asked.communicate())[0].decode(errors="replace")
+        except TimeoutError:
+            return ""
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                asked.kill()
+
+
+def read_pmon(text: str) -> Iterator[tuple[str, int, int]]:
+    """The GPU, the process id and the percentage of its time, of each process that `nvidia-smi pmon -s u` lists."""
+    for line in text.splitlines():
+        words = line.split()
+        if len(words) > 3 and words[0].isdigit() and words[1].isdigit():
+            busy = 0
+            if words[3].isdigit():
+                busy = int(words[3])
+            yield words[0], int(words[1]), busy
 
 
 class Phase(Enum):
@@ -130,7 +205,7 @@ class Commands:
         self._give(self.phase, Hold.OWNER)
 
     def resume(self) -> None:
-        """Train, also in spite of hours and battery, until these allow it anyway."""
+        """Train, also in spite of hours, battery and GPU, until these allow it anyway."""
         self._schedule.overrule()
         self._give(self.phase, None)
 
@@ -138,13 +213,13 @@ class Commands:
         """Pause and continue by the schedule, without an end."""
         while True:
             with contextlib.suppress(OSError):  # of a battery that is being unplugged
-                self.look()
+                await self.look()
             await asyncio.sleep(LOOK_SECONDS)
 
-    def look(self) -> None:
+    async def look(self) -> None:
         """Ask the schedule."""
         before = self.why
-        why = self._schedule.why_not()
+        why = await self._schedule.why_not()
         if self.hold is not Hold.OWNER and (why or "") != before:
             self._give(self.phase, Hold.SCHEDULE if why else None)
 

@@ -6,6 +6,8 @@ import logging
 from collections import deque
 from collections.abc import Callable
 
+import psutil
+
 from ftis_node.config.run import RunFile
 from ftis_node.config.settings import Settings
 from ftis_node.errors import FtisError, UserError, first_line
@@ -125,6 +127,16 @@ class ComputeProcess:
         if self.loaded is None:
             raise FtisError("The compute process has not loaded a model yet.")
         return self.loaded
+
+    def gpu_pids(self) -> frozenset[int]:
+        """The processes that may use a GPU now; empty if there is none, or on a CPU."""
+        pid = self.worker.pid
+        loaded = self.loaded
+        if pid is None or loaded is None or not loaded.device.startswith("cuda"):
+            return frozenset()
+        with contextlib.suppress(psutil.Error):  # further devices have processes of their own
+            return frozenset({pid, *(child.pid for child in psutil.Process(pid).children())})
+        return frozenset({pid})
 
     async def stop(self) -> None:
         """End the process at once and free its memory. Save first what must last."""

@@ -66,7 +66,7 @@ class Node:
         self._p2pd: int | None = None  # its process id
         self._started = boot_seconds()
         self._compute = ComputeProcess(options, self.home, self._note_children)
-        self._commands = Commands(Schedule(lambda: self.settings), paused=options.paused)
+        self._commands = Commands(Schedule(lambda: self.settings, self._compute.gpu_pids), paused=options.paused)
         self._telling = Telling(self._condition_of_training, self._commands.stopping.is_set)
         self._page = Dashboard(self)
 
@@ -132,7 +132,7 @@ class Node:
         self.settings = settings
         self._training.change(settings, set(values))
         set_level(settings.log_level)
-        self._commands.look()
+        await self._commands.look()
         row = settings.model_dump(mode="json")
         new = {name: row[name] for name in values}
         logger.info("Settings changed: %s", ", ".join(f"{name} = {value}" for name, value in new.items()))
