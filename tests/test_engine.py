@@ -11,6 +11,7 @@ import torch
 
 from ftis_node.config.settings import OBJECTIVE_PARTS, Settings
 from ftis_node.errors import UsageError
+from ftis_node.host import allocator
 from ftis_node.learner import choose_objective
 from ftis_node.methods import METHODS
 from ftis_node.objective import PRESETS
@@ -185,6 +186,11 @@ def test_memory_that_nobody_uses_is_given_back_after_a_phase(engine):
     blocks = blocks[::100]  # those that stay lie between what is free
     engine.evaluate()
     assert memory().rss < full - 150e6
+
+
+def test_without_glibc_an_allocator_stays_as_it_is(monkeypatch):
+    monkeypatch.setattr(allocator.ctypes, "CDLL", lambda name: object())
+    allocator.trim()
 
 
 def test_evaluation_takes_all_that_is_held_out_at_most():

@@ -4,6 +4,7 @@ C's of main memory."""
 import ctypes
 import os
 from collections.abc import MutableMapping
+from contextlib import suppress
 from pathlib import Path
 
 # Names of the variable by PyTorch's age and kind; the second is known to all that this project runs with.
@@ -26,6 +27,8 @@ def expand_segments(environment: MutableMapping[str, str] = os.environ, kernel: 
 
 
 def trim() -> None:
-    """Give back to the system what C's allocator holds free. By itself it keeps all that lies below something in use:
-    after a step gigabytes of activations, beside which generation takes its own."""
-    ctypes.CDLL(None).malloc_trim(0)
+    """Give back to the system what glibc's allocator holds free. By itself it keeps all that lies below something in
+    use: after a step gigabytes of activations, beside which generation takes its own. Other allocators stay as
+    they are."""
+    with suppress(AttributeError, OSError, TypeError):  # no glibc: macOS, musl, Windows
+        ctypes.CDLL(None).malloc_trim(0)
