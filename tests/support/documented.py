@@ -18,7 +18,8 @@ EVENTS = ("started", "changed", "resumed", "restored", "evaluation", "step")
 # Of an honest swarm in which nothing went wrong, on CPUs.
 NOT_YET = {f"ftis_node_{name}" for name in ("packets_refused_total", "gpu_memory_bytes", "gpu_utilization")}
 NOT_YET |= {"ftis_node_generator_mismatch_nats"}  # a vLLM server's
-_ENTRY = re.compile(r"\* (`[^(]+`) \(([^)]+)\)")  # * `name`, `another` (number or null): what they are
+# `name`, `another` (number or null), also further on in a row
+_ENTRY = re.compile(r"(`[^(]+`) \(((?:number|string|boolean|object|list|figures|phases|works|gauge|counter)[^)]*)\)")
 _TYPES = {"string": str, "boolean": bool, "list": list, "object": dict}
 _TABLES = {"figures": "Figures", "phases": "Phases", "works": "Works"}  # types that are tables of their own
 
@@ -46,8 +47,9 @@ def sections() -> dict[str, list[tuple[str, str]]]:
     for line in PAGE.read_text(encoding="utf-8").splitlines():
         if line.startswith("#"):
             heading = line.lstrip("# ").strip("`")
-        elif entry := _ENTRY.match(line):
-            found.setdefault(heading, []).extend((name, entry[2]) for name in re.findall(r"`([^`]+)`", entry[1]))
+        elif line.startswith("* `"):
+            for names, told in _ENTRY.findall(line):
+                found.setdefault(heading, []).extend((name, told) for name in re.findall(r"`([^`]+)`", names))
     return found
 
 
