@@ -8,7 +8,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch.nn import functional
-from transformers import AttentionInterface, Gemma3ForCausalLM, Gemma3TextConfig, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    AttentionInterface,
+    Gemma3Config,
+    Gemma3ForCausalLM,
+    Gemma3ForConditionalGeneration,
+    Gemma3TextConfig,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
 from transformers.models.qwen2 import modeling_qwen2
 
 from ftis_node.errors import UsageError
@@ -119,6 +127,33 @@ def test_rounding_of_the_weights_is_told_from_faults(fault, monkeypatch):
     with in_decoder(fault):
         policy = ready(gemma())
     assert policy.packed and not policy.native, policy.way
+
+
+class OfOneSize(Gemma3ForCausalLM):
+    """A model that cannot be made with fewer layers."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.layer = self.model.layers[5]
+
+
+def test_windows_that_cannot_be_tried_take_no_fast_path():
+    small = gemma()
+    policy = ready(replace(small, model=OfOneSize(small.causal_lm.config).bfloat16()))
+    assert not policy.packed and not policy.native
+    assert policy.way.endswith("for its windows cannot be tried.")
+
+
+def test_a_model_with_eyes_is_tried_too():
+    text = gemma().causal_lm.config
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2}
+    eyes = {**sizes, "image_size": 28, "patch_size": 14}
+    config = Gemma3Config(text_config=text, vision_config=eyes, mm_tokens_per_image=4)
+    model = Gemma3ForConditionalGeneration(config).bfloat16()
+    with in_packing(FAULTS[1]):
+        policy = ready(replace(gemma(), model=model))
+    assert "0.05 is allowed" in policy.way, policy.way
+    assert ready(replace(gemma(), model=model)).packed
 
 
 class Neighbourly(Qwen2ForCausalLM):

@@ -2,9 +2,10 @@
 
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from functools import partial
 from inspect import signature
 from typing import Any
 
@@ -54,6 +55,8 @@ _TWIN_VOCABULARY = 512
 _TWIN_WIDTH = 512  # of the layers between attention, at most
 _TWIN_SPREAD = 2.0  # of what a matrix makes of normalised numbers: attention is sharp
 
+_SLOW = "generates by transformers' modules, which takes longer"
+
 logger = logging.getLogger(__name__)
 
 
@@ -96,15 +99,18 @@ def ready(policy: Policy, texts: Sequence[str] = TEXTS, *, trains: bool = True) 
                 "Its weights are damaged: download or copy the model again.",
             )
         raise fault
-    tolerance = _tolerance_of_model(policy, probe, plain)
+    tolerance = _tolerance(policy, plain, partial(_eager_logprobs, policy, probe), _MOST_OF_MODEL)
     if not _apart(padded, plain) <= tolerance:
         raise UsageError(f"{policy.name} changes its logits in a way that scoring does not know.", other)
     if not _apart(padded[: len(training)], training) <= tolerance:
         raise UsageError(f"{policy.name} has a dropout that cannot be switched off.", other)
     policy = replace(policy, packed=False, native=False)
     twin = _tried_twin(policy)
+    if twin is None and _windowed(policy):  # the probe is too short to show a window that is left out
+        return replace(policy, way=f"Sequences are padded. {policy.name} {_SLOW}, for its windows cannot be tried.")
     if twin is None:
-        trials = [_Trial(policy, probe, _passed(policy, probe), _tolerance(policy, probe, plain))]
+        strict = _tolerance(policy, plain, partial(_batch_logprobs, policy, probe), _MOST)
+        trials = [_Trial(policy, probe, _passed(policy, probe), strict)]
     else:
         trials = [twin, _Trial(policy, probe, _passed(policy, probe), tolerance)]
     layout = ""
@@ -134,7 +140,7 @@ def _tried_twin(policy: Policy) -> _Trial | None:
         twin = _twin(policy)
         probe = _probe(twin, ())
         expected = _passed(twin, probe)
-        tolerance = _tolerance(twin, probe, _plain_logprobs(twin, probe))
+        tolerance = _tolerance(twin, _plain_logprobs(twin, probe), partial(_batch_logprobs, twin, probe), _MOST)
     except Exception as error:  # as many kinds as there are architectures
         logger.debug("%s has no twin to try fast paths on: %r", policy.name, error)
         return None
@@ -151,29 +157,37 @@ def _twin(policy: Policy) -> Policy:
     itself by another kernel, as far as some faults would put it. In few layers a fault stands out.
 
     Raises:
-        ValueError: the model has other parts than those for text.
         Exception: whatever its class raises at such sizes.
     """
     model = policy.causal_lm
     config = deepcopy(model.config)
-    if config.get_text_config() is not config:
-        raise ValueError("it has parts that are not for text")
-    kinds = list(dict.fromkeys(getattr(config, "layer_types", None) or ["full_attention"]))
+    text = config.get_text_config()
+    for name in config.sub_configs:  # of images and sound: as small as can be
+        part = getattr(config, name)
+        if part is not text and hasattr(part, "num_hidden_layers"):
+            part.num_hidden_layers = 1
+    kinds = list(dict.fromkeys(getattr(text, "layer_types", None) or ["full_attention"]))
     if len(kinds) < 2:
         kinds = 2 * kinds
-    config.num_hidden_layers = len(kinds)
-    if getattr(config, "layer_types", None):
-        config.layer_types = kinds
-    if isinstance(getattr(config, "sliding_window", None), int):
-        config.sliding_window = _WINDOW
-    config.vocab_size = _TWIN_VOCABULARY
-    config.intermediate_size = min(config.intermediate_size, _TWIN_WIDTH)
-    config.initializer_range = _TWIN_SPREAD / config.hidden_size**0.5
-    config.pad_token_id = None
+    text.num_hidden_layers = len(kinds)
+    if getattr(text, "layer_types", None):
+        text.layer_types = kinds
+    if isinstance(getattr(text, "sliding_window", None), int):
+        text.sliding_window = _WINDOW
+    text.vocab_size = _TWIN_VOCABULARY
+    text.intermediate_size = min(text.intermediate_size, _TWIN_WIDTH)
+    text.initializer_range = _TWIN_SPREAD / text.hidden_size**0.5
+    text.pad_token_id = None
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         twin = type(model)(config)
     return replace(policy, model=twin.to(policy.device, policy.dtype).eval())
+
+
+def _windowed(policy: Policy) -> bool:
+    """Whether any of its layers sees a window only."""
+    model = policy.causal_lm
+    return any(isinstance(vars(one).get("sliding_window"), int) for one in (model.config, *model.modules()))
 
 
 def refuse_past(model: Any, name: str) -> None:
@@ -305,9 +319,8 @@ def _generating(policy: Policy, trials: Sequence[_Trial]) -> tuple[Policy, str]:
     Returns:
         The policy with `native` and `graphs` as chosen; and why, in words.
     """
-    slow = "generates by transformers' modules, which takes longer"
     if not understood(policy.causal_lm):
-        return policy, f"{slow}, for the native decoder does not know them all"
+        return policy, f"{_SLOW}, for the native decoder does not know them all"
     why = ""
     for trial in trials:
         tried = replace(trial.policy, packed=policy.packed, graphs=policy.graphs)
@@ -315,11 +328,11 @@ def _generating(policy: Policy, trials: Sequence[_Trial]) -> tuple[Policy, str]:
             apart = _apart(trial.expected[0], decoder_logprobs(tried, trial.probe))
         except Exception as error:  # what a GPU or its drivers cannot do: the model's own modules go another way
             logger.warning("Transformers' modules generate with %s, which takes longer: %r", policy.name, error)
-            return policy, f"{slow}, for the native decoder failed ({first_line(error, 100)})"
+            return policy, f"{_SLOW}, for the native decoder failed ({first_line(error, 100)})"
         why = _compared(apart, trial.tolerance)
         if not apart <= trial.tolerance:
             if not policy.graphs:
-                return policy, f"{slow}, for the native decoder gives something else ({why})"
+                return policy, f"{_SLOW}, for the native decoder gives something else ({why})"
             logger.warning("%s generates without CUDA graphs: %s.", policy.name, why)
             return _generating(replace(policy, graphs=False), trials)
     graphs = "with" if policy.graphs else "without"
@@ -330,38 +343,18 @@ def _compared(apart: float, tolerance: float) -> str:
     return f"log-probs differ by {apart:.2g}, {tolerance:.2g} is allowed"
 
 
-def _tolerance(policy: Policy, probe: Probe, plain: Tensor) -> float:
+def _tolerance(policy: Policy, plain: Tensor, again: Callable[[], Tensor], most: float) -> float:
     """How far log-probs of this project's layouts may lie from the model's own, by `_EXACT` and what follows it.
 
-    To measure rounding, the model's own code computes row by row and as a padded batch. This project's layouts play no
-    part in it.
+    Args:
+        again: the same log-probs by the model's own code in another way. This project's layouts play no part in it.
     """
     if policy.dtype == torch.float32:
         return _EXACT
     try:
-        noise = _apart(plain, _batch_logprobs(policy, probe))
-    except Exception:  # as many kinds as there are architectures
+        noise = _apart(plain, again())
+    except Exception:  # as many kinds as there are architectures, and some have no other kernel
         noise = 0.0
-    return _allowed(noise, _MOST)
-
-
-def _tolerance_of_model(policy: Policy, probe: Probe, plain: Tensor) -> float:
-    """As `_tolerance`, for what refuses the model: by another attention kernel, which sums in another order."""
-    if policy.dtype == torch.float32:
-        return _EXACT
-    model = policy.causal_lm
-    before = model.config._attn_implementation
-    try:
-        model.set_attn_implementation("eager")
-        noise = _apart(plain, _plain_logprobs(policy, probe))
-    except Exception:  # as above, and some have no other kernel
-        noise = 0.0
-    finally:
-        model.set_attn_implementation(before)
-    return _allowed(noise, _MOST_OF_MODEL)
-
-
-def _allowed(noise: float, most: float) -> float:
     if noise > 0:
         return min(max(_NOISE * noise, _LEAST), most)
     return _UNKNOWN
@@ -409,6 +402,17 @@ def _plain_logprobs(policy: Policy, probe: Probe) -> Tensor:
             logprobs = logits[0, first - 1 : -1, : policy.vocabulary].float().log_softmax(-1)
             out.append(logprobs.gather(1, ids[0, first:, None])[:, 0])
     return torch.cat(out)
+
+
+def _eager_logprobs(policy: Policy, probe: Probe) -> Tensor:
+    """`_plain_logprobs` by another attention kernel, which sums in another order."""
+    model = policy.causal_lm
+    before = model.config._attn_implementation
+    try:
+        model.set_attn_implementation("eager")
+        return _plain_logprobs(policy, probe)
+    finally:
+        model.set_attn_implementation(before)
 
 
 @torch.no_grad()
