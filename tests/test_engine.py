@@ -18,6 +18,7 @@ from ftis_node.objective import PRESETS
 from ftis_node.packet import Completion, author_digest, decode, prompt_digest
 from ftis_node.tasks import load_task
 from ftis_node.tokenizer.asking import prompt_ids
+from ftis_node.worker import engine as engine_module
 from ftis_node.worker import messages
 from ftis_node.worker.engine import Engine
 from ftis_node.worker.formats import TEXT_LETTERS, TokenPackets
@@ -179,18 +180,19 @@ def test_evaluation_is_greedy_and_leaves_no_trace(engine):
     assert torch.equal(engine.random.get_state(), state[0]) and torch.equal(torch.get_rng_state(), state[1])
 
 
-def test_memory_that_nobody_uses_is_given_back_after_a_phase(engine):
+def test_memory_that_nobody_uses_is_given_back_after_a_phase(engine, monkeypatch):
     memory = psutil.Process().memory_info
     blocks = [torch.ones(25_000) for _ in range(2_000)]
     full = memory().rss
     blocks = blocks[::100]  # those that stay lie between what is free
-    engine.evaluate()
-    assert memory().rss < full - 150e6
-
-
-def test_without_glibc_an_allocator_stays_as_it_is(monkeypatch):
-    monkeypatch.setattr(allocator.ctypes, "CDLL", lambda name: object())
     allocator.trim()
+    assert memory().rss < full - 150e6
+    calls = []
+    monkeypatch.setattr(engine_module, "trim", lambda: calls.append("given back"))
+    engine.evaluate()
+    assert calls == ["given back"]
+    monkeypatch.setattr(allocator.ctypes, "CDLL", lambda name: object())
+    allocator.trim()  # no glibc
 
 
 def test_evaluation_takes_all_that_is_held_out_at_most():
