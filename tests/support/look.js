@@ -45,13 +45,6 @@ for (const text of all("main svg text")) {
   if (size < 9) faults.push(`${title(text)}: “${text.textContent}” is ${size.toFixed(1)} px high`);
 }
 
-// A step's groups are as many as its parts.
-for (const figure of all("figure.chart[data-keys='own_groups foreign_groups']")) {
-  const parts = all(".legend b", figure).map((part) => part.textContent);
-  const sum = parts.reduce((one, part) => one + Number(part), 0);
-  if (parts[0] !== "–" && Math.abs(sum - Math.round(sum)) > 1e-9) faults.push(`${title(figure)}: ${parts.join(" and ")} are no whole number`);
-}
-
 // What is a share has an axis that ends with it; what is rare flattens nothing.
 for (const figure of all("figure.chart").filter((one) => one.querySelector(".plot .base"))) {
   const labels = all(".tick[text-anchor=end]", figure).map((label) => label.textContent);

@@ -54,6 +54,7 @@ PAIRS = ("chars", "digits", "rows", "cols", "host", "guest")  # each of them has
 AWAY, AWAY_SECONDS = "lone_peer_away", (4.0, 60.0)
 ENDED = ("gate", "ear", "chars", "rows", "guest")
 MOVED = ("ann", "ear", "digits", "cols", "guest")
+MISDATED = ("ann", "ear", "digits", "guest")  # not of the horizontal run, whose epochs of a minute go by the clock
 DEEDS: dict[str, tuple[str, ...]] = {
     "kill": ENDED,
     "kill_p2pd": ENDED,
@@ -66,7 +67,7 @@ DEEDS: dict[str, tuple[str, ...]] = {
     "attack": ("gate", "chars"),
     "set": (*ENDED, *MOVED),
     "pause": ("gate", "chars", "rows"),
-    "clock_ahead": MOVED,
+    "clock_ahead": MISDATED,
     "leave_and_join": ("guest",),
     AWAY: PAIRS,
 }
