@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ftis_node.evaluate import learnable
+from ftis_node.evaluate import learnable, playing
 from ftis_node.tasks.jail import can_lock_in
 
 SUMS = [(f"What is {n} + 1?", str(n + 1)) for n in range(30)]
@@ -106,27 +106,27 @@ def test_what_a_model_could_learn_is_sampled_and_said_with_advice(cli):
 def test_a_check_begins_as_many_rows_as_are_done_in_time(a_row, together, cli, monkeypatch):
     """Two minutes, at most one of them at a time."""
     calls = []
-    plain = learnable.generate
+    plain = playing.generate
 
     def generate(policy, prompts, **kwargs):
         calls.append(len(prompts))
         return plain(policy, prompts, **kwargs)
 
-    monkeypatch.setattr(learnable, "generate", generate)
+    monkeypatch.setattr(playing, "generate", generate)
     monkeypatch.setattr(learnable, "time", SimpleNamespace(monotonic=lambda: a_row * sum(calls)))
     assert found(cli, "arithmetic", "--model", "tiny-a", "--samples", "2")["learnable"]["rows"] == sum(together)
     assert calls == together
 
 
 def test_ctrl_c_keeps_what_was_sampled_until_then(cli, tmp_path, monkeypatch):
-    plain = learnable.generate
+    plain = playing.generate
 
     def generate(policy, prompts, **kwargs):
         if len(prompts) > 1:
             raise KeyboardInterrupt
         return plain(policy, prompts, **kwargs)
 
-    monkeypatch.setattr(learnable, "generate", generate)
+    monkeypatch.setattr(playing, "generate", generate)
     said = cli("task", "check", "arithmetic", "--model", "tiny-a")[1]
     assert "8 completions of 1 of 8 rows" in said
     line = ("task", "filter", "arithmetic", "--model", "tiny-a", "-o", str(tmp_path / "kept.jsonl"), "--rows", "9")

@@ -225,9 +225,8 @@ class Run(BaseModel):
     def packet_bytes_max(self) -> int:
         """No packet of this run is larger.
 
-        A token run: 80 bytes, 6 a completion (its length, its finished bit) and 8 a token; with turns 20 more, and 8 a
-        turn of each completion. A text run: 100 bytes, 10 a
-        completion (its end has a log-prob), 5 a piece, and the text, whose last piece may pass the cap.
+        A token run: 80 bytes, 6 a completion and 8 a token; with turns 20 more, and 8 a turn of each completion. A text
+        run: 100 bytes, 10 a completion, whose end has a log-prob, 5 a piece, and the text with a last piece.
         """
         if self.text:
             text = self.completion_bytes + PIECE_BYTES_MAX
@@ -240,9 +239,7 @@ class Run(BaseModel):
 
 def in_short(run: Run) -> str:
     """Describe to people what is trained on, and how much of it."""
-    models = "for models of one tokenizer"
-    if run.text:
-        models = "for models of any tokenizer"
+    models = f"for models of {'any' if run.text else 'one'} tokenizer"
     if run.parts > 1:
         models += f"; a group is made of {run.parts} nodes' parts"
     if run.common:
@@ -253,10 +250,11 @@ def in_short(run: Run) -> str:
         models += f"; episodes of up to {run.turns} answers"
     if run.founder:
         models += f"; private, founded by {run.founder}"
-    return (
-        f"{run.task}, judged by {run.reward}; {run.group} completions a prompt, of up to {run.completion_tokens} "
-        f"tokens, at temperature {run.temperature:g}; {models}"
-    )
+    size = f"{run.group} completions a prompt, of up to {run.completion_tokens} tokens"
+    return f"{run.task}, judged by {run.reward}; {size}, at temperature {run.temperature:g}; {models}"
+
+
+Address = Annotated[str, StringConstraints(max_length=400)]
 
 
 class Hints(BaseModel):
@@ -265,9 +263,7 @@ class Hints(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     name: str = Field(default="", max_length=200)
-    bootstraps: tuple[Annotated[str, StringConstraints(max_length=400)], ...] = Field(
-        default=(), strict=False, max_length=64
-    )
+    bootstraps: tuple[Address, ...] = Field(default=(), strict=False, max_length=64)
     contact: str = Field(default="", max_length=400)
 
 
@@ -287,10 +283,10 @@ def make_run(**fields: Any) -> Run:
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"]) or "the combination"
-        fix = "Change that value."
+        told = f"These values make no run: {key}: {first['msg']}."
         if key == "task":
-            fix = "Rename the file: English letters, digits and ._+-@ only."
-        raise UsageError(f"These values make no run: {key}: {first['msg']}.", fix) from None
+            raise UsageError(told, "Rename the file: English letters, digits and ._+-@ only.") from None
+        raise UsageError(told, "Change that value.") from None
 
 
 LoadedFacts = Mapping[str, Any]  # of a loaded model and task, see `worker.messages.ModelFacts`

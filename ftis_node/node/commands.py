@@ -64,6 +64,8 @@ class Schedule:
         self._overruled = self.why is not None
 
     async def _look(self) -> str | None:
+        """Why hours, battery or other programs on the GPU are against training now, as a sentence, or None. May start
+        nvidia-smi. Raises OSError where a battery is being unplugged."""
         settings = self._settings()
         now = datetime.fromtimestamp(unix_seconds())
         spans = read_hours(settings.hours)

@@ -83,7 +83,7 @@ class Room:
             patience = 0
         else:
             patience = 1
-        if self._waited < patience:
+        if self._waited < min(patience, len(WAITS)):
             logger.warning("Out of memory: trying again in %.0f s.", WAITS[self._waited])
             time.sleep(WAITS[self._waited])
             self._waited += 1

@@ -272,8 +272,8 @@ class AddressBook:
     def skipped(self) -> dict[bytes, str]:
         """By peer outside the view of which no address is dialled: one of its addresses, and why not."""
         found = dict[bytes, str]()
-        for skipped in self._skipped.values():
-            for (peer, text), why in skipped.items():
+        for skipped in reversed(self._skipped.values()):
+            for (peer, text), why in reversed(skipped.items()):  # the latest is told
                 if peer is None or peer in found or peer in self.view:
                     continue
                 if all(self._why_not(*one) for one in self._addresses(peer).items()):

@@ -68,7 +68,8 @@ class Chronicle(msgspec.Struct):
     history: Trend = msgspec.field(default_factory=lambda: Trend(HISTORY_ROWS))
 
     def of(self, author: bytes, first_sender: bytes, heard: float, spares: OfPeer) -> Seen:
-        """The entry of an author that was heard of now; of too many, one makes room that `spares` does not name."""
+        """The entry of an author, made if there is none; it was heard of at `heard` (unix seconds). Where there are too
+        many, some make room, see `_make_room`."""
         nodes = self.nodes
         if author not in nodes:
             if len(nodes) >= NODES_MAX:

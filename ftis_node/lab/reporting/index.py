@@ -77,7 +77,9 @@ def _line(name: str, claim: Mapping[str, Any]) -> str:
     if difference is not None:
         seeds = pairs(difference["n"], collapsed)
         if difference["mean"] is not None:
-            told = f"{signed(difference['mean'])} {limits(difference['low'], difference['high'])}"
+            told = signed(difference["mean"])
+        if difference["low"] is not None:  # one pair has a mean and no interval
+            told += f" {limits(difference['low'], difference['high'])}"
     return f"| {claim['text']} | {claim['verdict']} | {told} | {seeds} | [{name}]({name}/report.md) |"
 
 
