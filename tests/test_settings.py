@@ -204,6 +204,7 @@ def test_an_earlier_versions_setting_is_unknown(tmp_path):
         settled(file=file)
     with pytest.raises(UsageError, match="Unknown setting 'stall_seconds' in environment FTIS_STALL_SECONDS"):
         settled(environment={"FTIS_STALL_SECONDS": "9"})
+    assert collect(task="", flags={}, environment={}, home={"exchange_peers": "9"})[0] == Settings()
 
 
 def test_settings_that_an_earlier_version_recorded_are_read_where_what_they_said_still_holds():

@@ -317,7 +317,8 @@ RETIRED: Mapping[str, object] = {
     **dict.fromkeys(("imitation", "mask_high", "mask_low", "trust")),
     "author_weight": "equal",
 }
-"""Settings in earlier versions' logs, with the value that holds now for a training that is taken again; …: any does."""
+"""Settings of earlier versions. What a home keeps of one does nothing. In logs: with the value that holds now for a
+training that is taken again; …: any does."""
 
 # Two ways to say one thing. A home's gives way to what is said now; two that are said are a mistake.
 _INSTEAD = {"vram_gb": "vram_share", "vram_share": "vram_gb"}
@@ -402,7 +403,7 @@ def collect(
     Raises:
         UsageError: unknown keys, wrong or contradictory values, or a file that cannot be read.
     """
-    given: Said = [(HOME, dict(home or {}))]
+    given: Said = [(HOME, {name: value for name, value in (home or {}).items() if name not in RETIRED})]
     if file is not None:
         given.append((f"file {file}", read_toml(file, "settings file")))
     given += _from_environment(os.environ if environment is None else environment)
