@@ -129,6 +129,15 @@ def test_rounding_of_the_weights_is_told_from_faults(fault, monkeypatch):
     assert policy.packed and not policy.native, policy.way
 
 
+def test_a_model_that_only_generates_computes_no_gradient():
+    policy = gemma()
+    gradients = []
+    for parameter in policy.model.parameters():
+        parameter.register_hook(gradients.append)
+    assert ready(policy, trains=False).native and not gradients
+    assert ready(policy).native and gradients
+
+
 class OfOneSize(Gemma3ForCausalLM):
     """A model that cannot be made with fewer layers."""
 

@@ -105,14 +105,17 @@ def ready(policy: Policy, texts: Sequence[str] = TEXTS, *, trains: bool = True) 
     if not _apart(padded[: len(training)], training) <= tolerance:
         raise UsageError(f"{policy.name} has a dropout that cannot be switched off.", other)
     policy = replace(policy, packed=False, native=False)
+    expected = (padded, padded.new_zeros(0))
+    if trains:
+        expected = _passed(policy, probe)
     twin = _tried_twin(policy)
     if twin is None and _windowed(policy):  # the probe is too short to show a window that is left out
         return replace(policy, way=f"Sequences are padded. {policy.name} {_SLOW}, for its windows cannot be tried.")
     if twin is None:
         strict = _tolerance(policy, plain, partial(_batch_logprobs, policy, probe), _MOST)
-        trials = [_Trial(policy, probe, _passed(policy, probe), strict)]
+        trials = [_Trial(policy, probe, expected, strict)]
     else:
-        trials = [twin, _Trial(policy, probe, _passed(policy, probe), tolerance)]
+        trials = [twin, _Trial(policy, probe, expected, tolerance)]
     layout = ""
     if trains:
         policy, layout = _packed(policy, trials)
@@ -125,7 +128,8 @@ def ready(policy: Policy, texts: Sequence[str] = TEXTS, *, trains: bool = True) 
 class _Trial:
     """What a fast path is tried on: a model, or its twin.
 
-    expected: `_passed` of the probe in padded rows. tolerance: nats that log-probs may lie apart, on average.
+    expected: `_passed` of the probe in padded rows; of a model that is not to be trained without the gradient.
+    tolerance: nats that log-probs may lie apart, on average.
     """
 
     policy: Policy
