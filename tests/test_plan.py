@@ -3,6 +3,7 @@
 import itertools
 import weakref
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import Gemma3TextConfig, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from ftis_node.config.settings import Settings
 from ftis_node.fit.memory import CONTEXT_BYTES, FRAGMENTATION, MOMENT_BYTES, Setup, Workload, estimate
@@ -38,6 +39,7 @@ GSM8K = Workload(prompt_tokens=512, completion_tokens=256, group=12, batch_group
 SHORT = Workload(prompt_tokens=64, completion_tokens=64, group=4, batch_groups=4)
 ATTENTION = ("q_proj", "v_proj")
 ALL = (*ATTENTION, "k_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+CONFIGS = {"qwen": Qwen2Config, "llama": LlamaConfig, "gemma": partial(Gemma3TextConfig, head_dim=32)}
 PARAMETERS = {"0.5b": 494_032_768, "1.5b": 1_543_714_304, "3b": 3_085_938_688, "7b": 7_615_616_512}
 
 
@@ -172,12 +174,12 @@ class Alive(TorchDispatchMode):
 def small_config(kind, words=26):
     sizes = {"vocab_size": words, "hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 6}
     sizes |= {"num_attention_heads": 8, "num_key_value_heads": 2}
-    return Qwen2Config(**sizes) if kind == "qwen" else LlamaConfig(**sizes)
+    return CONFIGS[kind.partition(",")[0]](**sizes)
 
 
 def small_policy(kind, dtype, targets, checkpointing, four_bits=False):
     """A packed policy of `small_config`, with LoRA of rank 8 on `targets`, trained in full if there are none."""
-    model = (Qwen2ForCausalLM if kind == "qwen" else LlamaForCausalLM)(small_config(kind)).to(dtype)
+    model = transformers.AutoModelForCausalLM.from_config(small_config(kind)).to(dtype)
     model = prepared(model, targets, 8, checkpointing)
     if four_bits:
         quantise(model, model.get_base_model().get_output_embeddings(), torch.device("cpu"), "small")
@@ -216,7 +218,7 @@ def peak_of_a_pass(policy, workload, groups):
     ("kind", "dtype", "targets", "quantisation"),
     [
         *itertools.product(("qwen",), ("float32", "bfloat16"), ((), ATTENTION, ALL), ("none",)),
-        *itertools.product(("llama", "llama, padded"), ("bfloat16",), (ALL,), ("none",)),
+        *itertools.product(("llama", "llama, padded", "gemma"), ("bfloat16",), (ALL,), ("none",)),
         ("qwen", "bfloat16", ATTENTION, "nf4"),
     ],
 )

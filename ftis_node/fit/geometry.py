@@ -74,6 +74,7 @@ class Geometry:
 
     parameters            elements of all parameters, shared ones once
     largest               elements of the largest parameter
+    normed                elements that the norms of a layer are given for a token
     vocabulary            rows of the embedding; the tokenizer may have fewer ids
     decoded               whether `decoder` knows the model
     padded                why its sequences cannot be packed for training; "" if they can
@@ -91,6 +92,7 @@ class Geometry:
     heads: int
     kv_heads: int
     head_dim: int
+    normed: int
     vocabulary: int
     decoded: bool
     padded: str

@@ -6,8 +6,9 @@ pass were read off PyTorch (tensors saved and bytes alive, on the CPU, transform
 Let an element have b bytes, hidden be H, intermediate I, and Q = heads · head_dim. With prompts of P and completions of
 C tokens, a layer keeps of every token, in bytes:
 
-    norms      2 (4H + 4)               the input in fp32, and 1/rms
-               + 4bH if full            normed, for the norm's gradient, and scaled, for the next matrix's
+    norms      4N + 8                   the input in fp32, N elements, and 1/rms. N is 2H, with norms on both sides of
+                                        attention and MLP 4H, and Q and k's width more where these have norms too
+               + 2bN if full            normed, for the norm's gradient, and scaled, for the next matrix's
     MLP        3bI, 4bI if full         gate, silu(gate), up; their product for the down matrix's gradient
     attention  4bQ + 4 heads            q, k, v and output; log-sum-exp in fp32
                + 2bQ P/C                of completion tokens: each row's copy of its prompt's k and v
@@ -279,14 +280,15 @@ def _kept_by_token(g: Geometry, setup: Setup) -> int:
     heads = width * g.heads * g.head_dim
     norm_width = 4
     in_mlp = 3
-    of_full_norms = 4
+    of_full_norms = 2
     if setup.fused:
         norm_width = width
-        in_mlp = of_full_norms = 2
-    norms = 2 * (norm_width * g.hidden + 4)
+        in_mlp = 2
+        of_full_norms = 1
+    norms = norm_width * g.normed + 8
     frozen = norms + in_mlp * width * g.intermediate + 2 * heads + 4 * g.heads
     if not setup.lora:
-        return frozen + of_full_norms * width * g.hidden + width * g.intermediate + heads
+        return frozen + of_full_norms * width * g.normed + width * g.intermediate + heads
     targets = _targeted(g, setup)
     ranks = sum(setup.lora_rank * t.count for t in targets)
     inputs = {(t.path.rpartition(".")[0], t.inputs, t.path.endswith("o_proj")): t.inputs * t.count for t in targets}

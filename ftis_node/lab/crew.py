@@ -171,7 +171,7 @@ def _alone(path: Path) -> Iterator[bool]:
 def _warm_up(start: Start, models: Path) -> None:
     from ftis_node.lab.starts import make_start
 
-    with _alone(models / f"{start.name}.lock") as mine, _disk(models):
+    with _alone(models / f"{start.name}.lock") as mine, _for_a_person(models):
         if mine:
             make_start(start, models, stopping=_stop.is_set)
 
@@ -179,7 +179,7 @@ def _warm_up(start: Start, models: Path) -> None:
 def _run_trial(spec: TrialSpec, directory: Path, models: Path, processes: bool) -> None:
     from ftis_node.lab.trial import Interrupted, Trial, finished
 
-    with _alone(directory / "lock") as mine, _disk(directory), contextlib.suppress(Interrupted):
+    with _alone(directory / "lock") as mine, _for_a_person(directory), contextlib.suppress(Interrupted):
         if mine and not finished(directory):
             trial = Trial(
                 spec,
@@ -193,8 +193,8 @@ def _run_trial(spec: TrialSpec, directory: Path, models: Path, processes: bool) 
 
 
 @contextlib.contextmanager
-def _disk(directory: Path) -> Iterator[None]:
-    """Failures in words that a person can do something about."""
+def _for_a_person(directory: Path) -> Iterator[None]:
+    """Turn a failure inside into a UserError: of the disk, or of what works on `directory`. Raises UserError."""
     from safetensors import SafetensorError
 
     try:
@@ -205,4 +205,4 @@ def _disk(directory: Path) -> Iterator[None]:
         what = f"{directory} cannot be written or read: {error}."
         raise UserError(what, "Make room; the same command goes on.") from error
     except FtisError as error:
-        raise UserError(f"A trial failed: {error}", f"Its events so far are in {directory}.") from error
+        raise UserError(f"This failed: {error}", f"What there is of it so far is in {directory}.") from error

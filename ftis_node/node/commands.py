@@ -157,20 +157,19 @@ class Hold(Enum):
 class Commands:
     """The present commands.
 
-    phase: FINISHING or STOPPING last. hold: why the node is not to train, None if it is.
+    phase: what the latest `finish` or `stop` made it; neither is taken back. hold: why the node is not to train, None
+    if it is.
     stopping: set in the phase STOPPING. deadline: by when, then, the node must have ended (`time.monotonic`).
     flush: set if the running step is to wait for nothing.
     """
 
     def __init__(self, schedule: Schedule, *, paused: bool) -> None:
-        self.phase = Phase.GOING_ON
-        self.hold = Hold.OWNER if paused else None
         self.stopping = asyncio.Event()
         self.flush = asyncio.Event()
         self.deadline = 0.0
         self._schedule = schedule
         self._came = asyncio.Event()
-        self._give(self.phase, self.hold)
+        self._give(Phase.GOING_ON, Hold.OWNER if paused else None)
 
     @property
     def ending(self) -> bool:

@@ -103,6 +103,7 @@ def _measure(model: Any, config: Any, name: str) -> Geometry:
         heads=heads,
         kv_heads=getattr(config, "num_key_value_heads", None) or heads,
         head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+        normed=_normed(model, config),
         vocabulary=model.get_input_embeddings().weight.shape[0],
         decoded=understood(model),
         padded=unpackable(model),
@@ -110,6 +111,18 @@ def _measure(model: Any, config: Any, name: str) -> Geometry:
         linears=_linears(model),
         head=head_of(model),
     )
+
+
+def _normed(model: Any, config: Any) -> int:
+    """Elements that the norms of a layer are given for a token. A norm of a head's width is given all heads."""
+    elements = 0
+    for path, module in model.named_modules():
+        if "Norm" in type(module).__name__ and ".0." in path:
+            width = module.weight.numel()
+            if width == getattr(config, "head_dim", None):
+                width *= config.num_key_value_heads if path.endswith("k_norm") else config.num_attention_heads
+            elements += width
+    return elements
 
 
 def _linears(model: Any) -> tuple[Linear, ...]:

@@ -80,13 +80,16 @@ def ready(policy: Policy, texts: Sequence[str] = TEXTS, *, trains: bool = True) 
         raise UsageError(f"{policy.name} cannot be scored: its layers come with its head only.", other)
     refuse_past(policy.causal_lm, policy.name)
     probe = _probe(policy, texts)
+    policy = replace(policy, packed=False, native=False)
     try:
-        padded = _logprobs(policy, probe)
         plain = _plain_logprobs(policy, probe)
-        training = padded
         if trains:
+            expected = _passed(policy, probe)
             policy.model.train()
             training = _logprobs(policy, probe[:1])
+        else:
+            expected = (_logprobs(policy, probe), plain.new_zeros(0))
+            training = expected[0]
     except Exception as error:  # as many kinds as there are architectures
         raise UsageError(f"{policy.name} cannot be scored: {first_line(error)}", other) from error
     finally:
@@ -100,14 +103,11 @@ def ready(policy: Policy, texts: Sequence[str] = TEXTS, *, trains: bool = True) 
             )
         raise fault
     tolerance = _tolerance(policy, plain, partial(_eager_logprobs, policy, probe), _MOST_OF_MODEL)
+    padded = expected[0]
     if not _apart(padded, plain) <= tolerance:
         raise UsageError(f"{policy.name} changes its logits in a way that scoring does not know.", other)
     if not _apart(padded[: len(training)], training) <= tolerance:
         raise UsageError(f"{policy.name} has a dropout that cannot be switched off.", other)
-    policy = replace(policy, packed=False, native=False)
-    expected = (padded, padded.new_zeros(0))
-    if trains:
-        expected = _passed(policy, probe)
     twin = _tried_twin(policy)
     if twin is None and _windowed(policy):  # the probe is too short to show a window that is left out
         return replace(policy, way=f"Sequences are padded. {policy.name} {_SLOW}, for its windows cannot be tried.")

@@ -84,8 +84,8 @@ async def fetch_run(
 class _NoRun:
     """Why a peer gave no run when it was asked.
 
-    fix: what a person can do about it, where it never will. connected: it is there, and does not serve the protocol or
-    is late.
+    fix: what a person can do, where asking this peer again brings nothing; else empty. connected: a peer answered the
+    dial and not the handshake: it may be loading its model.
     """
 
     why: str
@@ -94,7 +94,11 @@ class _NoRun:
 
 
 async def _ask_run(transport: Transport, address: str, invitation: Invitation | None) -> RunFile | _NoRun:
-    """The run file of the node there, or why it is not to be had."""
+    """The run file of the node at an address, or why it gave none. Dials it, and shakes hands.
+
+    Args:
+        address: a multiaddr with a peer id; UsageError if it is not one.
+    """
     _, peer = parse_address(address)
     connected = False
     try:

@@ -289,7 +289,11 @@ class Host:
             node.pushed.keeps = pushed
 
     async def wait(self, key: str, count: int, seconds: float) -> Facts:
-        """Until each node has so many of `admitted`, `pushed` or `peers`; `at` is when, on the machine's clock."""
+        """Wait until each node has `count` of `key` (`admitted`, `pushed` or `peers`), at most so many seconds.
+
+        Returns `least`, the number of the node that has fewest, which is below `count` if time ran out; and `at`, when
+        that was, on the machine's clock (seconds since it started).
+        """
         deadline = boot_seconds() + seconds
         while True:
             least = min(node.counts()[key] for node in self._nodes)

@@ -269,7 +269,13 @@ class SharedCache:
         self._prompt[far] = -1
 
     def _move(self, parts: Sequence[Tensor], source: Ids, to: Ids) -> None:
-        """Copy lines of tables `[keys and values, places, …]`, or `[places, …]`."""
+        """Copy what stands at places `source` to the places `to`, in place; none of `to` is one of `source`.
+
+        Args:
+            parts: contiguous tables, all with as many places: `[2, places, heads, tokens, head_dim]` (keys, then values),
+                of which the first must be one, or `[places, x]`.
+            source: int64 `[n]`. to: as many.
+        """
         if not len(to):
             return
         keys = np.stack([source, to])
