@@ -172,9 +172,14 @@ class Alive(TorchDispatchMode):
 
 
 def small_config(kind, words=26):
-    sizes = {"vocab_size": words, "hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 6}
-    sizes |= {"num_attention_heads": 8, "num_key_value_heads": 2}
-    return CONFIGS[kind.partition(",")[0]](**sizes)
+    return CONFIGS[kind.partition(",")[0]](
+        vocab_size=words,
+        hidden_size=128,
+        intermediate_size=384,
+        num_hidden_layers=6,
+        num_attention_heads=8,
+        num_key_value_heads=1 if kind == "gemma" else 2,
+    )
 
 
 def small_policy(kind, dtype, targets, checkpointing, four_bits=False):

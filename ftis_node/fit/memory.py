@@ -254,8 +254,9 @@ def activations(geometry: Geometry, workload: Workload, setup: Setup) -> tuple[i
     if g.packed:
         held = prompts + completions * workload.longest // workload.completion_tokens
         flash = setup.fused and setup.dtype == "bfloat16"  # which is chosen from Ampere on
-        if not flash:  # with a mask heads are repeated
-            heads = g.heads
+        if not flash:
+            if g.kv_heads > 1:  # with a mask heads are repeated; one head is seen by all without a copy
+                heads = g.heads
             mask = width * completions * workload.longest
     attention = width * heads * g.head_dim
     mlp = width * g.intermediate
@@ -285,8 +286,7 @@ def _kept_by_token(g: Geometry, setup: Setup) -> int:
         norm_width = width
         in_mlp = 2
         of_full_norms = 1
-    norms = norm_width * g.normed + 8
-    frozen = norms + in_mlp * width * g.intermediate + 2 * heads + 4 * g.heads
+    frozen = norm_width * g.normed + 8 + in_mlp * width * g.intermediate + 2 * heads + 4 * g.heads
     if not setup.lora:
         return frozen + of_full_norms * width * g.normed + width * g.intermediate + heads
     targets = _targeted(g, setup)

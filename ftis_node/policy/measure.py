@@ -52,8 +52,8 @@ def geometry_of(config: PretrainedConfig, name: str) -> Geometry:
     """The geometry of the model that `config` describes; `name` is for messages. Raises as `geometry` does."""
     try:
         with torch.device("meta"):  # shapes without memory
-            own = copy.deepcopy(config)  # the kind of attention is set in it
-            model = AutoModelForCausalLM.from_config(own, attn_implementation="eager")
+            # Of a copy, for the kind of attention is set in it.
+            model = AutoModelForCausalLM.from_config(copy.deepcopy(config), attn_implementation="eager")
         refuse_past(model, name)
         return _measure(model, config.get_text_config(), name)
     except UserError:
@@ -114,13 +114,14 @@ def _measure(model: Any, config: Any, name: str) -> Geometry:
 
 
 def _normed(model: Any, config: Any) -> int:
-    """Elements that the norms of a layer are given for a token. A norm of a head's width is given all heads."""
+    """Elements that the norms of a layer, its only vectors of weights, are given for a token. One of a head's width is
+    given all heads."""
     elements = 0
-    for path, module in model.named_modules():
-        if "Norm" in type(module).__name__ and ".0." in path:
-            width = module.weight.numel()
+    for name, weight in model.named_parameters():
+        if ".0." in name and weight.dim() == 1 and name.endswith("weight"):
+            width = weight.numel()
             if width == getattr(config, "head_dim", None):
-                width *= config.num_key_value_heads if path.endswith("k_norm") else config.num_attention_heads
+                width *= config.num_key_value_heads if "k_norm" in name else config.num_attention_heads
             elements += width
     return elements
 

@@ -110,10 +110,9 @@ class Chronicle(msgspec.Struct):
 
 def read_chronicle(file: Path | None, run: Run) -> Chronicle | None:
     """What was gathered before; None if there is nothing, or nothing that can be used."""
-    decode = msgspec.msgpack.Decoder(Chronicle).decode
     if file is None:
         return None
-    found = kept(file, decode, "the swarm's history begins anew.")
+    found = kept(file, msgspec.msgpack.Decoder(Chronicle).decode, "the swarm's history begins anew.")
     return found if found is not None and found.run_id == run.id else None
 
 
