@@ -272,8 +272,8 @@ class SharedCache:
         """Copy what stands at places `source` to the places `to`, in place; none of `to` is one of `source`.
 
         Args:
-            parts: contiguous tables, all with as many places: `[2, places, heads, tokens, head_dim]` (keys, then values),
-                of which the first must be one, or `[places, x]`.
+            parts: contiguous tables, all with as many places: `[2, places, heads, tokens, head_dim]` (keys, then
+                values), of which the first must be one, or `[places, x]`.
             source: int64 `[n]`. to: as many.
         """
         if not len(to):
