@@ -206,10 +206,10 @@ def test_an_index_needs_a_page_with_a_place(tmp_path):
 def test_what_ends_a_trial_is_told_with_what_to_do(tmp_path):
     for error, match in (
         (OSError(errno.ENOSPC, "No space left on device"), "Make room"),
-        (FtisError("It went wrong."), "Its events so far"),
+        (FtisError("It went wrong."), "What there is of it so far"),
         (UsageError("It is wrong.", "Mend it."), "Mend it"),
     ):
-        with pytest.raises(UserError, match=match), crew._disk(tmp_path):
+        with pytest.raises(UserError, match=match), crew._for_a_person(tmp_path):
             raise error
     job = Future()
     job.set_exception(BrokenProcessPool("killed"))
