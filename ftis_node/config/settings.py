@@ -317,8 +317,8 @@ RETIRED: Mapping[str, object] = {
     **dict.fromkeys(("imitation", "mask_high", "mask_low", "trust")),
     "author_weight": "equal",
 }
-"""Settings of earlier versions. What a home keeps of one does nothing. In logs: with the value that holds now for a
-training that is taken again; …: any does."""
+"""Settings of earlier versions, which do nothing where a home keeps them. A training in logs can be taken again if it
+had the value here, which is what holds now; …: any will do."""
 
 # Two ways to say one thing. A home's gives way to what is said now; two that are said are a mistake.
 _INSTEAD = {"vram_gb": "vram_share", "vram_share": "vram_gb"}

@@ -52,7 +52,7 @@ def geometry_of(config: PretrainedConfig, name: str) -> Geometry:
     """The geometry of the model that `config` describes; `name` is for messages. Raises as `geometry` does."""
     try:
         with torch.device("meta"):  # shapes without memory
-            # Of a copy, for the kind of attention is set in it.
+            # from_config writes the kind of attention into what it is given, so it gets a copy.
             model = AutoModelForCausalLM.from_config(copy.deepcopy(config), attn_implementation="eager")
         refuse_past(model, name)
         return _measure(model, config.get_text_config(), name)

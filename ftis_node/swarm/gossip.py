@@ -35,7 +35,7 @@ CHECKS_AT_ONCE = 2048.0
 # faith, so this limits the rate and does not blame.
 CONTRADICTION_CHECKS = 100.0
 # A faster peer always asks first. Then this node asks it too: only who asks is told again what was lost, and of peers.
-# Seldom: what many nodes ask of the fastest makes it known as a holder, and its upload grows (with 4 by a sixth).
+# This is seldom, because the upload of a peer grows that many nodes ask (in `lab simulate` with 4 by a sixth).
 ANSWERS_IN_A_ROW = 16
 ASKED_SECONDS = 5.0  # after a request to one peer, requests to others for the same announcement wait so long, once
 # `issued_at` only prevents replays; freshness is the age, which needs no common clock.

@@ -269,7 +269,8 @@ class SharedCache:
         self._prompt[far] = -1
 
     def _move(self, parts: Sequence[Tensor], source: Ids, to: Ids) -> None:
-        """Copy what stands at places `source` to the places `to`, in place; none of `to` is one of `source`.
+        """Copy what stands at places `source` to the places `to`, in place. All of it is read before any is written, so
+        that the two may overlap.
 
         Args:
             parts: contiguous tables, all with as many places: `[2, places, heads, tokens, head_dim]` (keys, then
