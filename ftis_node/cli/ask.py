@@ -20,15 +20,20 @@ from ftis_node.cli.common import (
     print_json,
 )
 from ftis_node.cli.eval import chosen_models
+from ftis_node.config.run import Run
+from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError
+from ftis_node.export.record import record_of
+from ftis_node.fit.context import context_of, refuse_prompts
+from ftis_node.host.doing import doing
+from ftis_node.observe.terminal import shown_work
 from ftis_node.store.home import DEFAULT_HOME
+from ftis_node.tasks import Example, Task, load_evaluation, scoring
+from ftis_node.tasks.templates import ASKED, as_trained
 from ftis_node.text import say
 
 if TYPE_CHECKING:
-    from ftis_node.config.run import Run
-    from ftis_node.config.settings import Settings
     from ftis_node.policy.policy import Policy
-    from ftis_node.tasks import Example, Task
 
 PROMPT = "> "
 
@@ -52,11 +57,6 @@ def ask(
     """
     if task is not None and question is not None:
         raise UsageError("A question and --task contradict one another.", "Leave one of them out.")
-    from ftis_node.export.record import record_of
-    from ftis_node.host.doing import doing
-    from ftis_node.observe.terminal import shown_work
-    from ftis_node.tasks.templates import as_trained
-
     loaded, example = _example(task, row, reward)
     with contextlib.ExitStack() as stack:
         found = held_checkpoint(stack, checkpoint)
@@ -108,10 +108,7 @@ class _Answerer:
             UsageError: the tokenizer cannot write the question, the model has no room for it and its answer, or there
                 is no run whose template could be used.
         """
-        from ftis_node.fit.context import context_of, refuse_prompts
         from ftis_node.policy.generate.stream import Sampling, generate
-        from ftis_node.tasks import Example
-        from ftis_node.tasks.templates import ASKED
         from ftis_node.tokenizer.asking import prompt_ids
         from ftis_node.worker.formats import asked_in
 
@@ -140,8 +137,6 @@ def _example(name: str | None, row: int, reward: str | None) -> tuple[Task | Non
     """The task and its held-out row. Raises UsageError where there is none of that number."""
     if name is None:
         return None, None
-    from ftis_node.tasks import load_evaluation
-
     task = load_evaluation(name, reward=reward, code=True)
     if row >= len(task.held_out):
         raise UsageError(f"{task.name} has {len(task.held_out)} held-out rows, from 0.", "Name a smaller --row.")
@@ -166,8 +161,6 @@ def _verdicts(task: Task | None, example: Example | None, answers: dict[str, str
     """The gold answer and the rewards of a task's row; nothing for other questions."""
     if task is None or example is None:
         return {}
-    from ftis_node.tasks import scoring
-
     with scoring(task.reward, task.scorer) as scorer:
         rewards = {name: scorer(text, example.answer).reward for name, text in answers.items()}
     return {"gold": example.answer, "rewards": rewards}

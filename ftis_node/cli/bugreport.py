@@ -1,22 +1,22 @@
 """``ftis-node bugreport``."""
 
-from __future__ import annotations
-
 import os
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from ftis_node.cli.common import HomeOption, JsonOption, print_json, say_finding, waiting
 from ftis_node.cli.flags import Given, with_settings
+from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError, UserError, brief, one_by_one
+from ftis_node.node.options import JoinOptions
+from ftis_node.preflight.bugreport import collect, pack
+from ftis_node.preflight.case import Case, Finding, case_of
+from ftis_node.preflight.checks import examined
 from ftis_node.store.home import DEFAULT_HOME, Home
 from ftis_node.text import say
-
-if TYPE_CHECKING:
-    from ftis_node.preflight.case import Case, Finding
 
 
 @with_settings()
@@ -37,9 +37,6 @@ def bugreport(
     to = out or Path(time.strftime("ftis-node-bugreport-%Y%m%d-%H%M%S.tar.gz"))
     if to.exists() or not os.access(to.parent, os.W_OK):
         raise UsageError(f"{to} exists already, or cannot be written.", "Name another file with --out.")
-    from ftis_node.preflight.bugreport import collect, pack
-    from ftis_node.preflight.checks import examined
-
     case, unsound = _case(home, given.with_values(model=model or None))
     with waiting("Checking this machine, its home and its network"):
         findings = [*unsound, *examined(case)]
@@ -61,10 +58,6 @@ def bugreport(
 
 def _case(home: Path, given: Given) -> tuple[Case, list[Finding]]:
     """The case with the person's settings, or with default ones and a finding where those cannot be read."""
-    from ftis_node.config.settings import Settings
-    from ftis_node.node.options import JoinOptions
-    from ftis_node.preflight.case import Finding, case_of
-
     place = Home(home.expanduser())
     options = JoinOptions(place)
     try:

@@ -13,6 +13,7 @@ import typer
 
 from ftis_node.config.profiles import TASK_KINDS
 from ftis_node.errors import UsageError
+from ftis_node.host.doing import doing
 from ftis_node.store.home import DEFAULT_HOME, Home
 from ftis_node.text import further_lines, in_json, say
 
@@ -101,7 +102,6 @@ def tell_choice(found: Checkpoint | None, settings: Settings, origins: Mapping[s
 @contextmanager
 def waiting(what: str) -> Iterator[None]:
     """Say on stderr what the block does; on a terminal also for how long, once that takes long."""
-    from ftis_node.host.doing import doing
     from ftis_node.observe.terminal import shown_work
 
     say(f"{what}.", error=True, flush=True)
@@ -148,7 +148,6 @@ def held_checkpoint(stack: ExitStack, name: str) -> Checkpoint | None:
     Raises:
         UserError: as `find_checkpoint` and `hold`.
     """
-    from ftis_node.host.doing import doing
     from ftis_node.observe.terminal import shown_work
     from ftis_node.store.checkpoints import under
 

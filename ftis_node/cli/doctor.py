@@ -1,22 +1,24 @@
 """``ftis-node doctor``: what is wrong, and what to do about it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from ftis_node.cli.common import KINDS, HomeOption, JsonOption, addresses_in, print_json, say_finding
 from ftis_node.cli.flags import Given, with_settings
 from ftis_node.errors import UsageError, UserError
+from ftis_node.host.doing import doing
+from ftis_node.node.options import JoinOptions
+from ftis_node.observe.answers import Peers, Status
+from ftis_node.observe.api import ask
+from ftis_node.observe.terminal import shown_work
+from ftis_node.preflight.case import Finding, case_of, failed
+from ftis_node.preflight.checks import examined
 from ftis_node.store.home import DEFAULT_HOME, Home
-
-if TYPE_CHECKING:
-    from ftis_node.preflight.case import Finding
 
 PeersOption = Annotated[str, typer.Option(help="Addresses of nodes to dial, separated by commas.")]
 app = typer.Typer(invoke_without_command=True, help="Find what is wrong, and say what to do.")
@@ -47,10 +49,6 @@ def doctor(
                 f"Write them after it: ftis-node doctor {context.invoked_subcommand} {named[0]} …",
             )
         return
-    from ftis_node.node.options import JoinOptions
-    from ftis_node.preflight.case import case_of
-    from ftis_node.preflight.checks import examined
-
     options = JoinOptions(Home(home.expanduser()), task=task, run=run, peers=addresses_in(peers))
     case = case_of(options, given.with_values(model=model).on(options.home))
     raise typer.Exit(_report(examined(case), json=json))
@@ -67,8 +65,6 @@ def net(
     json: JsonOption = False,
 ) -> None:
     """Whether this machine can reach peers and they can reach it. Asks the node on this home if one runs."""
-    from ftis_node.observe.answers import Peers, Status
-    from ftis_node.observe.api import ask
     from ftis_node.preflight.net import look_around, looked_around, of_a_running_node
 
     at = Home(home.expanduser())
@@ -91,10 +87,6 @@ def _named(context: typer.Context, name: str) -> bool:
 
 def _report(findings: Iterator[Finding], *, json: bool) -> int:
     """Print each finding when it is known; return the exit code."""
-    from ftis_node.host.doing import doing
-    from ftis_node.observe.terminal import shown_work
-    from ftis_node.preflight.case import failed
-
     found: list[Finding] = []
     while True:
         with shown_work(), doing("checking this machine"):

@@ -13,36 +13,43 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 import typer
 from msgspec import to_builtins
 
-from ftis_node.cli import common
 from ftis_node.cli.common import (
     AnswerOption,
     BaseOption,
+    CheckpointOption,
     JsonOption,
     QuestionOption,
     RewardOption,
     SetOption,
     TemplateOption,
     TokensOption,
+    held_checkpoint,
+    parse_pairs,
     print_json,
+    tell_choice,
 )
 from ftis_node.config.profiles import TASK_KINDS
+from ftis_node.config.run import Run
+from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError
+from ftis_node.evaluate.evaluation import Evaluation
+from ftis_node.export.record import TrainingRecord, record_of
+from ftis_node.host.doing import doing
+from ftis_node.observe.terminal import shown_work
 from ftis_node.store.home import DEFAULT_HOME
+from ftis_node.tasks import Example, Scorer, Task, load_evaluation, scoring, source_of, with_columns
+from ftis_node.tasks.rewards import FORMS, form_of
+from ftis_node.tasks.templates import as_trained
 from ftis_node.text import say
 
 if TYPE_CHECKING:
-    from ftis_node.config.run import Run
-    from ftis_node.config.settings import Settings
-    from ftis_node.evaluate.evaluation import Evaluation
     from ftis_node.evaluate.judging import Judged
-    from ftis_node.export.record import TrainingRecord
-    from ftis_node.tasks import Example, Scorer, Task
     from ftis_node.worker.restore import Checkpoint
 
 
 def evaluate(
     task: Annotated[str, typer.Option(help=f"math500, {TASK_KINDS}; of training data the tenth held out.")],
-    checkpoint: common.CheckpointOption = str(DEFAULT_HOME),
+    checkpoint: CheckpointOption = str(DEFAULT_HOME),
     compare: Annotated[bool, typer.Option("--compare", help="The base model, too, and the paired difference.")] = False,
     data: Annotated[
         Path | None,
@@ -61,18 +68,13 @@ def evaluate(
     json: JsonOption = False,
 ) -> None:
     """Measure greedy pass@1 with its 95 % interval; also right formats, and accuracy in any format."""
-    flags = common.parse_pairs(set_ or [])
+    flags = parse_pairs(set_ or [])
     if "eval_prompts" in flags:
         raise UsageError("eval_prompts says how many questions a node asks in training.", "Here name --prompts.")
-    from ftis_node.export.record import record_of
-    from ftis_node.host.doing import doing
-    from ftis_node.tasks import load_evaluation, scoring, with_columns
-    from ftis_node.tasks.templates import as_trained
-
     task = with_columns(task, question, answer) or task
     chosen = load_evaluation(task, data=data, reward=reward, template=template, code=True)
     with contextlib.ExitStack() as stack:
-        found = common.held_checkpoint(stack, checkpoint)
+        found = held_checkpoint(stack, checkpoint)
         record = record_of(found)
         chosen = as_trained(chosen, record.run, reward, template)
         if out is not None:
@@ -80,8 +82,6 @@ def evaluate(
         examples = chosen.asked(prompts)
         # What is missing is told before a model is loaded.
         scorer = stack.enter_context(scoring(chosen.reward, chosen.scorer))
-        from ftis_node.observe.terminal import shown_work
-
         with shown_work():
             subjects = chosen_models(checkpoint, found, record, model, flags, chosen.name, compare=compare)
         lines = None
@@ -165,7 +165,7 @@ def chosen_models(
     if found is not None:
         name = model or found.model
     settings, origins = settings_for(found, name, {**record.asked(), **flags}, task)
-    common.tell_choice(found, settings, origins)
+    tell_choice(found, settings, origins)
     run = record.run
     if "chat" in flags:
         run = None
@@ -266,8 +266,6 @@ def _print(asked: _Questions, result: _Result, other: _Result | None = None) -> 
 
 def _form(task: Task) -> str:
     """In what form a formatted answer is."""
-    from ftis_node.tasks.rewards import FORMS, form_of
-
     form = form_of(task.reward)
     if task.scorer is not None:
         form = task.scorer.form
@@ -312,8 +310,6 @@ def _percent(rate: float) -> str:
 
 def _refuse_questions(out: Path, task: str, data: Path | None) -> None:
     """Raise UsageError for an output that is the file that the questions are from."""
-    from ftis_node.tasks import source_of
-
     for file in (data, source_of(task).file):
         if file is not None and out.exists() and file.exists() and out.samefile(file):
             raise UsageError(f"{out} holds the questions: it is not written over.", "Name another --out.")

@@ -1,13 +1,11 @@
 """``ftis-node fit``: what fits on a machine, before anything is downloaded."""
 
-from __future__ import annotations
-
 import importlib.util
 import math
 import shlex
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -18,15 +16,14 @@ from ftis_node.cli.run import GroupOption
 from ftis_node.config.run import RUN_DEFAULTS
 from ftis_node.config.settings import Settings, collect
 from ftis_node.errors import UsageError
+from ftis_node.fit.geometry import Geometry
 from ftis_node.fit.memory import LEAST_RESERVE, RESERVE, Dtype, Workload
 from ftis_node.fit.plan import Plan, plan
 from ftis_node.host.processor import cpu_dtype
 from ftis_node.installed import to_install
+from ftis_node.node.checkpointing import checkpoint_seconds, wear
 from ftis_node.tasks.task import CAPS, Task
 from ftis_node.text import GB, rounded, say
-
-if TYPE_CHECKING:
-    from ftis_node.fit.geometry import Geometry
 
 # The parts of `Memory` as the table names them, and when they are there.
 _PARTS = {
@@ -79,7 +76,6 @@ def fit(
     settings, _ = collect(task=task, flags=wished.values, file=wished.file)
     with waiting(f"Reading the configuration of {model}"):
         from ftis_node.fit.context import refuse_run
-        from ftis_node.node.checkpointing import wear
         from ftis_node.policy.measure import geometry
         from ftis_node.preflight.place import checkpoint_bytes
         from ftis_node.worker.planning import asked_in_chat, chat_expected, memory_limit, wishes
@@ -228,8 +224,6 @@ def _command(model: str, plan: Plan, task: str, devices: str, vram: float | None
 
 def _as_json(shape: Geometry, plan: Plan, one: int, minutes: float | None) -> dict[str, Any]:
     """one: bytes of a checkpoint. minutes: the setting."""
-    from ftis_node.node.checkpointing import checkpoint_seconds
-
     between = checkpoint_seconds(minutes, one)
     sizes = {part: getattr(plan.memory, part) for part in (*_PARTS, "training", "generating", "total")}
     return {

@@ -10,16 +10,16 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
 
 from ftis_node.cli.common import SetOption, parse_pairs
 from ftis_node.config.settings import FLAGS, Flag, Settings, collect
+from ftis_node.node.remembered import with_begun
+from ftis_node.node.run_source import kept_settings
+from ftis_node.preflight.case import Layers
 from ftis_node.store.home import Home
-
-if TYPE_CHECKING:
-    from ftis_node.preflight.case import Layers
 
 Command = Callable[..., None]
 DEFAULT = "default"  # a value of --set: as if nobody had ever set it
@@ -44,9 +44,6 @@ class Given:
 
         The function raises UsageError for wrong settings, or a file that cannot be read.
         """
-        from ftis_node.node.remembered import with_begun
-        from ftis_node.node.run_source import kept_settings
-
         earlier = {name: value for name, value in kept_settings(home).items() if self.values.get(name) != DEFAULT}
         known = Settings.model_fields  # of another name `collect` says that it is none
         flags = {name: value for name, value in self.values.items() if value != DEFAULT or name not in known}
@@ -61,8 +58,6 @@ class Given:
 
     def to_keep(self, home: Home) -> dict[str, object]:
         """What a home keeps for later starts: the settings of all its command lines, in the order they were said."""
-        from ftis_node.node.run_source import kept_settings
-
         before = {name: value for name, value in kept_settings(home).items() if name not in self.values}
         said = {**before, **self.values}
         if str(said.get("port")) == "0":  # any port: the home keeps the one that it gets

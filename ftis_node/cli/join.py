@@ -32,17 +32,22 @@ from ftis_node.cli.runs import the_run
 from ftis_node.config.profiles import TASK_KINDS
 from ftis_node.config.settings import FLAGS, HOME, group_of
 from ftis_node.errors import UsageError, UserError, raise_all
+from ftis_node.host.doing import doing
 from ftis_node.host.loading import loading
+from ftis_node.node.options import JoinOptions
 from ftis_node.observe.logs import as_text, begin_output, last_lines, log_to, noting
+from ftis_node.observe.terminal import console, shown_work
+from ftis_node.preflight.case import Case, Layers
+from ftis_node.preflight.checks import refused
+from ftis_node.preflight.report import as_json, dry_run_lines
 from ftis_node.store.home import DEFAULT_HOME, Home
+from ftis_node.tasks import with_columns
 from ftis_node.text import say
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from ftis_node.node.daemon import Node
-    from ftis_node.node.options import JoinOptions
-    from ftis_node.preflight.case import Case, Layers
 
 LINES = 6
 VIEW_SECONDS = 1.0
@@ -124,11 +129,6 @@ def join(
     """
     if json and not dry_run:
         raise UsageError("--json is for --dry-run: a daemon answers nothing.", "Ask it with `ftis-node status --json`.")
-    from ftis_node.node.options import JoinOptions
-    from ftis_node.preflight.case import Case
-    from ftis_node.preflight.checks import refused
-    from ftis_node.tasks import with_columns
-
     place = Home(home.expanduser())
     if place.in_use():
         raise place.taken()
@@ -161,8 +161,6 @@ def join(
     case = Case(options, layers, starting=True)
     problems = refused(case, "join")  # before anything heavy is imported
     if dry_run and json and problems:
-        from ftis_node.preflight.report import as_json
-
         print_json(as_json(case, whole=False))
     with contextlib.nullcontext() if dry_run else noting(place.path):
         raise_all(problems)
@@ -247,7 +245,6 @@ async def _watched(node: Node) -> int:
 
     from ftis_node.observe.answers import Peers, read
     from ftis_node.observe.live import node_view
-    from ftis_node.observe.terminal import console
 
     terminal = console(stderr=True)
 
@@ -273,11 +270,7 @@ async def _watched(node: Node) -> int:
 
 def _print_report(case: Case, *, json: bool) -> None:
     """Print what a start would do. Raises the errors that it would end with."""
-    from ftis_node.host.doing import doing
-    from ftis_node.observe.terminal import shown_work
-    from ftis_node.preflight.checks import refused
     from ftis_node.preflight.models import workload
-    from ftis_node.preflight.report import as_json, dry_run_lines
 
     seconds = None
     with shown_work(), doing("checking what a start would do"):

@@ -1,21 +1,16 @@
 """About how long a step and an evaluation take with a model, before it is loaded."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ftis_node.fit.plan import SMALL_MODEL
+from ftis_node.fit.geometry import Geometry
+from ftis_node.fit.memory import Workload
+from ftis_node.fit.plan import SMALL_MODEL, Plan
 from ftis_node.lab.step_seconds import CARDS, MULTIPLYING, READING, Card, Work, generating, training
 from ftis_node.text import duration
-
-if TYPE_CHECKING:
-    from ftis_node.fit.geometry import Geometry
-    from ftis_node.fit.memory import Workload
-    from ftis_node.fit.plan import Plan
 
 PATIENCE = 60.0  # seconds for the process that measures, most of which it imports
 _NOT_MODEL = re.compile("NVIDIA |GeForce |Tesla | 80GB HBM3")  # what drivers call a card beside its model

@@ -1,19 +1,19 @@
 """``ftis-node runs``: the open runs of the local network."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from ftis_node.cli.common import JsonOption, print_answer, waiting
 from ftis_node.errors import UsageError, UserError
+from ftis_node.swarm.address_book import LAN_MAX
+from ftis_node.swarm.addresses import scope
+from ftis_node.swarm.handshake import PROTOCOL_MAJOR, other_protocol
+from ftis_node.swarm.identity import peer_id
+from ftis_node.swarm.lan import LanNode, look_around
 from ftis_node.text import counted, say
-
-if TYPE_CHECKING:
-    from ftis_node.swarm.lan import LanNode
 
 LOOK_SECONDS = 3.0
 NONE_FOUND = "No node announces an open run here: it needs --lan, and UDP 5353 past firewalls."
@@ -27,9 +27,6 @@ def runs(
     json: JsonOption = False,
 ) -> None:
     """List the open runs of the local network, whose nodes were started with --lan."""
-    from ftis_node.swarm.addresses import scope
-    from ftis_node.swarm.identity import peer_id
-
     found = by_run(heard(host, seconds))
     lines = []
     for run, nodes in found.items():
@@ -44,8 +41,6 @@ def runs(
 
 def heard(host: str, seconds: float) -> list[LanNode]:
     """Listen for so many seconds; return the nodes that tell of themselves. Raises UserError without multicast."""
-    from ftis_node.swarm.lan import look_around
-
     with waiting("Listening for nodes on the local network"):
         try:
             return asyncio.run(look_around(host, seconds))
@@ -62,9 +57,6 @@ def the_run(host: str) -> tuple[str, ...]:
     Raises:
         UsageError: there are several.
     """
-    from ftis_node.swarm.address_book import LAN_MAX
-    from ftis_node.swarm.handshake import PROTOCOL_MAJOR, other_protocol
-
     nodes = heard(host, LOOK_SECONDS)
     found = by_run([node for node in nodes if node.protocol == PROTOCOL_MAJOR])
     for run, (other, *_) in by_run(nodes).items():

@@ -25,7 +25,15 @@ from ftis_node.cli.common import (
     print_json,
 )
 from ftis_node.errors import UsageError
+from ftis_node.export.record import run_of
+from ftis_node.host.doing import doing
+from ftis_node.host.files import replace_text
+from ftis_node.observe.terminal import shown_work
 from ftis_node.packet import MAX_GROUP
+from ftis_node.preflight.task_rows import checked
+from ftis_node.tasks import Example, Task, scoring, source_of
+from ftis_node.tasks.task import told_if_few
+from ftis_node.tasks.templates import PLAIN, as_trained, known_as, shown, usual
 from ftis_node.text import counted, duration, in_lines, say
 
 if TYPE_CHECKING:
@@ -33,7 +41,6 @@ if TYPE_CHECKING:
     from ftis_node.policy.generate.stream import Sampling
     from ftis_node.policy.policy import Policy
     from ftis_node.policy.room import Room
-    from ftis_node.tasks import Example, Task
     from ftis_node.worker.restore import Checkpoint
 
 HELP = "Check a task's rows, and what a model can learn from them; keep those that teach."
@@ -60,14 +67,6 @@ def check(
 
     A dataset of a hub is downloaded, and a Python task is imported. Nothing is trained.
     """
-    from ftis_node.export.record import run_of
-    from ftis_node.host.doing import doing
-    from ftis_node.observe.terminal import shown_work
-    from ftis_node.preflight.task_rows import checked
-    from ftis_node.tasks import source_of
-    from ftis_node.tasks.task import told_if_few
-    from ftis_node.tasks.templates import as_trained, shown
-
     source = source_of(task, reward=reward, template=template, code=True)
     loaded = source.load()
     learnable = None
@@ -137,12 +136,6 @@ def filter_rows(
     OUTPUT.heldout.jsonl gets the task's held-out rows, unfiltered. OUTPUT.tried keeps what was sampled, so that other
     bounds need no new samples. These samples say nothing about rows that were kept: measure on the held-out ones.
     """
-    from ftis_node.export.record import run_of
-    from ftis_node.host.doing import doing
-    from ftis_node.host.files import replace_text
-    from ftis_node.tasks import source_of
-    from ftis_node.tasks.templates import as_trained, known_as, usual
-
     if output.suffix != ".jsonl":
         raise UsageError(f"{output} is no name for a task's file.", "Let it end in .jsonl.")
     if low > high:
@@ -222,7 +215,6 @@ class _Subject:
     def tried(self, rows: Sequence[int], samples: int, seconds: float = float("inf")) -> Iterator[TriedRow]:
         """Sample and judge the rows, see `learnable.tried`."""
         from ftis_node.evaluate.learnable import tried
-        from ftis_node.tasks import scoring
 
         prompts = [self.prompts[row] for row in rows]
         examples = [self.task.train[row] for row in rows]
@@ -248,8 +240,6 @@ def opened(
     if task.turns > 1:
         raise UsageError(f"Episodes of {task.name} have several answers.", "Name a task of single answers.")
     from ftis_node.evaluate.greedy import batch_that_fits, tokenised
-    from ftis_node.export.record import run_of
-    from ftis_node.observe.terminal import shown_work
     from ftis_node.policy.generate.stream import Sampling
     from ftis_node.policy.room import Room
     from ftis_node.worker.formats import asked_in
@@ -302,8 +292,6 @@ def _field(task: Task, template: str | None) -> str:
 
     Raises UsageError where such a file would be another task.
     """
-    from ftis_node.tasks.templates import PLAIN, known_as
-
     if task.scorer is None and task.template == PLAIN:
         return "prompt"
     if task.scorer is None and (template is not None or known_as(task.template) is not None):

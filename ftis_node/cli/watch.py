@@ -1,11 +1,9 @@
 """``ftis-node watch``: the swarm as a whole, without a model."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -18,10 +16,8 @@ from ftis_node.observe.api import link, read_token
 from ftis_node.observe.logs import log_to
 from ftis_node.store.home import Home
 from ftis_node.swarm.identity import Identity
+from ftis_node.swarm.overview import SwarmFacts
 from ftis_node.text import counted, duration, say
-
-if TYPE_CHECKING:
-    from ftis_node.swarm.overview import SwarmFacts
 
 
 @with_settings()

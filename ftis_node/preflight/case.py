@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from ftis_node.config.run import Run, RunFile, load_run_file
 from ftis_node.config.settings import Settings
 from ftis_node.errors import UserError, brief, one_by_one
+from ftis_node.fit.geometry import Geometry
+from ftis_node.fit.plan import Plan
 from ftis_node.node.options import JoinOptions
 from ftis_node.observe.answers import Status
 from ftis_node.policy.names import resolve
@@ -23,8 +25,6 @@ from ftis_node.swarm.addresses import parse_address
 from ftis_node.tasks import Source, Task, source_of
 
 if TYPE_CHECKING:
-    from ftis_node.fit.geometry import Geometry
-    from ftis_node.fit.plan import Plan
     from ftis_node.policy.availability import Hub
 
 Layers = Callable[[str], tuple[Settings, Mapping[str, str]]]

@@ -1,7 +1,5 @@
 """Checks of the home, the daemon on it, its disk, its port and its page."""
 
-from __future__ import annotations
-
 import errno
 import os
 import socket
@@ -10,25 +8,25 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import psutil
 
 from ftis_node.config.run import load_run_file
 from ftis_node.config.settings import Settings
 from ftis_node.errors import UserError
+from ftis_node.fit.geometry import Geometry
+from ftis_node.fit.plan import Plan
 from ftis_node.host.files import bytes_under, existing_folder, free_bytes
 from ftis_node.node.checkpointing import wear
 from ftis_node.node.remembered import refuse_other_settings
 from ftis_node.node.run_source import with_remembered
-from ftis_node.observe.api import no_page
+from ftis_node.observe.answers import Status
+from ftis_node.observe.api import ask, no_page
 from ftis_node.preflight.case import Case, Checked, Finding, Findings, fail, noted, ok, warn
 from ftis_node.store.checkpoints import newest_facts, parse_label
+from ftis_node.swarm.addresses import check_port, free_port, listening_mistakes
+from ftis_node.swarm.identity import Identity
 from ftis_node.text import rounded
-
-if TYPE_CHECKING:
-    from ftis_node.fit.geometry import Geometry
-    from ftis_node.fit.plan import Plan
 
 # The locks of SQLite and of the home are not reliable on these.
 NETWORK_FILE_SYSTEMS = frozenset(
@@ -60,8 +58,6 @@ def home(case: Case) -> Checked:
         case.step = facts["progress"]["step"]
     yield from _daemon(case)
     if place.key.exists():
-        from ftis_node.swarm.identity import Identity
-
         case.peer_id = Identity.load(place.key).peer_id  # raises if it is damaged
         if place.key.stat().st_mode & 0o077:
             yield warn(
@@ -72,9 +68,6 @@ def home(case: Case) -> Checked:
 
 def _daemon(case: Case) -> Checked:
     """The daemon on the home, which keeps another from starting."""
-    from ftis_node.observe.answers import Status
-    from ftis_node.observe.api import ask
-
     place = case.home
     if case.starting:
         return
@@ -197,8 +190,6 @@ def file_system(path: Path) -> str:
 
 def port(case: Case) -> Checked:
     """The port: whether the node can listen where the settings say."""
-    from ftis_node.swarm.addresses import check_port, free_port, listening_mistakes
-
     settings = case.settings
     yield from listening_mistakes(settings)
     if not settings.listen:
