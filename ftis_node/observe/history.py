@@ -9,7 +9,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from ftis_node.observe.answers import finite
+from ftis_node.observe.answers import at, finite
 from ftis_node.observe.metrics import LogPart, opened
 
 POINTS = 500  # of a curve, at most
@@ -19,10 +19,14 @@ TEACHERS = 256  # authors whose shares are kept apart; those with least of it ma
 OWN = "own"
 OTHERS = "others"
 
-_OF_A_STEP = (
-    *("step", "time", "own_groups", "foreign_groups", "peers"),
-    *("pool", "own_reward", "foreign_reward", "foreign_age"),
-)
+# Of a point: where each of its values stands in the event of a step.
+_OF_A_STEP = {
+    **{name: name for name in ("step", "time", "own_groups", "foreign_groups", "peers", "pool")},
+    **{name: name for name in ("own_reward", "foreign_reward", "foreign_age")},
+    "entropy": "diagnostics.overall.entropy",
+    "wait": "seconds.wait",
+    "train": "seconds.train",
+}
 
 Point = dict[str, float | None]
 
@@ -171,30 +175,25 @@ class History:
         self.version += 1
 
     def _step(self, entry: dict[str, Any]) -> None:
-        diagnostics = entry.get("diagnostics") or {}
-        overall = diagnostics.get("overall") or {}
-        foreign = diagnostics.get("foreign") or {}
+        foreign = at(entry, "diagnostics.foreign") or {}
         seconds = entry["seconds"]
-        point = {name: finite(entry.get(name)) for name in _OF_A_STEP}
+        point = {name: finite(at(entry, path)) for name, path in _OF_A_STEP.items()}
         point |= {
             "foreign_share": None,
             "importance": _mean_importance(foreign),
             "filtered": None,
             "truncated": None,
-            "entropy": finite(overall.get("entropy")),
-            "wait": finite(seconds.get("wait")),
-            "train": finite(seconds.get("train")),
             "generate": max(0.0, seconds["total"] - seconds.get("train", 0.0) - seconds.get("wait", 0.0)),
             **self._rates(entry),
         }
-        if overall.get("loss_weight"):
+        if at(entry, "diagnostics.overall.loss_weight"):
             point["foreign_share"] = finite(foreign.get("loss_share"))
         if foreign.get("samples"):
             point["filtered"] = finite(foreign.get("filtered_fraction"))
             point["truncated"] = finite(foreign.get("truncated"))
         self._steps.add(point)
         if not entry.get("skipped"):
-            for source, figures in (diagnostics.get("sources") or {}).items():
+            for source, figures in (at(entry, "diagnostics.sources") or {}).items():
                 self._teach(source, figures)
 
     def _rates(self, entry: Mapping[str, Any]) -> Point:

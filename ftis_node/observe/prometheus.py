@@ -28,7 +28,9 @@ _INFO = "Always 1; its labels say what runs here."
 _STATE = "1 for the state that the node is in, 0 for the others."
 _REACHABILITY = "1 for the way in which others reach this node, 0 for the others."
 _STANDING = "1 for what this node thinks of the peer, 0 for the other standings."
+_LEFT_OUT = "Peers that are left alone: banned, of another run, or at addresses that are not dialled."
 
+_KINDS = {"gauge": GaugeMetricFamily, "counter": CounterMetricFamily}
 Families = Iterator[Family]
 AsJson = Mapping[str, Any]  # what a node or an observer says, as JSON
 
@@ -79,6 +81,8 @@ _GPU = {name: f"gpu.{name}_bytes" for name in ("total", "used", "allocated", "re
 _PHASES = {phase: f"last_step.seconds.{phase}" for phase in ("generate", "wait", "train")}
 
 METRICS = (
+    Metric("state", "gauge", "states", _STATE, "state"),
+    Metric("reachability", "gauge", "reachabilities", _REACHABILITY, "reachability"),
     Metric("uptime_seconds", "gauge", "uptime", "Since the process started."),
     Metric("parameters", "gauge", "parameters", "Parameters of the whole model."),
     # These count the whole training, which goes on from checkpoints: a crash may lower them a little.
@@ -135,6 +139,7 @@ METRICS = (
 )
 
 PEER_METRICS = (
+    Metric("peer_standing", "gauge", "standings", _STANDING, "standing"),
     Metric("peer_groups_used", "gauge", "used", "Groups of the peer in the whole training's batches."),
     Metric("peer_packets_accepted", "counter", "accepted", "Packets that the peer signed and that were admitted."),
     Metric("peer_packets_refused", "counter", "refused", "Packets that the peer signed and that were refused."),
@@ -184,27 +189,25 @@ def _of_swarm(swarm: AsJson) -> Families:
 
 
 def _of_node(status: AsJson, peers: AsJson) -> Families:
-    info = _family("gauge", "info", _INFO, ["version", "model", "kind", "run"])
+    info = GaugeMetricFamily("ftis_node_info", _INFO, labels=["version", "model", "kind", "run"])
     known = (str(status.get(key) or "") for key in ("kind", "run"))
     info.add_metric([ftis_node.__version__, _model(str(status.get("model") or "")), *known], 1)
     yield info
-    yield from _one_of("state", _STATE, "state", STATES, {"": status.get("state")})
-    reached = {"": at(status, "network.reachability")}
-    yield from _one_of("reachability", _REACHABILITY, "reachability", REACHABILITIES, reached)
-    yield from _families("ftis_node_", METRICS, {"": status})
+    choices = {
+        "states": _one_of(STATES, status.get("state")),
+        "reachabilities": _one_of(REACHABILITIES, at(status, "network.reachability")),
+    }
+    yield from _families("ftis_node_", METRICS, {"": {**status, **choices}})
     if "step" in status:  # the swarm has begun
         yield from _of_peers(peers)
 
 
 def _of_peers(peers: AsJson) -> Families:
-    why = "banned, of another run, or at addresses that are not dialled"
-    left_out = _family("gauge", "peers_left_out", f"Peers that are left alone: {why}.", [])
-    left_out.add_metric([], len(peers["left_out"]))
-    yield left_out
-    shown = peers["peers"][:PEERS_MAX]
-    standings = {peer["id"]: _standing(peer["standing"]) for peer in shown}
-    yield from _one_of("peer_standing", _STANDING, "standing", STANDINGS, standings, "peer")
-    yield from _families("ftis_node_", PEER_METRICS, {peer["id"]: peer for peer in shown}, "peer")
+    yield GaugeMetricFamily("ftis_node_peers_left_out", _LEFT_OUT, len(peers["left_out"]))
+    shown = {}
+    for peer in peers["peers"][:PEERS_MAX]:
+        shown[peer["id"]] = {**peer, "standings": _standings(peer["standing"])}
+    yield from _families("ftis_node_", PEER_METRICS, shown, "peer")
 
 
 def _model(name: str) -> str:
@@ -215,19 +218,11 @@ def _model(name: str) -> str:
         return Path(name).name
 
 
-def _family(
-    kind: Literal["gauge", "counter"], name: str, help: str, labels: list[str], prefix: str = "ftis_node_"
-) -> GaugeMetricFamily | CounterMetricFamily:
-    if kind == "gauge":
-        return GaugeMetricFamily(prefix + name, help, labels=labels)
-    return CounterMetricFamily(prefix + name, help, labels=labels)
-
-
 def _families(prefix: str, metrics: Iterable[Metric], found: Mapping[str, AsJson], of: str = "") -> Families:
     """These metrics of what is told; `found` has it, by values of the label `of`."""
     for metric in metrics:
         names = [name for name in (of, metric.label) if name]
-        family = _family(metric.kind, metric.name, metric.help, names, prefix)
+        family = _KINDS[metric.kind](prefix + metric.name, metric.help, labels=names)
         for value, told in found.items():
             for labels, number in metric.values(told):
                 if of:
@@ -237,26 +232,16 @@ def _families(prefix: str, metrics: Iterable[Metric], found: Mapping[str, AsJson
             yield family
 
 
-def _one_of(
-    name: str, help: str, label: str, words: tuple[str, ...], found: Mapping[str, str | None], of: str = ""
-) -> Families:
-    """A gauge that is 1 for the word that holds and 0 for the others; `found` has it, by values of the label `of`."""
-    family = _family("gauge", name, help, [name for name in (of, label) if name])
-    for value, word in found.items():
-        if word is None:
-            continue
-        for known in dict.fromkeys((*words, word)):
-            labels = [known]
-            if of:
-                labels = [value, known]
-            family.add_metric(labels, float(known == word))
-    if family.samples:
-        yield family
+def _one_of(words: tuple[str, ...], holds: str | None) -> dict[str, float]:
+    """1 for the word that holds, also for one that is not listed, and 0 for the others; nothing if none is known."""
+    if holds is None:
+        return {}
+    return {**dict.fromkeys(words, 0.0), holds: 1.0}
 
 
-def _standing(words: str) -> str | None:
-    """The first word; what follows are reasons."""
-    first = words.replace(":", " ").split(maxsplit=1)[0]
-    if first in STANDINGS:
-        return first
-    return None
+def _standings(told: str) -> dict[str, float]:
+    """As `_one_of`, of a peer's standing in words. Its first word says which it is; what follows are reasons."""
+    first = told.replace(":", " ").split(maxsplit=1)[0]
+    if first not in STANDINGS:
+        return {}
+    return _one_of(STANDINGS, first)

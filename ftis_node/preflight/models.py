@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,9 @@ from ftis_node.host.proxy import refused_proxy
 from ftis_node.policy.names import resolve
 from ftis_node.preflight.case import Case, Checked, Finding, Findings, fail, noted, ok, warn
 from ftis_node.preflight.machine import memory_limit
+from ftis_node.store.checkpoints import labelled, newest_facts
 from ftis_node.tasks.task import CAPS
+from ftis_node.text import rounded
 
 if TYPE_CHECKING:
     from ftis_node.config.settings import Settings
@@ -66,7 +67,6 @@ def memory(case: Case) -> Checked:
     from ftis_node.policy.availability import described
     from ftis_node.policy.load import choose_device
     from ftis_node.policy.measure import geometry
-    from ftis_node.text import rounded
     from ftis_node.worker.planning import asked_in_chat, chat_expected, settle
     from ftis_node.worker.shortage import refuse_shortage
 
@@ -139,7 +139,6 @@ def workload(case: Case) -> Workload:
 def checkpoints(case: Case) -> None:
     """Check that the planned kind of training can go on from the home's checkpoints. Raises UserError if not."""
     from ftis_node.node.remembered import refuse_other_model
-    from ftis_node.store.checkpoints import labelled, newest_facts
 
     facts = newest_facts(case.home.checkpoints)
     if facts is not None and case.plan is not None:
@@ -150,10 +149,10 @@ def tokenizer(case: Case) -> Findings:
     """The tokenizer: whether the model's token ids are the run's, and whether every prompt has room."""
     from ftis_node.policy.availability import described
     from ftis_node.policy.load import load_tokenizer
-    from ftis_node.tasks.rewards import TAGS, tags_of
-    from ftis_node.tokenizer.asking import facts_for, refuse_rows, refuse_special
+    from ftis_node.tasks.rewards import TAGS
+    from ftis_node.tokenizer.asking import facts_for, refuse_rows
     from ftis_node.tokenizer.codec import text_refusal
-    from ftis_node.tokenizer.fingerprint import backend_of, refuse_unwritable
+    from ftis_node.worker.facts import facts_before
     from ftis_node.worker.formats import chat_in
 
     if case.starting and case.plan is None:
@@ -164,20 +163,14 @@ def tokenizer(case: Case) -> Findings:
         refuse_rows(words, case.shape.vocabulary, case.settings.model)
     task = case.task
     chat = chat_in(None, words, getattr(task, "template", ""), case.settings)
-    if task is not None and chat is not None and not case.runs:
-        task = task.in_chat()
-    turns = None
-    tags: Sequence[str] = ()
-    prompts = []
-    if task is not None:
-        turns = task.turns
-        tags = tags_of(task.reward)
-        prompts = [task.prompt(example) for example in task.train]
-    facts = facts_for(words, chat, turns or 1)  # raises if no completion could end
-    facts["turns"] = turns
-    refuse_unwritable(backend_of(words), case.settings.model, prompts)
-    refuse_special(words, tags, case.settings.model)
-    facts["text_refusal"] = text_refusal(words, prompts, "".join(TAGS))
+    if task is None:
+        facts = facts_for(words, chat, 1)  # raises if no completion could end
+        facts["turns"] = None
+        facts["text_refusal"] = text_refusal(words, (), "".join(TAGS))
+    else:
+        if chat is not None and not case.runs:
+            task = task.in_chat()
+        facts = facts_before(words, task, case.settings)
     if not case.runs:
         head = f"Its fingerprint is {facts['tokenizer'][:16]}…"
         why = facts["text_refusal"] or "It can also take part in runs for models of any tokenizer."
@@ -186,15 +179,13 @@ def tokenizer(case: Case) -> Findings:
             founder = ""
             if case.options.private:
                 founder = case.peer_id or ""
-            case.to_start = run_for(facts | task.facts(), founder=founder)
+            case.to_start = run_for(facts, founder=founder)
     ids = {}
     for origin, run_file in case.runs:
         run = run_file.run
         ids[run.id] = origin
-        own = {name: getattr(task or run, name) for name in ("data", "reward")} | {"task": run.task}
-        if task is not None:
-            own["task"] = task.name
-        check_fit(run, facts | own, case.settings.model, begun=origin == "the home")
+        of_task = {"task": run.task, "data": run.data, "reward": run.reward}
+        check_fit(run, of_task | facts, case.settings.model, begun=origin == "the home")
         chat = chat_in(run, words, run.template, case.settings)
         asked = "in plain text"
         if chat is not None:
