@@ -1,5 +1,5 @@
 """The reports of a step: the learner's, and the one that a node writes into `metrics.jsonl`; and what compute processes
-tell of their GPU and of their work. Imports no torch."""
+tell of their GPU and of their work, and what a node knows of p2pd and of clocks. Imports no torch."""
 
 from typing import Any
 
@@ -54,6 +54,25 @@ class GpuFigures(msgspec.Struct, frozen=True, kw_only=True):
     reserved_bytes: int = 0
     utilization: float | None = None
     graphs: bool = False
+
+
+class Health(msgspec.Struct, frozen=True):
+    """The health of p2pd. reachability: unknown, public or private, as AutoNAT finds. connections: the open ones of both
+    directions."""
+
+    reachability: str = "unknown"
+    connections: int = 0
+    memory_bytes: int = 0
+    cpu_seconds: float = 0.0
+    open_files: int = 0
+
+
+class ClockDifference(msgspec.Struct, frozen=True):
+    """The difference between a node's clock and its peers'. behind: seconds that the node is behind their median;
+    negative: ahead. peers: the number that sent their time."""
+
+    behind: float
+    peers: int
 
 
 class Doing(msgspec.Struct, frozen=True):

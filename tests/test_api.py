@@ -27,8 +27,6 @@ from ftis_node.observe.api import ask
 from ftis_node.observe.web import Api
 from ftis_node.store.home import Home
 from ftis_node.swarm.reputation import PeerStanding
-from ftis_node.swarm.sessions import ClockDifference
-from ftis_node.swarm.wire.transport import Health
 from tests.support.command_lines import root
 from tests.support.statuses import LOADING, TRAINING, answered, peer
 
@@ -114,12 +112,6 @@ async def test_what_another_version_answers_is_read_as_far_as_it_can_be(socket_p
                 await asyncio.to_thread(ask, socket_path, "/status", Status)
             assert "same version" in error.value.fix
             told |= {"step": 3, "state": "ONLINE"}
-
-
-@pytest.mark.parametrize(("read", "written"), [(answers.P2pd, Health), (answers.Clock, ClockDifference)])
-def test_a_part_of_the_status_has_the_fields_of_what_fills_it(read, written):
-    """A default would hide that the one has another name for it."""
-    assert [field.name for field in fields(read)] == list(inspect.get_annotations(written))
 
 
 def test_a_status_has_the_fields_that_a_daemon_writes_in_their_order():

@@ -12,10 +12,11 @@ import pytest
 from ftis_node.host.clocks import boot_seconds
 from ftis_node.node.condition import CLOCK_FAR, CLOCK_SHOWN, Signs, State, condition
 from ftis_node.preflight.net import of_a_running_node
+from ftis_node.step_report import ClockDifference
 from ftis_node.store.packets import PACKET_BYTES, SEEN_SECONDS, PacketStore
 from ftis_node.swarm import ftis_pb2, sessions
 from ftis_node.swarm.handshake import greeting
-from ftis_node.swarm.sessions import LATEST, ClockDifference, Sessions
+from ftis_node.swarm.sessions import LATEST, Sessions
 from tests.support.statuses import answered
 from tests.support.swarm import RUN, announcement, group, identity, member, packet
 

@@ -2,11 +2,11 @@
 
 import asyncio
 import contextlib
-import dataclasses
 import socket
 import tempfile
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 from hivemind.p2p.p2p_daemon_bindings.utils import ControlFailure
@@ -15,12 +15,13 @@ from hivemind.utils.multiaddr import Multiaddr
 from ftis_node.config.settings import Settings
 from ftis_node.observe.answers import LeftOut, Peers
 from ftis_node.preflight.net import look_around, of_a_running_node
+from ftis_node.step_report import Health
 from ftis_node.store.home import Home
 from ftis_node.swarm.duplicate import somebody_else
 from ftis_node.swarm.known_addresses import KnownAddresses
 from ftis_node.swarm.membership import Reachability
 from ftis_node.swarm.wire import p2pd
-from ftis_node.swarm.wire.transport import Health, Listening, Unreachable
+from ftis_node.swarm.wire.transport import Listening, Unreachable
 from tests.support.statuses import answered
 from tests.support.swarm import PATIENCE, all_meet, eventually, identity, member, transport
 
@@ -238,7 +239,7 @@ async def test_without_a_name_the_doctor_dials_what_the_home_knows_as_a_start_wo
 )
 def test_the_doctor_reads_a_nodes_status(network, peers, verdicts):
     how, autonat, restarts = network
-    told = dataclasses.asdict(Health(autonat, 0, 0, 0.0, 0))
+    told = msgspec.to_builtins(Health(autonat, 0, 0, 0.0, 0))
     status = {
         "addresses": ["/ip4/8.8.4.4/tcp/1/p2p/x"],
         "peers": peers,

@@ -4,9 +4,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from ftis_node.step_report import ClockDifference
 from ftis_node.swarm.membership import Reachability
 from ftis_node.swarm.roster import NO_MEMBER
-from ftis_node.swarm.sessions import ClockDifference
 from ftis_node.text import counted, duration, rounded
 
 FAULT_SECONDS = 600.0  # a node is degraded for so long after a failure of its compute process

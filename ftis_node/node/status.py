@@ -201,12 +201,11 @@ def resident_bytes(pid: int | None) -> int | None:
 def network_status(swarm: Swarm) -> answers.Network:
     """The status of the node's network."""
     membership = swarm.membership
-    clock = membership.sessions.clock_difference(membership.active_view)
     return answers.Network(
         reachability=str(membership.reachability()),
         p2pd_restarts=swarm.supervisor.restarts,
-        p2pd=msgspec.convert(membership.health, answers.P2pd | None, from_attributes=True),
-        clock=msgspec.convert(clock, answers.Clock | None, from_attributes=True),
+        p2pd=membership.health,
+        clock=membership.sessions.clock_difference(membership.active_view),
     )
 
 

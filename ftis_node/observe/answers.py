@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from ftis_node.errors import UserError
-from ftis_node.step_report import Doing, Generator, GpuFigures
+from ftis_node.step_report import ClockDifference, Doing, Generator, GpuFigures, Health
 
 Kind = TypeVar("Kind")
 
@@ -63,30 +63,13 @@ class LastStep(msgspec.Struct, frozen=True):
     generator: Generator | None = None
 
 
-class Clock(msgspec.Struct, frozen=True):
-    """The seconds that the node's clock is behind those of `peers` peers."""
-
-    behind: float
-    peers: int
-
-
-class P2pd(msgspec.Struct, frozen=True):
-    """The health of p2pd. reachability: AutoNAT's finding. connections: the open ones of both directions."""
-
-    reachability: str = "unknown"
-    connections: int = 0
-    memory_bytes: int = 0
-    cpu_seconds: float = 0.0
-    open_files: int = 0
-
-
 class Network(msgspec.Struct, frozen=True):
     """Whether peers can dial the node, and what p2pd and their clocks say; None: not known yet."""
 
     reachability: str
     p2pd_restarts: int = 0
-    p2pd: P2pd | None = None
-    clock: Clock | None = None
+    p2pd: Health | None = None
+    clock: ClockDifference | None = None
 
 
 class Process(msgspec.Struct, frozen=True):

@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 from ftis_node.config.run import RunFile, run_file_as_json
 from ftis_node.host.clocks import boot_seconds
+from ftis_node.step_report import Health
 from ftis_node.swarm import handshake
 from ftis_node.swarm.address_book import ADDRESSES_TOLD, PASSIVE_VIEW_MAX, PEERS_IN_A_HANDSHAKE, AddressBook
 from ftis_node.swarm.addresses import host_of, is_plain, is_relayed, network_of, peer_at, ranked, varied
@@ -32,7 +33,7 @@ from ftis_node.swarm.open_run import OpenRun
 from ftis_node.swarm.places import Places
 from ftis_node.swarm.sessions import LOOKS_ON, SESSIONS_MAX, Sessions
 from ftis_node.swarm.traffic import Traffic
-from ftis_node.swarm.wire.transport import Health, Transport, Unreachable, resolved
+from ftis_node.swarm.wire.transport import Transport, Unreachable, resolved
 
 VIEW_SIZE = 64
 assert SESSIONS_MAX > VIEW_SIZE, "the sessions include the view's; the oldest outside the view makes room"

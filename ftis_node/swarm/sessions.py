@@ -4,6 +4,7 @@ from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 
 from ftis_node.host.clocks import boot_seconds, unix_seconds
+from ftis_node.step_report import ClockDifference
 from ftis_node.swarm.ftis_pb2 import ExchangeRequest
 from ftis_node.swarm.limits import Bounded, Limits
 
@@ -82,15 +83,6 @@ class Session:
         for author in told.reports:
             self.reports.pop(author, None)
         self.records.difference_update(told.records)
-
-
-@dataclass(frozen=True)
-class ClockDifference:
-    """The difference between this node's clock and its peers'. behind: seconds that this node is behind their median;
-    negative: ahead. peers: the number that sent their time."""
-
-    behind: float
-    peers: int
 
 
 class Sessions(dict[bytes, Session]):

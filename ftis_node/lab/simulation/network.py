@@ -19,10 +19,11 @@ from google.protobuf.message import Message
 
 from ftis_node.lab.simulation.directory import MemoryDirectory, Records
 from ftis_node.lab.simulation.scenario import Machine
+from ftis_node.step_report import Health
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.wire.inbound import Inbound
-from ftis_node.swarm.wire.transport import Handlers, Health, Listening, Unreachable
+from ftis_node.swarm.wire.transport import Handlers, Listening, Unreachable
 
 GOSSIP = "gossip"
 MEMBERSHIP = "membership"

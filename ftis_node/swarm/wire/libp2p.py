@@ -16,6 +16,7 @@ from hivemind.utils.multiaddr import Multiaddr
 
 from ftis_node.errors import UserError
 from ftis_node.host.descriptors import ran_out
+from ftis_node.step_report import Health
 from ftis_node.swarm.addresses import PortTaken, check_port, free_port
 from ftis_node.swarm.ftis_pb2 import ExchangeRequest, ExchangeResponse, FetchChunk, FetchRequest, Handshake
 from ftis_node.swarm.identity import Identity, OfPeer
@@ -24,7 +25,7 @@ from ftis_node.swarm.traffic import Traffic
 from ftis_node.swarm.wire.directory import Directory
 from ftis_node.swarm.wire.inbound import Inbound
 from ftis_node.swarm.wire.p2pd import kill, launch
-from ftis_node.swarm.wire.transport import Chunks, Handlers, Health, Listening, Requests, Unreachable, resolved
+from ftis_node.swarm.wire.transport import Chunks, Handlers, Listening, Requests, Unreachable, resolved
 
 DIAL_SECONDS = 5.0
 # The node detects a p2pd that hangs after at most 1 + 1.5 + 1 + 1.5 s, and one that died at once. On a crowded machine

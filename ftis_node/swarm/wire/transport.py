@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from ftis_node.errors import FtisError
+from ftis_node.step_report import Health
 from ftis_node.swarm.addresses import is_plain
 from ftis_node.swarm.ftis_pb2 import ExchangeRequest, ExchangeResponse, FetchChunk, FetchRequest, Handshake
 from ftis_node.swarm.identity import Identity, OfPeer
@@ -56,17 +57,6 @@ class Listening:
 
 
 LISTENING = [field.name for field in fields(Listening)[2:]]  # settings have these names
-
-
-@dataclass(frozen=True)
-class Health:
-    """The health of p2pd. reachability: AutoNAT's finding. connections: the open ones of both directions."""
-
-    reachability: Reachable
-    connections: int
-    memory_bytes: int
-    cpu_seconds: float
-    open_files: int
 
 
 class Handlers(Protocol):
