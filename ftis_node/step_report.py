@@ -57,8 +57,8 @@ class GpuFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Health(msgspec.Struct, frozen=True):
-    """The health of p2pd. reachability: unknown, public or private, as AutoNAT finds. connections: the open ones of both
-    directions."""
+    """The health of p2pd. reachability: AutoNAT's finding: unknown, public or private. connections: the open ones of
+    both directions."""
 
     reachability: str = "unknown"
     connections: int = 0

@@ -6,7 +6,6 @@ import math
 from collections.abc import AsyncIterator
 
 import pytest
-from aiohttp import web
 
 from ftis_node.observe.api import link
 from ftis_node.observe.history import History
@@ -173,10 +172,10 @@ async def test_a_link_that_opens_once_opens_the_page_and_stays_good_for_that_bro
 
 
 async def test_a_link_that_was_clicked_on_another_site_opens_the_page():
-    async def page_with_link(request):
-        return web.Response(text=f'<a href="{link(server.address, TOKEN)}">link</a>', content_type="text/html")
+    async def page_with_link():
+        return f'<a href="{link(server.address, TOKEN)}">link</a>'.encode()
 
-    server = Web(TOKEN, [Route("/elsewhere", page_with_link, open=True)])
+    server = Web(TOKEN, [Route("/elsewhere", page_with_link, "text/html", open=True)])
     await server.start("127.0.0.1", 0)
 
     def work():

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import aiohttp
 import pytest
-from aiohttp import ClientSession, web
+from aiohttp import ClientSession
 
 from ftis_node.config.settings import Settings
 from ftis_node.errors import UserError
@@ -38,8 +38,8 @@ async def page() -> AsyncIterator[Web]:
     async def fail():
         raise RuntimeError("a secret of the inside")
 
-    async def metrics(request):
-        return web.Response(text="up 1\n")
+    async def metrics():
+        return b"up 1\n"
 
     routes = [json_route("/api/status", answer), json_route("/broken", fail)]
     server = Web(TOKEN, [*routes, Route("/metrics", metrics, open=True), Route("/closed", metrics)])

@@ -5,7 +5,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from aiohttp import web
 
 from ftis_node.observe import web as web_module
 from ftis_node.observe.web import CODE_SECONDS, CONNECTIONS_MAX, GUESTS_MAX, Guests, Names, Route, Web
@@ -16,8 +15,8 @@ TOKEN = "t" * 43
 
 @pytest.fixture
 async def page() -> AsyncIterator[Web]:
-    async def metrics(request):
-        return web.Response(text="up 1\n")
+    async def metrics():
+        return b"up 1\n"
 
     server = Web(TOKEN, [Route("/metrics", metrics, open=True)])
     await server.start("127.0.0.1", 0)

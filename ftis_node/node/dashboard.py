@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
-from aiohttp import web
 
 from ftis_node.config.settings import Settings
 from ftis_node.node.means import Compute
@@ -17,7 +17,7 @@ from ftis_node.node.step_batch import Shown
 from ftis_node.observe.api import read_token
 from ftis_node.observe.history import History
 from ftis_node.observe.prometheus import exposition
-from ftis_node.observe.web import Api, Order, ReadOut, Route, Web, json_response, json_route, text_handler, to_json
+from ftis_node.observe.web import TEXT, Api, Order, ReadOut, Route, Web, at_once, json_route, to_json
 from ftis_node.swarm.overview import Overview
 from ftis_node.worker.client import WorkerDied, WorkerFault
 from ftis_node.worker.messages import GroupText, ReadableGroup, Texts
@@ -57,12 +57,12 @@ class Dashboard:
         node = self._node
         home = node.home
         routes = [
-            json_route("/api/status", _at_once(node.row)),
-            json_route("/api/peers", _at_once(node.peers)),
-            Route("/api/history", _Curves(History(home.metrics)).handle),
+            json_route("/api/status", partial(at_once, node.row)),
+            json_route("/api/peers", partial(at_once, node.peers)),
+            Route("/api/history", _Curves(History(home.metrics)).body),
             json_route("/api/completions", _Texts(node).answer),
             swarm_route(lambda: node.overview),
-            Route("/metrics", text_handler(self._metrics), open=True),  # metrics hold no secret
+            Route("/metrics", partial(at_once, self._metrics), TEXT, open=True),  # metrics hold no secret
         ]
         server = Web(read_token(home.page_token), routes)
         await server.start(settings.http_host, settings.http_port)
@@ -113,13 +113,6 @@ def swarm_route(overview: Callable[[], Overview | None]) -> Route:
     return json_route("/swarm.json", answer)
 
 
-def _at_once(facts: ReadOut) -> Callable[[], Any]:
-    async def answer() -> Mapping[str, object]:
-        return facts()
-
-    return answer
-
-
 class _Curves:
     """The history as JSON, rebuilt only when the log has grown."""
 
@@ -128,11 +121,12 @@ class _Curves:
         self._lock = asyncio.Lock()
         self._body = to_json(history.facts())
 
-    async def handle(self, request: web.BaseRequest) -> web.Response:
+    async def body(self) -> bytes:
+        """The present curves."""
         async with self._lock:
             if await asyncio.to_thread(self._history.follow):
                 self._body = to_json(self._history.facts())
-        return json_response(self._body)
+        return self._body
 
 
 class _Texts:

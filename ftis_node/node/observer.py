@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -18,7 +19,7 @@ from ftis_node.node.dashboard import swarm_route
 from ftis_node.node.run_source import roster_of, run_to_watch
 from ftis_node.observe.api import read_token
 from ftis_node.observe.prometheus import swarm_exposition
-from ftis_node.observe.web import Route, Web, page_files, text_handler, to_json
+from ftis_node.observe.web import TEXT, Route, Web, at_once, page_files, to_json
 from ftis_node.store.home import Home
 from ftis_node.swarm.addresses import parse_address
 from ftis_node.swarm.chronicle import read_chronicle
@@ -154,5 +155,5 @@ class Observer:
         replace_bytes(self._export / "swarm.json", to_json(msgspec.to_builtins(overview.facts())))
 
     def _routes(self, overview: Overview) -> list[Route]:
-        metrics = text_handler(lambda: swarm_exposition(msgspec.to_builtins(overview.facts())))
-        return [swarm_route(lambda: overview), Route("/metrics", metrics, open=True)]
+        metrics = partial(at_once, lambda: swarm_exposition(msgspec.to_builtins(overview.facts())))
+        return [swarm_route(lambda: overview), Route("/metrics", metrics, TEXT, open=True)]

@@ -10,12 +10,13 @@ import logging
 import os
 import secrets
 from asyncio import Transport
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlencode
 
 import msgspec
@@ -52,29 +53,31 @@ WELCOME = (
     '<meta http-equiv="refresh" content="0; url={0}"></head><body><p><a href="{0}">To the page</a></p></body></html>\n'
 )
 
-Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+Made = TypeVar("Made")
 ReadOut = Callable[[], Mapping[str, object]]  # what an address answers with, made at once
 Order = Callable[[Mapping[str, str]], Awaitable[Mapping[str, object]]]
 Text = Callable[[], bytes]
+JSON = "application/json; charset=utf-8"
 TEXT = "text/plain; version=0.0.4; charset=utf-8"  # the type of Prometheus' text exposition
 
 
 @dataclass(frozen=True)
 class Route:
-    """The answer to GET and HEAD of a path. open: it needs no token."""
+    """The answer to GET and HEAD of a path. body: called for each. kind: its media type. open: it needs no token."""
 
     path: str
-    handler: Handler
+    body: Callable[[], Awaitable[bytes]]
+    kind: str = JSON
     open: bool = False
 
 
 def json_route(path: str, answer: Callable[[], Awaitable[Mapping[str, object]]]) -> Route:
     """A route that answers a JSON object."""
 
-    async def handle(request: web.BaseRequest) -> web.Response:
-        return json_response(to_json(await answer()))
+    async def body() -> bytes:
+        return to_json(await answer())
 
-    return Route(path, handle)
+    return Route(path, body)
 
 
 def to_json(value: Any) -> bytes:
@@ -83,9 +86,9 @@ def to_json(value: Any) -> bytes:
     return json.dumps(finite).replace("<", "\\u003c").encode()
 
 
-def json_response(body: bytes) -> web.Response:
-    """The answer of a page with a body that is JSON already."""
-    return web.Response(body=body, content_type="application/json", charset="utf-8")
+async def at_once(make: Callable[[], Made]) -> Made:
+    """What a function makes that waits for nothing; for a route, which awaits its body."""
+    return make()
 
 
 class Web:
@@ -103,7 +106,7 @@ class Web:
         self._cookie = f"ftis-node-{hashlib.sha256(self._token).hexdigest()[:12]}"
         self._names = Names()
         self._routes = {route.path: route for route in (*_files(first), *routes)}
-        self._pages = {route.path for route in _files(first) if Path(route.path).suffix in ("", ".html")}
+        self._pages = {path for path, route in self._routes.items() if route.kind.startswith("text/html")}
         self._runner: web.ServerRunner | None = None
 
     async def start(self, host: str, port: int) -> None:
@@ -164,10 +167,11 @@ class Web:
         if route is None:
             return _plain(404, "There is nothing here.\n")
         try:
-            return await route.handler(request)
+            body = await route.body()
         except Exception:
             logger.exception("The page could not answer %s.", request.path)
             return _plain(500, "The node could not answer; its node.log says why.\n")
+        return web.Response(body=body, headers={"Content-Type": route.kind})
 
     def _welcome(self, request: web.BaseRequest) -> web.Response:
         """Move the token from the address, which browsers show and remember, into a cookie."""
@@ -297,18 +301,13 @@ def page_files() -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in found if Path(file.name).suffix in FILES}
 
 
-def _files(first: str) -> list[Route]:
-    return [
-        Route("/" if name == first else f"/{name}", _file_handler(body, FILES[Path(name).suffix]))
-        for name, body in page_files().items()
-    ]
-
-
-def _file_handler(body: bytes, kind: str) -> Handler:
-    async def handle(request: web.BaseRequest) -> web.Response:
-        return web.Response(body=body, content_type=kind, charset="utf-8")
-
-    return handle
+def _files(first: str) -> Iterator[Route]:
+    """A route for each file of the pages; / shows the first."""
+    for name, body in page_files().items():
+        path = f"/{name}"
+        if name == first:
+            path = "/"
+        yield Route(path, partial(at_once, partial(bytes, body)), f"{FILES[Path(name).suffix]}; charset=utf-8")
 
 
 # --- the local API ----------------------------------------------------------------------------------------------------
@@ -328,7 +327,7 @@ class Api:
     ) -> None:
         app = web.Application()
         app.add_routes(web.get(path, _handler(answer)) for path, answer in reads.items())
-        app.add_routes(web.get(path, text_handler(text)) for path, text in texts.items())
+        app.add_routes(web.get(path, _text_handler(text)) for path, text in texts.items())
         app.add_routes(web.post(path, _order_handler(order)) for path, order in orders.items())
         self._runner = web.AppRunner(app, access_log=None)
 
@@ -366,10 +365,8 @@ def _order_handler(order: Order) -> Any:
     return handle
 
 
-def text_handler(text: Text) -> Any:
-    """A handler that answers Prometheus' text."""
-
-    async def handle(request: web.BaseRequest) -> web.Response:
+def _text_handler(text: Text) -> Any:
+    async def handle(request: web.Request) -> web.Response:
         return web.Response(body=text(), headers={"Content-Type": TEXT})
 
     return handle
