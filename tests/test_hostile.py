@@ -268,8 +268,6 @@ async def test_row_16_38_made_up_addresses_and_answers_put_nobody_in_the_view(st
 
 STRIKES = {
     identity.Row07Aged: 20,
-    wire.Row17Streams: 2,
-    wire.Row17Readers: 2,
     wire.Row17Holders: 2,
     identity.Row31Flood: 8,
     identity.Row31Calls: 8,

@@ -34,11 +34,11 @@ GROWTH_MB = 20.0
 
 @dataclass
 class Sample:
-    """What the processes of all nodes took, by (node, kind). cpu: seconds since they started, by kind."""
+    """What the processes of all nodes took, by (node, kind). cpu: seconds of them all since they started."""
 
     memory_mb: dict[tuple[str, str], float] = field(default_factory=dict)
     files: dict[tuple[str, str], int] = field(default_factory=dict)
-    cpu: Counter[str] = field(default_factory=Counter)
+    cpu: float = 0.0
 
 
 @dataclass
@@ -49,15 +49,19 @@ class Phase:
     ended: float
     samples: list[Sample]
 
-    def cpu(self, *kinds: str) -> float:
-        """Seconds of all processes, or of those of some kinds."""
-        spent = Counter(self.samples[-1].cpu)
-        spent.subtract(self.samples[0].cpu)
-        return sum(seconds for kind, seconds in spent.items() if not kinds or kind in kinds)
+    @property
+    def cpu(self) -> float:
+        """Seconds of all processes."""
+        return self.samples[-1].cpu - self.samples[0].cpu
 
-    def cores(self, *kinds: str) -> float:
-        """How many of them were busy on average."""
-        return self.cpu(*kinds) / (self.ended - self.began)
+    @property
+    def seconds(self) -> float:
+        return self.ended - self.began
+
+    @property
+    def files(self) -> int:
+        """Open files of all processes at its end."""
+        return sum(self.samples[-1].files.values())
 
 
 class Arena:
@@ -67,9 +71,8 @@ class Arena:
         self,
         path: Path,
         nodes: int,
-        flags: Sequence[str] = FLAGS,
-        work: int = 1,
         *,
+        work: int = 1,
         mixed: bool = False,
         private: bool = False,
     ):
@@ -82,7 +85,6 @@ class Arena:
         self.addresses: list[str] = []
         self._path = path
         self._nodes = nodes
-        self._flags = flags
         self._work = work
         self._models = MIXED if mixed else MODELS
         self.private = private
@@ -96,7 +98,7 @@ class Arena:
             model = self._model(self._models[number % len(self._models)])
             home = self._path / f"node-{number}"
             # In a session of its own, as on a machine of its own: Linux shares cores among sessions first.
-            daemon = Daemon(home, "--model", model, *peers, *self._flags, prefix=("setsid",))
+            daemon = Daemon(home, "--model", model, *peers, *FLAGS, prefix=("setsid",))
             self.daemons[f"node-{number}"] = daemon.start()
             if number == 0:
                 self.addresses.append(self._address(daemon))
@@ -165,9 +167,10 @@ class Arena:
             for process in daemon.pids():
                 with contextlib.suppress(psutil.Error):
                     key = (name, kind_of(process))
+                    times = process.cpu_times()
                     found.memory_mb[key] = process.memory_info().rss / 2**20
                     found.files[key] = process.num_fds()
-                    found.cpu[key[1]] += sum(process.cpu_times()[:2])
+                    found.cpu += times.user + times.system
         return found
 
     def statuses(self) -> dict[str, dict[str, Any]]:
@@ -226,11 +229,18 @@ class Arena:
 
     def pace(self, phase: Phase) -> float:
         """Steps a second, all nodes together."""
-        return self.steps(phase) / (phase.ended - phase.began)
+        return self.steps(phase) / phase.seconds
+
+    def cost(self, phase: Phase) -> float:
+        """CPU-seconds a step, of all processes of all nodes."""
+        return phase.cpu / max(1, self.steps(phase))
 
     def steps(self, phase: Phase) -> int:
-        events = [event for daemon in self.daemons.values() for event in read_events(daemon.home.metrics, "step")]
-        return sum(phase.began <= event["time"] < phase.ended for event in events)
+        """How many all nodes took together."""
+        times = []
+        for daemon in self.daemons.values():
+            times += [event["time"] for event in read_events(daemon.home.metrics, "step")]
+        return sum(phase.began <= time < phase.ended for time in times)
 
     def clean_up(self):
         for daemon in self.daemons.values():
@@ -238,11 +248,9 @@ class Arena:
 
 
 @contextlib.contextmanager
-def arena(
-    path: Path, nodes: int, flags: Sequence[str] = FLAGS, work: int = 1, *, mixed: bool = False, private: bool = False
-) -> Iterator[Arena]:
+def arena(path: Path, nodes: int, *, work: int = 1, mixed: bool = False, private: bool = False) -> Iterator[Arena]:
     """Running daemons, ended with the block."""
-    started = Arena(path, nodes, flags, work, mixed=mixed, private=private)
+    started = Arena(path, nodes, work=work, mixed=mixed, private=private)
     try:
         started.start()
         yield started

@@ -93,9 +93,9 @@ class Row09CherryPicked(Lies):
     def packets(self, author: bytes, round: int) -> Sequence[bytes]:
         made = []
         for slot in range(3):
-            other = (self.world.row(author, round, slot) + 1 + self.rng.randrange(100)) % len(self.world.prompts)
-            group = self.world.mixed(other)
-            made.append(self.world.pack(author, round, slot, group, prompt=self.world.prompts[other]))
+            drawn = self.world.row(author, round, slot)
+            other = (drawn + 1 + self.rng.randrange(100)) % len(self.world.prompts)
+            made.append(self.world.pack(author, round, slot, row=other))
         return made
 
 

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import math
-import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
@@ -21,14 +20,17 @@ from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.invitation import Invitation
 from ftis_node.swarm.known import announcement_id
 from ftis_node.swarm.wire.libp2p import FtisSwarm, Libp2p
-from ftis_node.swarm.wire.transport import Listening, Unreachable
+from ftis_node.swarm.wire.transport import Unreachable
 from tests.hostile.world import World
-from tests.support.swarm import Answers
+from tests.support.swarm import Answers, transport
 
 CALL_SECONDS = 10.0
+OPEN_SECONDS = 5.0  # until a stream or a connection is open
+FETCH = "FtisSwarm.rpc_fetch"
 KEPT = 512  # announcements that it heard; of its own 64 times as many
 PATIENCE = 20.0
 
+Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 Serve = Callable[[ftis_pb2.FetchRequest, bytes], AsyncIterator[ftis_pb2.FetchChunk]]
 
 
@@ -112,6 +114,13 @@ class Hostile(Answers):
     def stub(self, target: Target) -> Any:
         return FtisSwarm.get_stub(self.transport.p2p, PeerID(target.author))
 
+    async def open_stream(self, target: Target, protocol: str = FETCH) -> Stream:
+        """Dials anew where the connection was cut."""
+        await self.transport.connect(target.author, [target.address])
+        calling = self.transport.p2p._client.stream_open(PeerID(target.author), (protocol,))
+        _, reader, writer = await asyncio.wait_for(calling, OPEN_SECONDS)
+        return reader, writer
+
     async def meet(self, target: Target) -> ftis_pb2.Handshake:
         """Dials a target and shakes hands."""
         await self.transport.connect(target.author, [target.address])
@@ -143,7 +152,8 @@ class Hostile(Answers):
         mentions = [_mention(entry) for entry in entries]
         for target in self.targets:
             answer = await self.exchange(target, entries=entries[:1], mentions=[*mentions, *more])
-            if given := self.answer(ftis_pb2.ExchangeRequest(wanted=answer.wanted)).entries:
+            given = self.answer(ftis_pb2.ExchangeRequest(wanted=answer.wanted)).entries
+            if given:
                 await self.exchange(target, entries=given)
 
     async def overhear(self):
@@ -231,22 +241,18 @@ async def hostile(
         path: an empty folder. world: of the targets' run; by default they are asked for it. host: where it listens.
         invitation: to a private run.
     """
-    key = identity.keep(path / "identity.key")  # makes the folder too
-    with tempfile.TemporaryDirectory(prefix="ftis-") as sockets:
-        listening = Listening(path / "identity.key", Path(sockets), host, quic=False)
-        transport = await Libp2p.start(listening)
-        if (group := autogroup()) is not None:
-            autogroup(transport.pid, nice=group)
-        try:
-            if world is None:
-                world = World.of((await fetch_run(transport, targets, PATIENCE, invitation)).run)
-            peer = Hostile(key, transport, [Target(address) for address in targets], world)
-            peer.invitation = invitation
-            peer.address = (await transport.addresses())[0]
-            await FtisSwarm(peer).add_p2p_handlers(transport.p2p)
-            for target in peer.targets:
-                with contextlib.suppress(Unreachable, asyncio.TimeoutError):
-                    await peer.meet(target)
-            yield peer
-        finally:
-            await transport.close()
+    async with transport(identity, path, host=host) as network:
+        group = autogroup()
+        if group is not None:
+            autogroup(network.pid, nice=group)
+        if world is None:
+            found = await fetch_run(network, targets, PATIENCE, invitation)
+            world = World.of(found.run)
+        peer = Hostile(identity, network, [Target(address) for address in targets], world)
+        peer.invitation = invitation
+        peer.address = (await network.addresses())[0]
+        await FtisSwarm(peer).add_p2p_handlers(network.p2p)
+        for target in peer.targets:
+            with contextlib.suppress(Unreachable, asyncio.TimeoutError):
+                await peer.meet(target)
+        yield peer

@@ -5,7 +5,7 @@ import contextlib
 import statistics
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,6 @@ class Stage:
         self.scratch = scratch
         self.seed = seed
         self.world: World | None = None
-        self.said: dict[str, set[str]] = {}  # of the attackers of this act, by node
         self._opened = 0
 
     async def watch(self, seconds: float) -> Phase:
@@ -58,61 +57,50 @@ class Stage:
         self.world = peer.world
         return kind(peer, self._opened)
 
-    async def attacked(self, kinds: Sequence[type[Attack]], seconds: float) -> tuple[Phase, list[Attack]]:
-        async with self.under(kinds) as attacks:
-            phase = await self.watch(seconds)
-            for name, said in (await asyncio.to_thread(self._said_of, attacks)).items():
-                self.said.setdefault(name, set()).update(said)
-        return phase, attacks
-
     async def act(self, kinds: Sequence[type[Attack]], seconds: float) -> dict[str, Any]:
         """Quiet, attack, quiet, …, for so many seconds; what was seen."""
+        ring = self.ring
         turns = max(1, round(seconds / (2 * LONGEST_PHASE)))
         length = seconds / (2 * turns + 1)
-        self.said = {}
-        before = await asyncio.to_thread(self.ring.statuses)
+        before = await asyncio.to_thread(ring.statuses)
         calm = [await self.watch(length)]
         fights = []
         played = []
+        said = {name: set() for name in ring.daemons}
         for _ in range(turns):
-            fight, attacks = await self.attacked(kinds, length)
-            fights.append(fight)
+            async with self.under(kinds) as attacks:
+                fights.append(await self.watch(length))
+                for name, texts in (await asyncio.to_thread(self._said_of, attacks)).items():
+                    said[name] |= texts
             played += attacks
             calm.append(await self.watch(length))
-        after = await asyncio.to_thread(self.ring.statuses)
-        authors = {peer_id(author.author) for attack in played for author in attack.authors}
+        after = await asyncio.to_thread(ring.statuses)
+        authors = _authors(played)
+        errors = {error for attack in played for error in attack.errors}
+        # What the first attack of its kind takes is among the peaks; what every further one adds is in `memory_grown`.
+        warm = calm[min(1, turns - 1)]
         return {
             "rows": [kind.row for kind in kinds],
             "strikes": sum(attack.strikes for attack in played),
-            "errors": sorted({error for attack in played for error in attack.errors})[:5],
-            "pace": self._ratio([self.ring.pace(phase) for phase in calm], [self.ring.pace(p) for p in fights]),
-            "cpu_seconds_a_step": self._ratio(
-                [phase.cpu() / max(1, self.ring.steps(phase)) for phase in calm],
-                [phase.cpu() / max(1, self.ring.steps(phase)) for phase in fights],
-            ),
-            "cores_beside_the_model": self._ratio(
-                [phase.cores("network", "p2pd") for phase in calm], [phase.cores("network", "p2pd") for phase in fights]
-            ),
-            # What the first attack of its kind takes is among the peaks; here is what every further one adds.
-            "memory_grown": grown(calm[min(1, turns - 1)].samples, calm[-1].samples),
+            "errors": sorted(errors)[:5],
+            "pace": _beside(ring.pace, calm, fights),
+            "cpu_seconds_a_step": _beside(ring.cost, calm, fights),
+            "memory_grown": grown(warm.samples, calm[-1].samples),
             "memory_peaks": grown(calm[0].samples, [_highest(fights)]),
-            "files_before_and_after": [
-                sum(calm[0].samples[-1].files.values()),
-                sum(calm[-1].samples[-1].files.values()),
-            ],
+            "files_before_and_after": [calm[0].files, calm[-1].files],
             "refused": _more(before, after, "refused_packets"),
             "announcements": _more(before, after, "announcements"),
-            "attackers_groups_used": self._used(after, authors) - self._used(before, authors),
-            "groups_used": self._used(after) - self._used(before),
-            "said_of_the_attackers": {name: sorted(said) for name, said in self.said.items()},
-            "innocents_blamed": await asyncio.to_thread(self.ring.innocents_blamed),
-            "dead": await asyncio.to_thread(self.ring.dead),
-            "tracebacks": self.ring.new_tracebacks(),
+            "attackers_groups_used": _used(after, authors) - _used(before, authors),
+            "groups_used": _used(after) - _used(before),
+            "said_of_the_attackers": {name: sorted(texts) for name, texts in said.items()},
+            "innocents_blamed": await asyncio.to_thread(ring.innocents_blamed),
+            "dead": await asyncio.to_thread(ring.dead),
+            "tracebacks": ring.new_tracebacks(),
         }
 
     def _said_of(self, attacks: Sequence[Attack]) -> dict[str, set[str]]:
         """Why each node ignores the attackers that it has met or leaves them out."""
-        guilty = {peer_id(author.author) for attack in attacks for author in attack.authors}
+        guilty = _authors(attacks)
         found = {}
         for name, report in self.ring.peers().items():
             said = [peer["standing"] for peer in report.get("peers", []) if peer["id"] in guilty]
@@ -120,22 +108,36 @@ class Stage:
             found[name] = {text for text in said if text}
         return found
 
-    @staticmethod
-    def _used(statuses: dict[str, dict[str, Any]], authors: set[str] | None = None) -> int:
-        counts = [status.get("foreign_groups_used", {}) for status in statuses.values()]
-        return sum(n for used in counts for author, n in used.items() if authors is None or author in authors)
 
-    @staticmethod
-    def _ratio(calm: Sequence[float], fights: Sequence[float]) -> dict[str, float]:
-        quiet = statistics.median(calm)
-        attacked = statistics.median(fights)
-        return {"quiet": quiet, "attacked": attacked, "ratio": attacked / quiet if quiet else 0.0}
+def _authors(attacks: Sequence[Attack]) -> set[str]:
+    """The peer ids under which these attacks announced anything."""
+    return {peer_id(author.author) for attack in attacks for author in attack.authors}
+
+
+def _used(statuses: dict[str, dict[str, Any]], authors: set[str] | None = None) -> int:
+    """Foreign groups that all nodes have trained on: of these authors, or of any."""
+    used = Counter()
+    for status in statuses.values():
+        used.update(status.get("foreign_groups_used", {}))
+    return sum(count for author, count in used.items() if authors is None or author in authors)
+
+
+def _beside(measure: Callable[[Phase], float], calm: Sequence[Phase], fights: Sequence[Phase]) -> dict[str, float]:
+    """The median of a measure in quiet phases, in those under attack, and what part of the first the second is."""
+    quiet = statistics.median(map(measure, calm))
+    attacked = statistics.median(map(measure, fights))
+    ratio = attacked / quiet if quiet else 0.0
+    return {"quiet": quiet, "attacked": attacked, "ratio": ratio}
 
 
 def _highest(phases: Sequence[Phase]) -> Sample:
-    samples = [sample for phase in phases for sample in phase.samples]
-    keys = {key for sample in samples for key in sample.memory_mb}
-    return Sample({key: max(sample.memory_mb.get(key, 0.0) for sample in samples) for key in keys})
+    """The most memory that each process had in some phases."""
+    highest = Sample()
+    for phase in phases:
+        for sample in phase.samples:
+            for key, megabytes in sample.memory_mb.items():
+                highest.memory_mb[key] = max(megabytes, highest.memory_mb.get(key, 0.0))
+    return highest
 
 
 def _more(before: dict[str, dict[str, Any]], after: dict[str, dict[str, Any]], what: str) -> dict[str, int]:

@@ -1,33 +1,21 @@
-"""Attacks on what carries the calls: rows 33, 39, 40, 41 and 62."""
+"""Attacks on what carries the calls: rows 33 (with the streams of 17), 39, 40, 41 and 62."""
 
 import asyncio
 import contextlib
 import random
 
 import psutil
-from hivemind.p2p import P2P, PeerID
+from hivemind.p2p import P2P
 from hivemind.p2p.p2p_daemon_bindings.utils import ControlFailure
 
 from ftis_node.swarm import ftis_pb2
 from tests.hostile.attack import Attack, Crowd
-from tests.hostile.peer import Hostile, Target
-from tests.hostile.wire import FETCH
+from tests.hostile.peer import OPEN_SECONDS, Hostile, Target
 
-OPEN_SECONDS = 5.0
 STREAMS = 4  # of one peer that a node keeps
 HOP = "/libp2p/circuit/relay/0.2.0/hop"
 RESERVE = b"\x02\x08\x00"  # circuit v2, a HopMessage of type RESERVE
 DEBUG = ("/debug/pprof/cmdline", "/debug/vars", "/metrics")
-
-Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
-
-
-async def open_stream(caller: Hostile, target: Target, *protocols: str) -> Stream:
-    """Dials anew where the connection was cut."""
-    await caller.transport.connect(target.author, [target.address])
-    calling = caller.transport.p2p._client.stream_open(PeerID(target.author), protocols or (FETCH,))
-    _, reader, writer = await asyncio.wait_for(calling, OPEN_SECONDS)
-    return reader, writer
 
 
 async def ask_ahead(writer: asyncio.StreamWriter, rng: random.Random, size: int):
@@ -39,11 +27,13 @@ async def ask_ahead(writer: asyncio.StreamWriter, rng: random.Random, size: int)
 
 
 class Row33NeverRead(Crowd):
-    """As many streams as a node keeps, requests sent ahead on each, and no answer read."""
+    """As many streams as a node keeps, by as many callers as it serves at a time: requests sent ahead, small or large
+    with answers as large, and no answer read."""
 
     row = 33
     rate = 1.0
-    PEERS = 3
+    PEERS = 4
+    BYTES = (100, 60_000)  # of a digest, which comes back in its answer
 
     async def prepare(self):
         await super().prepare()
@@ -54,8 +44,9 @@ class Row33NeverRead(Crowd):
         self._held = [writer for writer in self._held if not writer.is_closing()]
         for caller in self.peers:
             for target in self.peer.targets:
-                for _ in range(STREAMS):
-                    await self._try(self._hold(caller, target))
+                for number in range(STREAMS):
+                    size = self.BYTES[number % len(self.BYTES)]
+                    await self._try(self._hold(caller, target, size))
 
     async def end(self):
         for task in self._asking:
@@ -64,34 +55,33 @@ class Row33NeverRead(Crowd):
             writer.transport.abort()
         await super().end()
 
-    async def _hold(self, caller: Hostile, target: Target):
-        _, writer = await open_stream(caller, target)
+    async def _hold(self, caller: Hostile, target: Target, size: int):
+        _, writer = await caller.open_stream(target)
         self._held.append(writer)
-        task = asyncio.create_task(ask_ahead(writer, self.rng, 100))
+        task = asyncio.create_task(ask_ahead(writer, self.rng, size))
         self._asking.add(task)
         task.add_done_callback(self._asking.discard)
 
 
 class Row33HalfOpen(Attack):
-    """Streams on which nothing or half a message comes; the caller of some vanishes, of others stays."""
+    """Connections that say nothing, and streams on which nothing comes, half a message, or a byte now and then; the
+    caller of some vanishes, of others stays."""
 
     row = 33
     rate = 4.0
     KEPT = 256
+    CONNECTIONS = 4  # at a target, a strike
 
     async def prepare(self):
         self._held: list[asyncio.StreamWriter] = []
 
     async def strike(self):
-        half = P2P.MESSAGE_MARKER + (1000).to_bytes(P2P.HEADER_LEN, P2P.BYTEORDER) + b"x"
         for target in self.peer.targets:
-            for sent in (b"", half, P2P.MESSAGE_MARKER):
-                _, writer = await open_stream(self.peer, target)
-                writer.write(sent)
-                if self.rng.random() < 0.5:
-                    writer.transport.abort()
-                else:
-                    self._held.append(writer)
+            for _ in range(self.CONNECTIONS):
+                await self._try(self._connect(target.port))
+            await self._try(self._half_open(target))
+        for writer in self._held[::2]:
+            writer.write(b"\x00")
         for writer in self._held[: -self.KEPT]:
             writer.transport.abort()
         self._held = self._held[-self.KEPT :]
@@ -99,6 +89,21 @@ class Row33HalfOpen(Attack):
     async def end(self):
         for writer in self._held:
             writer.transport.abort()
+
+    async def _connect(self, port: int):
+        calling = asyncio.open_connection("127.0.0.1", port)
+        _, writer = await asyncio.wait_for(calling, OPEN_SECONDS)
+        self._held.append(writer)
+
+    async def _half_open(self, target: Target):
+        head = P2P.MESSAGE_MARKER + (1000).to_bytes(P2P.HEADER_LEN, P2P.BYTEORDER)
+        for sent in (b"", P2P.MESSAGE_MARKER, head, head + b"x"):
+            _, writer = await self.peer.open_stream(target)
+            writer.write(sent)
+            if self.rng.random() < 0.5:
+                writer.transport.abort()
+            else:
+                self._held.append(writer)
 
 
 class Row39Relay(Attack):
@@ -113,7 +118,7 @@ class Row39Relay(Attack):
     async def strike(self):
         for target in self.peer.targets:
             with contextlib.suppress(ControlFailure):  # it does not speak that
-                reader, writer = await open_stream(self.peer, target, HOP)
+                reader, writer = await self.peer.open_stream(target, HOP)
                 writer.write(RESERVE)
                 self.relays += bool(await asyncio.wait_for(reader.read(1000), OPEN_SECONDS))
                 writer.close()
@@ -175,7 +180,7 @@ class Row41Requests(Attack):
             task.cancel()
 
     async def _ask(self, target: Target):
-        reader, writer = await open_stream(self.peer, target)
+        reader, writer = await self.peer.open_stream(target)
         asking = asyncio.create_task(ask_ahead(writer, self.rng, 32))
         try:
             while True:

@@ -41,29 +41,31 @@ class Row01Layout(Text):
     def _forged(self, author: bytes, round: int, slot: int) -> bytes:
         good = packet.decode(self.world.pack(author, round, slot))
         assert isinstance(good, packet.TextPacket)
+        text = good.text
         pieces = good.pieces.tobytes()
         claims = good.logprobs.tobytes()
         count = len(good.lengths)
-        counts = [(packet.MAX_PACKET_BYTES,) * count, (0,) * count, (good.lengths[0] + 1, *good.lengths[1:])]
-        header, version, raw = self.rng.choice(
-            [
-                (good, TEXT_PACKET_VERSION, [pieces, good.text + b"1", claims]),
-                (good, TEXT_PACKET_VERSION, [pieces, good.text[:-1], claims]),
-                (good, TEXT_PACKET_VERSION, [b"\xff" * len(pieces), good.text, claims]),
-                (good, TEXT_PACKET_VERSION, [b"\x00" * len(pieces), good.text, claims]),
-                (good, TEXT_PACKET_VERSION, [pieces, good.text, claims[:-4]]),
-                (good, TEXT_PACKET_VERSION, [good.text, pieces, claims]),
-                (good, TEXT_PACKET_VERSION, [pieces, good.text, claims, claims]),
-                (good, TEXT_PACKET_VERSION, [pieces, good.text]),
-                (good, TEXT_PACKET_VERSION + 1, [pieces, good.text, claims]),
-                *(
-                    (replace(good, lengths=lengths), TEXT_PACKET_VERSION, [pieces, good.text, claims])
-                    for lengths in counts
-                ),
-                (replace(good, finished=(False,) * count), TEXT_PACKET_VERSION, [pieces, good.text, claims]),
-            ]
-        )
-        return header.encoded(version, raw)
+        parts = [
+            [pieces, text + b"1", claims],
+            [pieces, text[:-1], claims],
+            [b"\xff" * len(pieces), text, claims],
+            [b"\x00" * len(pieces), text, claims],
+            [pieces, text, claims[:-4]],
+            [text, pieces, claims],
+            [pieces, text, claims, claims],
+            [pieces, text],
+        ]
+        headers = [
+            replace(good, lengths=(packet.MAX_PACKET_BYTES,) * count),
+            replace(good, lengths=(0,) * count),
+            replace(good, lengths=(good.lengths[0] + 1, *good.lengths[1:])),
+            replace(good, finished=(False,) * count),
+        ]
+        sound = [pieces, text, claims]
+        forged = [good.encoded(TEXT_PACKET_VERSION, some) for some in parts]
+        forged += [header.encoded(TEXT_PACKET_VERSION, sound) for header in headers]
+        forged.append(good.encoded(TEXT_PACKET_VERSION + 1, sound))
+        return self.rng.choice(forged)
 
 
 class Row04Pieces(Text):

@@ -1,4 +1,4 @@
-"""Attacks on what carries the packets: rows 2, 3, 16 and 17."""
+"""Attacks on what carries the packets: rows 2, 3, 16 and 17 (holders)."""
 
 import asyncio
 import time
@@ -13,12 +13,11 @@ from ftis_node.packet import MAX_PACKET_BYTES
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.identity import peer_id
 from ftis_node.swarm.wire.records import _message, key_bytes, pack_addresses
-from tests.hostile.attack import Attack, Crowd
+from tests.hostile.attack import Attack
 from tests.hostile.identity import Honest
-from tests.hostile.peer import CALL_SECONDS, Hostile, Target
+from tests.hostile.peer import CALL_SECONDS, Target
 from tests.support.swarm import store_request
 
-FETCH = "FtisSwarm.rpc_fetch"
 EXT_TUPLE = 0x40
 
 
@@ -112,7 +111,7 @@ class Row03Oversize(Attack):
     async def _lie_of_length(self, target: Target):
         """Four gigabytes are on their way, and then more than a message may have."""
         for length in (4 << 30, 2 * MAX_PACKET_BYTES):
-            _, _, writer = await self.peer.transport.p2p.call_binary_stream_handler(PeerID(target.author), FETCH)
+            _, writer = await self.peer.open_stream(target)
             try:
                 writer.write(P2P.MESSAGE_MARKER + length.to_bytes(P2P.HEADER_LEN, P2P.BYTEORDER) + bytes(1 << 20))
                 await asyncio.wait_for(writer.drain(), 2.0)
@@ -175,74 +174,6 @@ class Row16Eclipse(OnTheDht):
 
     def _answer(self, request: ftis_pb2.ExchangeRequest) -> ftis_pb2.ExchangeResponse:
         return ftis_pb2.ExchangeResponse(peers=self._nowhere(4))
-
-
-class Row17Streams(Attack):
-    """Connections that say nothing, streams that stop half-way or crawl, and a caller who asks and never reads."""
-
-    row = 17
-    rate = 2.0
-    CONNECTIONS = 64
-    STREAMS = 16
-
-    async def prepare(self):
-        self._writers: list[asyncio.StreamWriter] = []
-
-    async def strike(self):
-        for target in self.peer.targets:
-            await self._try(self._connect(target.port))
-            for _ in range(4):
-                await self._try(self._half_open(target))
-        for writer in self._writers[:]:
-            writer.write(b"\x00")  # a byte now and then
-        keep = 2 * self.CONNECTIONS
-        for writer in self._writers[:-keep]:
-            writer.close()
-        self._writers = self._writers[-keep:]
-
-    async def end(self):
-        for writer in self._writers:
-            writer.close()
-
-    async def _connect(self, port: int):
-        for _ in range(8):
-            _, writer = await asyncio.wait_for(asyncio.open_connection("127.0.0.1", port), 2.0)
-            self._writers.append(writer)
-
-    async def _half_open(self, target: Target):
-        calling = self.peer.transport.p2p.call_binary_stream_handler(PeerID(target.author), FETCH)
-        _, _, writer = await asyncio.wait_for(calling, 2.0)
-        writer.write(P2P.MESSAGE_MARKER + (1000).to_bytes(P2P.HEADER_LEN, P2P.BYTEORDER))
-        self._writers.append(writer)
-
-
-class Row17Readers(Crowd):
-    """Four callers who ask for much and read nothing: a node serves four at a time."""
-
-    row = 17
-    rate = 1.0
-    PEERS = 4
-
-    def __init__(self, peer: Hostile, seed: int = 0):
-        super().__init__(peer, seed)
-        self._writers: dict[tuple[bytes, bytes], asyncio.StreamWriter] = {}
-
-    async def strike(self):
-        """A new stream in the place of each that was closed."""
-        digests = [self.rng.randbytes(60_000) for _ in range(64)]  # each comes back in its answer
-        for caller in self.peers:
-            for target in self.peer.targets:
-                key = caller.identity.author, target.author
-                if key not in self._writers or self._writers[key].is_closing():
-                    calling = caller.transport.p2p.call_binary_stream_handler(PeerID(target.author), FETCH)
-                    _, _, self._writers[key] = await asyncio.wait_for(calling, 2.0)
-                    sending = P2P.send_protobuf(ftis_pb2.FetchRequest(digests=digests), self._writers[key])
-                    await asyncio.wait_for(sending, 2.0)
-
-    async def end(self):
-        for writer in self._writers.values():
-            writer.close()
-        await super().end()
 
 
 class Row17Holders(Honest):

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from tokenizers import Tokenizer
 
-import ftis_node.models
 from ftis_node.config.run import Run
 from ftis_node.draw import draw
-from ftis_node.packet import Completion, Packet, TextCompletion, TextPacket, encode, pack_text_group
+from ftis_node.packet import Completion, TextCompletion, encode, pack_group, pack_text_group
+from ftis_node.policy.names import BUILT_IN_DIR
 from ftis_node.tasks.arithmetic import arithmetic
-from tests.support.swarm import content
 
 LIKELY = -0.2
 """A log-prob as an honest sampler has it."""
@@ -40,16 +38,16 @@ class World:
         """Of a run of the built-in arithmetic, whose tokenizer comes with the package."""
         rows = arithmetic().train
         questions = [run.template.replace("{question}", row.question) for row in rows]
+        answers = [row.answer for row in rows]
         if run.text:
-            return TextWorld(run, questions, [row.answer for row in rows], lambda text: list(text.encode()))
-        folder = Path(ftis_node.models.__path__[0])
-        tokenizer = Tokenizer.from_file(str(folder / "tiny-a" / "tokenizer.json"))
+            return TextWorld(run, questions, answers, lambda text: list(text.encode()))
+        tokenizer = Tokenizer.from_file(str(BUILT_IN_DIR / "tiny-a" / "tokenizer.json"))
 
         def ids(text: str) -> list[int]:
             found = tokenizer.encode(text, add_special_tokens=False).ids
             return found
 
-        return cls(run, [ids(question) for question in questions], [row.answer for row in rows], ids)
+        return cls(run, list(map(ids, questions)), answers, ids)
 
     def row(self, author: bytes, round: int, slot: int) -> int:
         return draw(self.run.id, author, round, slot, len(self.prompts))
@@ -70,7 +68,8 @@ class World:
     def wrong(self, row: int, thought: str = "", logprob: float = LIKELY) -> Said:
         """As `right`, with another number of as many digits."""
         answer = self.answers[row]
-        other = answer[:-1] + str((int(answer[-1]) + 1) % 10)
+        digit = (int(answer[-1]) + 1) % 10
+        other = f"{answer[:-1]}{digit}"
         return self.say(f"<think>{thought}</think><answer>{other}</answer>", logprob)
 
     def mixed(self, row: int) -> list[Said]:
@@ -78,22 +77,33 @@ class World:
         return [self.right(row) if index % 2 else self.wrong(row) for index in range(self.run.group)]
 
     def pack(
-        self, author: bytes, round: int, slot: int, completions: Sequence[Said] | None = None, **lies: Any
+        self,
+        author: bytes,
+        round: int,
+        slot: int,
+        completions: Sequence[Said] | None = None,
+        *,
+        row: int | None = None,
+        run_id: bytes | None = None,
     ) -> bytes:
-        """A packet, by default with a group that teaches something.
+        """A packet, by default as it must be, with a group that teaches something.
 
         Args:
-            lies: fields of `packet` that are not as they should be.
+            row: which it answers; by default that which is drawn. run_id: by default this run's.
         """
-        row = self.row(author, round, slot)
-        made = self.mixed(row) if completions is None else completions
-        return encode(self.packet(author, round, slot, made, **{"prompt": self.prompts[row], **lies}))
-
-    def packet(
-        self, author: bytes, round: int, slot: int, completions: Sequence[Said], prompt: Any, **lies: Any
-    ) -> Packet | TextPacket:
-        """These completions as a packet of the run's version."""
-        return content(self.run, author, round, slot, completions, **{"prompt_ids": prompt, **lies})
+        if row is None:
+            row = self.row(author, round, slot)
+        named = {
+            "run_id": run_id or self.run.id,
+            "author": author,
+            "round": round,
+            "slot": slot,
+            "policy_step": 0,
+            "completions": completions or self.mixed(row),
+        }
+        if self.run.text:
+            return encode(pack_text_group(**named, prompt=self.prompts[row]))
+        return encode(pack_group(**named, prompt_ids=self.prompts[row]))
 
 
 @dataclass(frozen=True)
@@ -114,26 +124,19 @@ class TextWorld(World):
         Args:
             end: the end's own log-prob.
         """
-        run = self.run
-        kept = list(pieces)
-        if finished and (len(pieces) >= run.completion_tokens or len(b"".join(pieces)) >= run.completion_bytes):
-            kept = self._cut(pieces)
-            finished = False
-        sizes = np.array([len(piece) for piece in kept], np.uint8)
-        closing = (logprob if end is None else end) if finished else None
-        return TextCompletion(b"".join(kept), sizes, np.full(len(kept), logprob, np.float32), closing)
-
-    def _cut(self, pieces: Sequence[bytes]) -> list[bytes]:
-        """The first pieces, up to the one that reaches a cap."""
         kept = []
         for piece in pieces:
-            if len(kept) == self.run.completion_tokens or len(b"".join(kept)) >= self.run.completion_bytes:
+            if finished and self._at_cap(kept):
                 break
             kept.append(piece)
-        return kept
+        closing = None
+        if finished and not self._at_cap(kept):
+            closing = logprob if end is None else end
+        sizes = np.array([len(piece) for piece in kept], np.uint8)
+        claims = np.full(len(kept), logprob, np.float32)
+        return TextCompletion(b"".join(kept), sizes, claims, closing)
 
-    def packet(
-        self, author: bytes, round: int, slot: int, completions: Sequence[Said], prompt: Any, **lies: Any
-    ) -> TextPacket:
-        named = {"run_id": self.run.id, "author": author, "round": round, "slot": slot, "policy_step": 0}
-        return pack_text_group(**named | lies, prompt=prompt, completions=completions)
+    def _at_cap(self, pieces: Sequence[bytes]) -> bool:
+        """Whether a completion of these pieces may not go on."""
+        run = self.run
+        return len(pieces) >= run.completion_tokens or sum(map(len, pieces)) >= run.completion_bytes
