@@ -34,7 +34,7 @@ from ftis_node.swarm.traffic import Traffic
 from ftis_node.swarm.wire.libp2p import FtisSwarm, Libp2p
 from ftis_node.swarm.wire.transport import Listening
 from tests.fuzz.frames import split
-from tests.fuzz.world import AUTHOR, NOW, OWN, PEERS, RUN, peer_of, require, run_async, stopped_clock
+from tests.fuzz.world import AUTHOR, NOW, OWN, PEERS, RUN, peer_of, run_async, stopped_clock
 
 CAPACITY = 16
 LIMITS = (OWN_LIMITS, Limits(1, 2, 1), Limits(4, 64, 64))
@@ -114,10 +114,10 @@ def shake_hands(data: bytes):
         if frame.kind % 3 == 0:
             with contextlib.suppress(DecodeError):
                 answer = node.on_handshake(ftis_pb2.Handshake.FromString(frame.body), peer)
-                require(answer.refusal.isprintable() and len(answer.refusal) < 300, "a refusal does not print")
-                require(answer.ByteSize() < 1 << 14, "an answer is large")
+                assert answer.refusal.isprintable() and len(answer.refusal) < 300, "a refusal does not print"
+                assert answer.ByteSize() < 1 << 14, "an answer is large"
         elif frame.kind % 3 == 1:
-            require(not run_async(node.greet(peer)) or peer in node.active_view, "who was greeted is not in the view")
+            assert not run_async(node.greet(peer)) or peer in node.active_view, "who was greeted is not in the view"
         else:
             with contextlib.suppress(UserError):
                 run_async(fetch_run(transport, [ADDRESSES[frame.peer % 8]], patience=0.0))
@@ -125,15 +125,15 @@ def shake_hands(data: bytes):
 
 
 def _check_membership(node: Membership):
-    require(len(node.active_view) <= VIEW_SIZE, "too many peers")
-    require(len(node.addresses.strangers()) <= PASSIVE_VIEW_MAX, "too many named peers")
+    assert len(node.active_view) <= VIEW_SIZE, "too many peers"
+    assert len(node.addresses.strangers()) <= PASSIVE_VIEW_MAX, "too many named peers"
     for peer, known in node.active_view.items():
-        require(peer not in node.refused and node.limits(peer) is not None, "a peer is let in and left out")
-        require(known.agent.isprintable() and len(known.agent) <= 64, "a peer's name does not print")
-        require(len(known.addresses) <= MAX_ADDRESSES, "too many addresses")
-        require(all(parse_address(text)[1] == peer for text in known.addresses), "an address of somebody else")
-    require(all(why.isprintable() for why in node.refused.values()), "a refusal does not print")
-    require(OWN.author not in node.addresses.strangers(), "it greets itself")
+        assert peer not in node.refused and node.limits(peer) is not None, "a peer is let in and left out"
+        assert known.agent.isprintable() and len(known.agent) <= 64, "a peer's name does not print"
+        assert len(known.addresses) <= MAX_ADDRESSES, "too many addresses"
+        assert all(parse_address(text)[1] == peer for text in known.addresses), "an address of somebody else"
+    assert all(why.isprintable() for why in node.refused.values()), "a refusal does not print"
+    assert OWN.author not in node.addresses.strangers(), "it greets itself"
 
 
 # --- exchanges --------------------------------------------------------------------------------------------------------
@@ -181,29 +181,29 @@ def _ask(node: Gossip, peer: bytes, limits: Limits, answer: bytes):
 
 
 def _check_told(message: ftis_pb2.ExchangeRequest | ftis_pb2.ExchangeResponse, limits: Limits):
-    require(len(message.entries) <= max(1, limits.entries), "more entries than the other takes")
-    require(len(message.mentions) <= limits.mentions, "more mentions than the other takes")
-    require(len(message.wanted) <= limits.entries, "more is asked for than the other gives")
-    require(message.ByteSize() > 0 or not message.entries, "it has no bytes")
+    assert len(message.entries) <= max(1, limits.entries), "more entries than the other takes"
+    assert len(message.mentions) <= limits.mentions, "more mentions than the other takes"
+    assert len(message.wanted) <= limits.entries, "more is asked for than the other gives"
+    assert message.ByteSize() > 0 or not message.entries, "it has no bytes"
 
 
 def _check_gossip(node: Gossip):
-    require(len(node.table) <= CAPACITY, "the table is too full")
+    assert len(node.table) <= CAPACITY, "the table is too full"
     for memory, most in (
         (node.sessions, SESSIONS_MAX),
         (node._asked, gossip.IDS_MAX),
         (node._dealt, gossip.IDS_MAX),
         *((session.lacking, LACKING_MAX) for session in node.sessions.values()),
     ):
-        require(len(memory) <= most, "a memory is too full")
+        assert len(memory) <= most, "a memory is too full"
     for known in node.table:
         made, all_packets = known.announcement, (1 << len(known.announcement.packets)) - 1
-        require(made.run_id == RUN.id and made.verify(), "what nobody signed is in the table")
-        require((made.author == OWN.author) == (known.first_sender is None), "somebody else speaks for this node")
+        assert made.run_id == RUN.id and made.verify(), "what nobody signed is in the table"
+        assert (made.author == OWN.author) == (known.first_sender is None), "somebody else speaks for this node"
         masks = (known.have, known.done, *known.holders.values())
-        require(all(not mask & ~all_packets for mask in masks), "a packet that there is not")
+        assert all(not mask & ~all_packets for mask in masks), "a packet that there is not"
     for target in node.table.choose(4, lambda known: -1):
-        require(target.ref.slot != 1 or target.key[0] == OWN.author, "what was dealt with is wanted again")
+        assert target.ref.slot != 1 or target.key[0] == OWN.author, "what was dealt with is wanted again"
 
 
 # --- packets on their way ---------------------------------------------------------------------------------------------
@@ -229,13 +229,13 @@ def serve(data: bytes):
     service = FtisSwarm(SimpleNamespace(admits=lambda peer: True, knows=lambda peer: True, on_fetch=uploads.serve))
     chunks = run_async(answers())
     answered = [chunk.digest for chunk in chunks if len(chunk.digest) == 32]
-    require(answered == asked, "it does not answer what was asked")
+    assert answered == asked, "it does not answer what was asked"
     for chunk in chunks:
         held = chunk.digest in HELD
         status = ftis_pb2.FetchChunk.HERE if held else ftis_pb2.FetchChunk.GONE
-        require(chunk.status == status, "it does not say what it holds")
-        require(chunk.packet == (HELD[chunk.digest] if held else b""), "it serves another packet")
-    require(not uploads._active and not service._streams, "a stream never ends")
+        assert chunk.status == status, "it does not say what it holds"
+        assert chunk.packet == (HELD[chunk.digest] if held else b""), "it serves another packet"
+    assert not uploads._active and not service._streams, "a stream never ends"
 
 
 def fetch_packets(data: bytes):
@@ -250,9 +250,9 @@ def fetch_packets(data: bytes):
     async def pull():
         async for target, chunk in fetch(_transport(stream), peer_of(2).author, TARGETS, Traffic()):
             here = chunk.status == ftis_pb2.FetchChunk.HERE
-            require(not here or chunk.packet == BODIES[target.index], "other bytes than the author signed")
+            assert not here or chunk.packet == BODIES[target.index], "other bytes than the author signed"
             came.append(target.index)
 
     with contextlib.suppress(HolderFault):
         run_async(pull())
-    require(len(came) == len(set(came)), "a packet came twice")
+    assert len(came) == len(set(came)), "a packet came twice"

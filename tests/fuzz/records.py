@@ -21,7 +21,7 @@ from ftis_node.swarm.roster import Roster
 from ftis_node.tasks.jail import read_reply
 from tests.fuzz.changes import raw
 from tests.fuzz.packed import repacked, signed_again
-from tests.fuzz.world import NOW, PEERS, RUN, require, stopped_clock
+from tests.fuzz.world import NOW, PEERS, RUN, stopped_clock
 
 FOUNDER, INVITER, OWN, TELLER = PEERS[:4]
 INTERFACE = ipaddress.IPv4Interface("192.168.7.2/24")
@@ -34,17 +34,17 @@ def read_record(data: bytes):
         roster = Roster(RUN.id, FOUNDER.peer_id, OWN)
         roster.hear([data], TELLER.author)
         why = roster.meet(TELLER.author, data)
-        require(why is None or why.isprintable(), "a refusal does not print")
+        assert why is None or why.isprintable(), "a refusal does not print"
         roster.accept(data, FOUNDER.author)
         admitted = {peer.author for peer in PEERS if roster.admits(peer.author)}
     book = roster.book
-    require(not book.own, "it took a certificate that it did not ask for")
+    assert not book.own, "it took a certificate that it did not ask for"
     for part in (book.issued, book.ended):
         for issuer, member, record in ((issuer, *pair) for issuer, tree in part.items() for pair in tree.items()):
-            require((record.issuer, record.member, record.run_id) == (issuer, member, RUN.id), "it is of another")
-            require(record.verify(issuer) and member != FOUNDER.author, "nobody who may has signed it")
+            assert (record.issuer, record.member, record.run_id) == (issuer, member, RUN.id), "it is of another"
+            assert record.verify(issuer) and member != FOUNDER.author, "nobody who may has signed it"
     signed = {member for issuer, tree in book.issued.items() if book.appointed(issuer) for member in tree}
-    require(admitted <= signed | {FOUNDER.author}, "somebody is a member without a certificate")
+    assert admitted <= signed | {FOUNDER.author}, "somebody is a member without a certificate"
 
 
 def read_invitation(data: bytes):
@@ -52,11 +52,11 @@ def read_invitation(data: bytes):
     try:
         found = read_line(data.decode("utf-8", "ignore"), NOW)
     except UsageError as error:
-        require(str(error).isprintable(), "an error does not print")
+        assert str(error).isprintable(), "an error does not print"
         return
-    require(read(found.encoded, NOW) == found == read_line(found.text, NOW), "it does not read back")
-    require(found.verify(found.inviter), "its inviter did not sign it")
-    require(all(map(is_plain, found.addresses)), "it names what only an owner may name")
+    assert read(found.encoded, NOW) == found == read_line(found.text, NOW), "it does not read back"
+    assert found.verify(found.inviter), "its inviter did not sign it"
+    assert all(map(is_plain, found.addresses)), "it names what only an owner may name"
 
 
 def read_mdns(data: bytes):
@@ -72,10 +72,10 @@ def read_mdns(data: bytes):
         found = read_node(str(name), properties, parsed, port, INTERFACE)
     except ValueError:
         return
-    require(found.task.isprintable() and len(found.task) <= TASK_MAX, "a task does not print, or is long")
-    require(len(found.addresses) <= 4 and all(map(is_plain, found.addresses)), "addresses that no peer may name")
+    assert found.task.isprintable() and len(found.task) <= TASK_MAX, "a task does not print, or is long"
+    assert len(found.addresses) <= 4 and all(map(is_plain, found.addresses)), "addresses that no peer may name"
     hosts = [ipaddress.ip_address(address.split("/")[2]) for address in found.addresses]
-    require(all(host in INTERFACE.network for host in hosts), "an address of another network")
+    assert all(host in INTERFACE.network for host in hosts), "an address of another network"
 
 
 def read_from_jail(data: bytes):
@@ -89,7 +89,7 @@ def read_from_jail(data: bytes):
         if isinstance(part, dict | list | tuple | set):
             parts += [*part, *part.values()] if isinstance(part, dict) else part
         else:
-            require(type(part) in LITERALS, f"{type(part)} is no literal")
+            assert type(part) in LITERALS, f"{type(part)} is no literal"
 
 
 # --- what they begin with ---------------------------------------------------------------------------------------------
@@ -158,6 +158,6 @@ def read_gguf(data: bytes):
     try:
         header = read_header(data, blocks(), LISTS)
     except UnusableFile as error:
-        require(str(error).isprintable(), "an error does not print")
+        assert str(error).isprintable(), "an error does not print"
         return
-    require(sum(one.size for one in header.tensors.values()) <= len(data), "tensors are larger than their file")
+    assert sum(one.size for one in header.tensors.values()) <= len(data), "tensors are larger than their file"

@@ -4,13 +4,14 @@ from dataclasses import astuple, replace
 
 import msgpack
 import numpy as np
+from google.protobuf.message import Message
 from hivemind.dht.storage import DictionaryDHTValue
 from hivemind.dht.validation import DHTRecord
 from hivemind.p2p import P2P
 from hivemind.utils.serializer import MSGPackSerializer
 
 from ftis_node.config.run import Hints, Run, RunFile, run_file_as_json
-from ftis_node.packet import Completion, TextCompletion, encode, pack_group, pack_text_group
+from ftis_node.packet import Completion, TextCompletion, encode, pack_text_group
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.announcement import Announcement, PacketRef, announce
 from ftis_node.swarm.handshake import greeting
@@ -20,7 +21,7 @@ from ftis_node.swarm.limits import OWN as LIMITS
 from ftis_node.swarm.wire.records import OwnerSigned, key_bytes, pack_addresses
 from tests.fuzz import records
 from tests.fuzz.frames import Frame, join
-from tests.fuzz.messages import ADDRESSES, BODIES, HELD
+from tests.fuzz.messages import ADDRESSES, HELD
 from tests.fuzz.world import AUTHOR, EOS, HORIZONTAL, NOW, PEERS, RUN, TEXT, TURNS, drawn_digest, stopped_clock
 from tests.support.swarm import CAP, content, store_request
 from tests.test_packet_turns import episode
@@ -40,43 +41,35 @@ def packet(run: Run = RUN, round: int = 7, slot: int = 3) -> bytes:
 
 def text_packet(round: int = 7, slot: int = 3) -> bytes:
     """A packet of text that is admitted: finished completions, one at the cap in tokens, one that was aborted."""
-    sizes = ([2, 3, 1], [1] * TEXT.completion_tokens, [4, 0], [])
-    completions = [
-        TextCompletion(
-            "é12345"[: sum(each)].encode()[: sum(each)].ljust(sum(each), b"x"), np.array(each, np.uint8), claims, end
-        )
-        for each, end in zip(sizes, (-0.5, None, None, -0.25), strict=True)
-        for claims in (np.full(len(each), -0.5, np.float32),)
-    ]
-    made = pack_text_group(
-        run_id=TEXT.id, author=AUTHOR.author, round=round, slot=slot, policy_step=40, prompt="", completions=completions
-    )
+    completions = []
+    for sizes, end in (([2, 3, 1], -0.5), ([1] * TEXT.completion_tokens, None), ([4, 0], None), ([], -0.25)):
+        text = "é12345".encode()[: sum(sizes)].ljust(sum(sizes), b"x")
+        claims = np.full(len(sizes), -0.5, np.float32)
+        completions.append(TextCompletion(text, np.array(sizes, np.uint8), claims, end))
+    place = {"run_id": TEXT.id, "author": AUTHOR.author, "round": round, "slot": slot, "policy_step": 40}
+    made = pack_text_group(**place, prompt="", completions=completions)
     return encode(replace(made, prompt_digest=drawn_digest(TEXT, AUTHOR.author, round, slot)))
 
 
 def turn_packet(round: int = 7, slot: int = 3) -> bytes:
     """A packet of episodes that is admitted: of one, two and three answers, and one that was cut off."""
-    completions = []
-    for runs in ([[1, 998]], [[2, 999], [998, 3], [998]], [[999], [4], [5, 998], [6], [7, 999]], [[8] * CAP]):
-        completions.append(episode(*runs, finished=len(runs[0]) < CAP))
-    made = pack_group(
-        run_id=TURNS.id,
-        author=AUTHOR.author,
-        round=round,
-        slot=slot,
-        policy_step=40,
-        prompt_ids=[],
-        completions=completions,
-        turns=True,
-    )
-    return encode(replace(made, prompt_digest=drawn_digest(TURNS, AUTHOR.author, round, slot)))
+    completions = [
+        episode([1, 998]),
+        episode([2, 999], [998, 3], [998]),
+        episode([999], [4], [5, 998], [6], [7, 999]),
+        episode([8] * CAP, finished=False),
+    ]
+    return encode(content(TURNS, AUTHOR.author, round, slot, completions, policy_step=40, turns=True))
 
 
 def announcement(who: Identity = AUTHOR, round: int = 1, packets: int = 3) -> Announcement:
-    refs = [
-        PacketRef(slot, digest, 500 + slot, 1) for slot, digest in enumerate([*HELD, *map(bytes, [32] * 9)][:packets])
-    ]
+    digests = [*HELD, *[bytes(32)] * 9]
+    refs = [PacketRef(slot, digest, 500 + slot, 1) for slot, digest in enumerate(digests[:packets])]
     return announce(who, run_id=RUN.id, round=round, policy_step=round, issued_at=NOW, packets=refs)
+
+
+def _said(kind: int, peer: int, message: Message) -> Frame:
+    return Frame(kind, peer, message.SerializeToString())
 
 
 def _conversations() -> list[bytes]:
@@ -87,19 +80,19 @@ def _conversations() -> list[bytes]:
     wanted = [mention.id for mention in mentions]
     ask = ftis_pb2.ExchangeRequest
     answer = ftis_pb2.ExchangeResponse
-    lost = [Frame(0, 3, ask(mentions=mentions).SerializeToString()), Frame(1, 3, b"\xff")]
-    return [
-        join([Frame(0, 2, ask(entries=entries, mentions=mentions, wanted=wanted, again=True).SerializeToString())]),
-        join(
-            [
-                Frame(0, 2, ask(mentions=mentions).SerializeToString()),
-                Frame(1, 2, answer(entries=entries[:3], mentions=mentions, wanted=wanted).SerializeToString()),
-                Frame(2, 2, bytes(60)),
-                Frame(0, 4, ask(entries=[ftis_pb2.Entry(announcement=contradiction)]).SerializeToString()),
-            ]
-        ),
-        join([*lost, Frame(1, 3, answer(entries=entries, stranger=True, peers=ADDRESSES).SerializeToString())]),
+    everything = [_said(0, 2, ask(entries=entries, mentions=mentions, wanted=wanted, again=True))]
+    contradicted = [
+        _said(0, 2, ask(mentions=mentions)),
+        _said(1, 2, answer(entries=entries[:3], mentions=mentions, wanted=wanted)),
+        Frame(2, 2, bytes(60)),
+        _said(0, 4, ask(entries=[ftis_pb2.Entry(announcement=contradiction)])),
     ]
+    lost = [
+        _said(0, 3, ask(mentions=mentions)),
+        Frame(1, 3, b"\xff"),
+        _said(1, 3, answer(entries=entries, stranger=True, peers=ADDRESSES)),
+    ]
+    return [join(everything), join(contradicted), join(lost)]
 
 
 def _handshakes() -> list[bytes]:
@@ -111,9 +104,9 @@ def _handshakes() -> list[bytes]:
     told.limits.CopyFrom(LIMITS.message())
     refusing = ftis_pb2.Handshake(major=3, refusal="you speak \x1b[31manother protocol", agent="\u202eanother/1")
     return [
-        join([Frame(0, 3, hello.SerializeToString()), Frame(0, 4, greeting(None, []).SerializeToString())]),
-        join([Frame(1, 2, told.SerializeToString()), Frame(2, 2, told.SerializeToString())]),
-        join([Frame(kind, 5, said.SerializeToString()) for kind in range(3) for said in (other, refusing)]),
+        join([_said(0, 3, hello), _said(0, 4, greeting(None, []))]),
+        join([_said(1, 2, told), _said(2, 2, told)]),
+        join([_said(kind, 5, message) for kind in range(3) for message in (other, refusing)]),
     ]
 
 
@@ -135,8 +128,10 @@ def _records() -> list[bytes]:
     nested = msgpack.packb([])
     for _ in range(6):
         nested = msgpack.packb([msgpack.ExtType(0x40, nested)])
-    dictionaries = [DHTRecord(key, b"", value, NOW + 240.0) for value in (MSGPackSerializer.dumps(whole), nested)]
-    return [_store(*made), _store(dictionaries[0]), _store(dictionaries[1]), _store(replace(made[0], subkey=b"\xc0"))]
+    dictionary = DHTRecord(key, b"", MSGPackSerializer.dumps(whole), NOW + 240.0)
+    bomb = replace(dictionary, value=nested)
+    nobody = replace(made[0], subkey=b"\xc0")
+    return [_store(*made), _store(dictionary), _store(bomb), _store(nobody)]
 
 
 def _run_files() -> list[bytes]:
@@ -154,26 +149,22 @@ def _run_files() -> list[bytes]:
 
 
 def _streams() -> list[bytes]:
-    chunks = [ftis_pb2.FetchChunk(digest=digest, packet=body).SerializeToString() for digest, body in HELD.items()]
-    gone = [
-        ftis_pb2.FetchChunk(digest=digest, status=status).SerializeToString()
-        for digest, status in zip(list(HELD)[:2], (ftis_pb2.FetchChunk.GONE, ftis_pb2.FetchChunk.BUSY), strict=True)
-    ]
-    wrong = ftis_pb2.FetchChunk(digest=next(iter(HELD)), packet=BODIES[1]).SerializeToString()
-    huge = P2P.MESSAGE_MARKER + (1 << 32).to_bytes(P2P.HEADER_LEN, "big")
-    return [
-        join([Frame(0, 0, chunk) for chunk in chunks]),
-        join([Frame(0, 0, chunk) for chunk in (*gone, chunks[2])]),
-        join([Frame(0, 0, chunks[0]), Frame(0, 0, wrong)]),
-        join([Frame(0, 0, chunks[0]), Frame(1, 0, b"\x0a\x02no")]),
-        join([Frame(2, 0, huge)]),
-    ]
+    chunk = ftis_pb2.FetchChunk
+    first, second, _ = HELD
+    here = [_said(0, 0, chunk(digest=digest, packet=body)) for digest, body in HELD.items()]
+    gone = _said(0, 0, chunk(digest=first, status=chunk.GONE))
+    busy = _said(0, 0, chunk(digest=second, status=chunk.BUSY))
+    wrong = _said(0, 0, chunk(digest=first, packet=HELD[second]))
+    error = Frame(1, 0, b"\x0a\x02no")
+    huge = Frame(2, 0, P2P.MESSAGE_MARKER + (1 << 32).to_bytes(P2P.HEADER_LEN, "big"))
+    conversations = (here, [gone, busy, here[2]], [here[0], wrong], [here[0], error], [huge])
+    return [join(frames) for frames in conversations]
 
 
 def _requests() -> list[bytes]:
-    known = ftis_pb2.FetchRequest(digests=[*HELD, bytes(32)]).SerializeToString()
-    many = ftis_pb2.FetchRequest(digests=list(HELD) * 30).SerializeToString()
-    return [join([Frame(0, 2, known), Frame(0, 2, known)]), join([Frame(0, 2, many)])]
+    known = _said(0, 2, ftis_pb2.FetchRequest(digests=[*HELD, bytes(32)]))
+    many = _said(0, 2, ftis_pb2.FetchRequest(digests=list(HELD) * 30))
+    return [join([known, known]), join([many])]
 
 
 def seeds(target: str) -> list[bytes]:

@@ -5,7 +5,7 @@ A target returns if the input was read or refused as it should be; anything that
 
 import math
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 
@@ -29,7 +29,7 @@ from ftis_node.swarm.wire.dht_guard import GuardedDht
 from ftis_node.swarm.wire.records import MAX_LIFETIME, OwnerSigned, Shelf
 from tests.fuzz import messages, mutators, packed, records
 from tests.fuzz.changes import Mutator, raw
-from tests.fuzz.world import AUTHOR, CONTEXTS, NOW, OWN, PEERS, RUN, require, run_async, stopped_clock
+from tests.fuzz.world import AUTHOR, CONTEXTS, NOW, OWN, PEERS, RUN, run_async, stopped_clock
 
 
 @dataclass(frozen=True)
@@ -47,13 +47,13 @@ class Target:
 def admit_packet(data: bytes):
     """Admission, and the packet's own decoder without the size limit of a run."""
     try:
-        require(encode(decode(data)) == data, "a packet has two spellings")
+        assert encode(decode(data)) == data, "a packet has two spellings"
     except PacketError as error:
-        require(str(error).isprintable(), "an error does not print")
+        assert str(error).isprintable(), "an error does not print"
     for context in CONTEXTS:
         verdict = admit(context, AUTHOR.author, data)
         if isinstance(verdict, Rejection):
-            require(verdict.detail.isprintable(), "a refusal does not print")
+            assert verdict.detail.isprintable(), "a refusal does not print"
         else:
             _check_admitted(context, data, verdict)
 
@@ -62,78 +62,78 @@ def _check_admitted(context: AdmissionContext, data: bytes, group: Group):
     """The rules of proto/PACKET.md once more, read from the bytes."""
     run = context.run
     packet = group.packet
-    require(encode(packet) == data and group.digest == packet_digest(data), "it does not read back")
-    require(packet.run_id == run.id and packet.slot < run.slots, "it is of another run")
-    require(len(packet.lengths) == len(packet.finished) == run.completions, "a wrong number of completions")
-    checks = {1: (Packet, _check_records), 2: (TextPacket, _check_text), 3: (Packet, _check_turns)}
-    kind, check = checks[run.packet]
-    require(isinstance(packet, kind), "it is of another version")
-    check(run, packet, data)
-    told = (packet.round, packet.slot)
-    same = admit(context, AUTHOR.author, data, announced=told, digest=group.digest)
-    require(isinstance(same, Group) and same.key == (AUTHOR.author, *told), "it is not admitted as announced")
-    for reason, verdict in (
-        (Reason.NOT_AS_ANNOUNCED, admit(context, AUTHOR.author, data, announced=(told[0], told[1] + 1))),
-        (Reason.OTHER_AUTHOR, admit(context, PEERS[2].author, data)),
-    ):
-        require(isinstance(verdict, Rejection) and verdict.reason is reason, f"not refused as {reason}")
+    assert encode(packet) == data and group.digest == packet_digest(data), "it does not read back"
+    assert packet.run_id == run.id and packet.slot < run.slots, "it is of another run"
+    assert len(packet.lengths) == len(packet.finished) == run.completions, "a wrong number of completions"
+    assert isinstance(packet, TextPacket) == run.text, "it is of another version"
+    if isinstance(packet, TextPacket):
+        _check_text(run, packet, data)
+    else:
+        _check_tokens(run, packet, data)
+    round = packet.round
+    slot = packet.slot
+    same = admit(context, AUTHOR.author, data, announced=(round, slot), digest=group.digest)
+    assert isinstance(same, Group) and same.key == (AUTHOR.author, round, slot), "it is not admitted as announced"
+    _check_refused(admit(context, AUTHOR.author, data, announced=(round, slot + 1)), Reason.NOT_AS_ANNOUNCED)
+    _check_refused(admit(context, PEERS[2].author, data), Reason.OTHER_AUTHOR)
+
+
+def _check_refused(verdict: Group | Rejection, reason: Reason):
+    assert isinstance(verdict, Rejection) and verdict.reason is reason, f"not refused as {reason}"
 
 
 def _check_text(run: Run, packet: TextPacket, data: bytes):
     """The fields are read by msgpack itself, which is another decoder than ours."""
     *_, sizes, text, claims = msgpack.unpackb(data)
     logprobs = [claim for (claim,) in struct.iter_unpack("<f", claims)]
-    require(len(text) == sum(sizes), "text without pieces, or pieces without text")
-    require(all(run.logprob_min <= claim <= LOGPROB_MAX for claim in logprobs), "an impossible log-prob")
-    require(len(logprobs) == sum(packet.lengths) + sum(packet.finished), "a wrong number of log-probs")
+    assert len(text) == sum(sizes), "text without pieces, or pieces without text"
+    assert all(run.logprob_min <= claim <= LOGPROB_MAX for claim in logprobs), "an impossible log-prob"
+    assert len(logprobs) == sum(packet.lengths) + sum(packet.finished), "a wrong number of log-probs"
     for length, finished in zip(packet.lengths, packet.finished, strict=True):
         pieces = sizes[:length]
         sizes = sizes[length:]
-        require(length + finished <= run.completion_tokens, "too long")
-        require(all(pieces[:-1]) and (all(pieces) or not finished), "an empty piece")
-        require(sum(pieces[:-1]) < run.completion_bytes, "it goes on after the cap in bytes")
+        assert length + finished <= run.completion_tokens, "too long"
+        assert all(pieces[:-1]) and (all(pieces) or not finished), "an empty piece"
+        assert sum(pieces[:-1]) < run.completion_bytes, "it goes on after the cap in bytes"
         full = length == run.completion_tokens or sum(pieces) >= run.completion_bytes
-        require(finished or full or pieces[-1] == 0, "cut short")
-        require(not finished or sum(pieces) < run.completion_bytes, "finished after the cap in bytes")
+        assert finished or full or pieces[-1] == 0, "cut short"
+        assert not finished or sum(pieces) < run.completion_bytes, "finished after the cap in bytes"
 
 
-def _check_records(run: Run, packet: Packet, data: bytes):
-    records = list(struct.iter_unpack("<If", data[len(data) - 8 * sum(packet.lengths) :]))
-    lowest = -(math.log(run.vocabulary) + 18)
-    for length, finished in zip(packet.lengths, packet.finished, strict=True):
-        completion = records[:length]
-        records = records[length:]
-        require(1 <= length <= run.completion_tokens, "too long")
-        require(finished or length == run.completion_tokens, "cut short")
-        require(all(0 <= id < run.vocabulary for id, _ in completion), "an id is outside the vocabulary")
-        require(all(lowest <= logprob <= LOGPROB_MAX for _, logprob in completion), "an impossible log-prob")
-        ends = [id in run.eos for id, _ in completion]
-        require(not any(ends[:-1]) and ends[-1] == finished, "the EOS rule is broken")
-
-
-def _check_turns(run: Run, packet: Packet, data: bytes):
-    *_, turns, runs, records, given = msgpack.unpackb(data)
+def _check_tokens(run: Run, packet: Packet, data: bytes):
+    """Of answers of one turn or of several; those of a run without turns have no given ids."""
+    if run.packet == 3:
+        *_, turns, runs, records, given = msgpack.unpackb(data)
+    else:
+        turns = [0] * len(packet.lengths)
+        runs = given = b""
+        records = data[len(data) - 8 * sum(packet.lengths) :]
     pairs = list(struct.iter_unpack("<II", runs))
     tokens = list(struct.iter_unpack("<If", records))
     lowest = -(math.log(run.vocabulary) + 18)
-    require(all(id < run.vocabulary for (id,) in struct.iter_unpack("<I", given)), "a given id is no token")
-    require(len(given) == 4 * sum(more for _, more in pairs), "given ids of no run")
+    assert all(id < run.vocabulary for (id,) in struct.iter_unpack("<I", given)), "a given id is no token"
+    assert len(given) == 4 * sum(more for _, more in pairs), "given ids of no run"
+    assert all(id < run.vocabulary for id, _ in tokens), "an id is outside the vocabulary"
+    assert all(lowest <= claim <= LOGPROB_MAX for _, claim in tokens), "an impossible log-prob"
     for length, finished, count in zip(packet.lengths, packet.finished, turns, strict=True):
         own = pairs[:count]
         pairs = pairs[count:]
-        sampled = tokens[:length]
+        ids = [id for id, _ in tokens[:length]]
         tokens = tokens[length:]
         whole = length + sum(more for _, more in own)
-        require(count < run.turns and whole <= run.completion_tokens, "too long")
-        require(finished or whole == run.completion_tokens, "cut short")
-        require(all(some and more for some, more in own), "an empty run")
-        require(all(0 <= id < run.vocabulary and lowest <= claim <= LOGPROB_MAX for id, claim in sampled), "no token")
+        assert count < run.turns and 1 <= whole <= run.completion_tokens, "too long, or empty"
+        assert finished or whole == run.completion_tokens, "cut short"
+        assert all(some and more for some, more in own), "an empty run"
         for some, _ in own:
-            ends = [id in run.eos for id, _ in sampled[:some]]
-            sampled = sampled[some:]
-            require(ends[-1] and not any(ends[:-1]), "a turn does not end in its EOS")
-        ends = [id in run.eos for id, _ in sampled]
-        require(bool(ends) and not any(ends[:-1]) and ends[-1] == finished, "the EOS rule is broken")
+            _check_ends(run, ids[:some], True)
+            ids = ids[some:]
+        _check_ends(run, ids, finished)
+
+
+def _check_ends(run: Run, ids: Sequence[int], finished: bool):
+    """That an answer ends in an EOS if it is finished, and has none before."""
+    ends = [id in run.eos for id in ids]
+    assert bool(ends) and not any(ends[:-1]) and ends[-1] == finished, "the EOS rule is broken"
 
 
 # --- announcements ----------------------------------------------------------------------------------------------------
@@ -145,16 +145,16 @@ def read_announcement(data: bytes):
     try:
         announcement = decode_announcement(data, max_packets=RUN.slots)
     except Malformed as error:
-        require(str(error).isprintable(), "an error does not print")
+        assert str(error).isprintable(), "an error does not print"
     else:
-        require(announcement.encode() == data, "an announcement has two spellings")
-        require(len(announcement.signed_bytes()) == 93 + 42 * len(announcement.packets), "what is signed is ambiguous")
+        assert announcement.encode() == data, "an announcement has two spellings"
+        assert len(announcement.signed_bytes()) == 93 + 42 * len(announcement.packets), "what is signed is ambiguous"
         signed = announcement.verify()
     with stopped_clock():
         gossip = messages.listener()
         gossip.answer(ftis_pb2.ExchangeRequest(entries=[ftis_pb2.Entry(announcement=data)]), PEERS[2].author)
-    require(gossip.counts.total() == 1, "it was not counted once")
-    require(len(gossip.table) == gossip.counts["new"] <= signed, "what nobody signed is in the table")
+    assert gossip.counts.total() == 1, "it was not counted once"
+    assert len(gossip.table) == gossip.counts["new"] <= signed, "what nobody signed is in the table"
 
 
 # --- records of the DHT -----------------------------------------------------------------------------------------------
@@ -183,7 +183,7 @@ def store_record(data: bytes):
             raise
         except Exception:
             pass
-        require(not dht.storage and not dht.cache, "hivemind kept something")
+        assert not dht.storage and not dht.cache, "hivemind kept something"
         for key in set(request.keys):
             for record in shelf.records(key):
                 _check_record(validator, record)
@@ -198,16 +198,16 @@ def _caller(request: dht_pb2.StoreRequest) -> bytes:
 
 
 def _check_record(validator: OwnerSigned, record: DHTRecord):
-    require(NOW - 60 < record.expiration_time <= NOW + MAX_LIFETIME, "a record lives too long")
+    assert NOW - 60 < record.expiration_time <= NOW + MAX_LIFETIME, "a record lives too long"
     owner = author_of(msgpack.unpackb(record.subkey))
     value = record.value[:-64]
     signature = record.value[-64:]
     packed = struct.pack(">d", record.expiration_time)
     message = b"".join((b"ftis/record/1", record.key, record.subkey, packed, value))
-    require(verify(owner, message, signature), "its owner did not sign it")
+    assert verify(owner, message, signature), "its owner did not sign it"
     addresses = validator.addresses(record, owner)
-    require(len(addresses) <= 8 and all(len(address) <= 256 for address in addresses), "too many addresses")
-    require(all(address.endswith(peer_id(owner)) for address in addresses), "an address of somebody else")
+    assert len(addresses) <= 8 and all(len(address) <= 256 for address in addresses), "too many addresses"
+    assert all(address.endswith(peer_id(owner)) for address in addresses), "an address of somebody else"
 
 
 # --- texts ------------------------------------------------------------------------------------------------------------
@@ -219,12 +219,12 @@ def read_run_file(data: bytes):
     try:
         run_file = run_file_from_json(text)
     except UsageError as error:
-        require(str(error).isprintable(), "an error does not print")
+        assert str(error).isprintable(), "an error does not print"
         return
-    require(len(run_file.run.id) == 16, "a run has an id")
+    assert len(run_file.run.id) == 16, "a run has an id"
     again = run_file_as_json(run_file)
-    require(len(again) <= RUN_FILE_CHARACTERS_MAX, "nobody else can read this run file once it is passed on")
-    require(run_file_from_json(again) == run_file, "a run file does not read back")
+    assert len(again) <= RUN_FILE_CHARACTERS_MAX, "nobody else can read this run file once it is passed on"
+    assert run_file_from_json(again) == run_file, "a run file does not read back"
 
 
 def read_address(data: bytes):
@@ -233,10 +233,10 @@ def read_address(data: bytes):
     try:
         same, peer = parse_address(text)
     except UsageError as error:
-        require(str(error).isprintable(), "an error does not print")
+        assert str(error).isprintable(), "an error does not print"
         return
-    require(same == text and text.endswith(f"/p2p/{peer_id(peer)}"), "it is not the address of that peer")
-    require(ranked([text]) == [text], "an address gets lost in ranking")
+    assert same == text and text.endswith(f"/p2p/{peer_id(peer)}"), "it is not the address of that peer"
+    assert ranked([text]) == [text], "an address gets lost in ranking"
 
 
 TARGETS = {

@@ -62,9 +62,3 @@ def _runner() -> asyncio.Runner:
 def run_async(work: Coroutine[Any, Any, Result]) -> Result:
     """Runs a coroutine in one event loop for all inputs: making one for each costs more than most inputs do."""
     return _runner().run(work)
-
-
-def require(condition: object, broken: str):
-    """Like `assert`, also where Python leaves assertions out."""
-    if not condition:
-        raise AssertionError(broken)
