@@ -8,8 +8,9 @@ import torch
 from ftis_node.lab.step_seconds import Card
 from tests.manual import gpu, gpu_learn, gpu_parts
 from tests.manual.gpu_page import line, page, predicted
+from tests.manual.gpu_place import Place
 
-PLACE = gpu_parts.Place("cpu", small=True)
+PLACE = Place("cpu", small=True)
 
 
 def finds(monkeypatch, **states):
@@ -68,7 +69,7 @@ def test_a_part_is_measured_in_a_process_that_is_ended_at_its_limit(tmp_path):
 
 
 def test_what_a_machine_has_not_is_skipped_and_what_breaks_is_told(monkeypatch):
-    small = gpu_parts.Place("cuda", small=False, card=Card(vram=8.2))
+    small = Place("cuda", small=False, card=Card(vram=8.2))
     monkeypatch.setattr(gpu_parts, "PARTS", {**gpu_parts.PARTS, "b": gpu_parts.Part(1, lambda place: {"x": 1 / 0})})
     told = {"state": "skipped", "why": "this card has 8.2 GB, and 12 are asked for"}
     assert gpu_parts.measured("7b-12gb", small) == told
@@ -102,7 +103,7 @@ def test_the_predicted_table_stands_in_the_documents():
 
 def test_a_training_of_real_models_needs_a_folder_of_them(monkeypatch, tmp_path):
     monkeypatch.delenv("MODELS", raising=False)
-    place = gpu_parts.Place("cpu", small=False, out=tmp_path)
+    place = Place("cpu", small=False, out=tmp_path)
     assert gpu_parts.measured("learn", place)["state"] == "skipped"
     monkeypatch.setenv("MODELS", str(tmp_path))
     assert "there is no coder-0.5b in" in gpu_parts.measured("learn", place)["why"]

@@ -15,27 +15,22 @@ unknown.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import importlib.util
 import json
-import os
 import shlex
 import shutil
-import signal
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ftis_node.host.allocator import expand_segments
+from tests.manual.part import ROOT, run_part
 
 if TYPE_CHECKING:
     from tests.manual.gpu_page import Figures
-    from tests.manual.gpu_parts import Place
+    from tests.manual.gpu_place import Place
 
-ROOT = Path(__file__).parents[2]
 RATE = 165  # TFLOP/s of an RTX 4090: slower cards have longer
 LIBRARIES = (
     "torch",
@@ -58,24 +53,15 @@ LIBRARIES = (
 def run(name: str, place: Place, file: Path, limit: float) -> Figures:
     """Measure a part in a process that is ended after `limit` seconds with all that it started; keep what it found."""
     file.unlink(missing_ok=True)
-    line = [sys.executable, "-m", "tests.manual.gpu", "--into", str(file), "--parts", name, "--device", place.device]
-    line += ["--small"] if place.small else []
-    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "HF_HUB_OFFLINE": "1"}
-    expand_segments(environment)  # before torch is imported, as in the compute process
+    words = ["--into", str(file), "--parts", name, "--device", place.device]
+    if place.small:
+        words.append("--small")
     began = time.monotonic()
-    child = subprocess.Popen(line, cwd=ROOT, env=environment, start_new_session=True)
-    try:
-        child.wait(limit)
-        found = {"state": "failed", "why": f"its process ended with code {child.returncode}"}
-    except subprocess.TimeoutExpired:
-        found = {"state": "failed", "why": f"it took longer than {limit:g} s"}
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGKILL)
-        child.wait()
-    if file.exists() and child.returncode == 0:
+    why = run_part("tests.manual.gpu", *words, limit=limit)
+    if why is None:
         found = json.loads(file.read_text())
+    else:
+        found = {"state": "failed", "why": why}
     found |= {"part": name, "seconds": time.monotonic() - began, "device": place.device, "small": place.small}
     file.write_text(json.dumps(found, indent=1) + "\n")
     return found
@@ -106,25 +92,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="Print the JSON in place of the page.")
     parser.add_argument("--into", type=Path, help=argparse.SUPPRESS)
     asked = parser.parse_args(arguments)
-    if reason := refusal("cpu" if asked.list or asked.predict else asked.device):
+    measures = not (asked.list or asked.predict)
+    reason = refusal(asked.device if measures else "cpu")
+    if reason is not None:
         print(reason, file=sys.stderr)
         return 2
     from tests.manual.gpu_page import page, predicted
-    from tests.manual.gpu_parts import PARTS, Place, known_card, measured
+    from tests.manual.gpu_parts import PARTS, known_card, measured
+    from tests.manual.gpu_place import Place
 
     names = asked.parts.split(",") if asked.parts else list(PARTS)
-    if unknown := [name for name in names if name not in PARTS]:
+    unknown = [name for name in names if name not in PARTS]
+    if unknown:
         parser.error(f"there is no part {unknown[0]}; there are {', '.join(PARTS)}")
     if asked.into is not None:
         place = Place(asked.device, asked.small, known_card(asked.into.parent / "machine.json"), asked.into.parent)
         asked.into.write_text(json.dumps(measured(names[0], place)))
         return 0
-    if asked.list or asked.predict:
-        listed = [f"{name:16} {part.limit:4.0f} s  {part.about}" for name, part in PARTS.items()]
-        print(predicted() if asked.predict else "\n".join(listed))
+    if asked.list:
+        for name, part in PARTS.items():
+            print(f"{name:16} {part.limit:4.0f} s  {part.about}")
         return 0
-    out = asked.out or ROOT / "build" / ("gpu-tried" if asked.small or asked.device == "cpu" else "gpu")
-    found = list(measure(names, Place(asked.device, asked.small), out.resolve(), again=asked.again))
+    if asked.predict:
+        print(predicted())
+        return 0
+    kept = "gpu"
+    if asked.small or asked.device == "cpu":
+        kept = "gpu-tried"
+    out = asked.out or ROOT / "build" / kept
+    found = measure(names, Place(asked.device, asked.small), out.resolve(), again=asked.again)
     (out / "gpu.json").write_text(json.dumps(found, indent=1) + "\n")
     command = shlex.join(["python", "-m", "tests.manual.gpu", *(sys.argv[1:] if arguments is None else arguments)])
     text = page(found, command)
@@ -145,14 +141,18 @@ def measure(names: Sequence[str], place: Place, out: Path, *, again: bool) -> li
         kept = json.loads(file.read_text()) if file.exists() else None
         if name in names and again:
             shutil.rmtree(out / name, ignore_errors=True)
-        if name in names and (again or kept is None or kept["state"] != "done"):
-            card = None if place.small else known_card(out / "machine.json")
-            limit = part.limit * max(1.0, RATE / card.tflops) if card else part.limit
+            kept = None
+        if name in names and (kept is None or kept["state"] != "done"):
+            limit = part.limit
+            card = known_card(out / "machine.json")
+            if card is not None and not place.small:
+                limit *= max(1.0, RATE / card.tflops)
             print(f"{name}: {part.about} At most {limit:.0f} s.", file=sys.stderr, flush=True)
             kept = run(name, place, file, limit)
             why = in_a_line(kept.get("why", ""))
             print(f"{name}: {kept['state']}, {kept['seconds']:.0f} s. {why}", file=sys.stderr, flush=True)
-        found += [kept] if kept is not None else []
+        if kept is not None:
+            found.append(kept)
     return found
 
 

@@ -25,99 +25,55 @@ from transformers import MistralConfig
 
 from ftis_node.config.settings import Settings, collect
 from ftis_node.errors import FtisError
-from ftis_node.fit.geometry import Geometry
 from ftis_node.fit.memory import CONTEXT_BYTES, NF4_BYTES, Workload
-from ftis_node.fit.plan import Plan, Wishes, plan
+from ftis_node.fit.plan import Wishes, plan
 from ftis_node.host.allocator import FIXED, GROWING, NAMES
 from ftis_node.lab.bench import model as random_models
 from ftis_node.lab.bench.devices import bench_devices
 from ftis_node.lab.bench.fit import bench_fit
 from ftis_node.lab.bench.generate import compare
 from ftis_node.lab.bench.measure import device_name, timed
-from ftis_node.lab.bench.model import Size, named_policy, own_work, planned
+from ftis_node.lab.bench.model import named_policy, own_work, planned
 from ftis_node.lab.bench.whole import WholeNode
-from ftis_node.lab.step_seconds import CARDS, DEQUANTISED, Card, Work, generating
+from ftis_node.lab.step_seconds import CARDS, DEQUANTISED, Card, generating
 from ftis_node.lab.step_seconds import training as seconds_to_train
 from ftis_node.learner.loss_scale import FIRST
 from ftis_node.observe.provenance import commit, versions
 from ftis_node.policy.generate import native
 from ftis_node.policy.generate.graphs import Graphs, failed
-from ftis_node.policy.load import fastest_dtype
 from ftis_node.policy.measure import geometry, geometry_of, known_config
 from ftis_node.policy.names import resolve
 from ftis_node.policy.nf4 import NF4Linear
+from ftis_node.policy.policy import Policy
 from ftis_node.policy.room import Room, fitting
 from ftis_node.preflight.machine import _driver, _version
 from ftis_node.text import GB
 from tests.manual.gpu_learn import run_piece
 from tests.manual.gpu_page import Figures, line
+from tests.manual.gpu_place import Place, Skipped, tell
+from tests.manual.part import ROOT
 
-ROOT = Path(__file__).parents[2]
 FUSED = {"8.6": 128, "8.9": 256}  # rows by capability; elsewhere 64 (bitsandbytes 0.50)
 TRAINED = 6  # groups, which fill the largest micro-batch
 
 
-class Skipped(Exception):
-    """This machine has nothing for a part; says why."""
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where parts run, whether in a tiny form, the card with the rates that `machine` measured, and a folder for what
-    outlives a call."""
-
-    device: str
-    small: bool
-    card: Card | None = None
-    out: Path = ROOT / "build" / "gpu-tried"
-
-    @property
-    def on(self) -> torch.device:
-        return torch.device(self.device)
-
-    @property
-    def half(self) -> torch.dtype:
-        return getattr(torch, fastest_dtype(self.on)) if self.on.type == "cuda" else torch.bfloat16
-
-    def settings(self, model: str, **wished: Any) -> Settings:
-        """Settings of a model; in the tiny form of the smallest one."""
-        chosen = {"model": "tiny-a" if self.small else model, "device": self.device, **wished}
-        return collect(task="", flags=chosen, environment={})[0]
-
-    def size(self, groups: int) -> Size:
-        """Prompts of 60 tokens, each with 12 completions of 256."""
-        return Size(2, 2, 8, 8) if self.small else Size(groups, 12, 60, 256)
-
-    def seconds(self, phase: Callable[..., float], shape: Geometry, chosen: Plan, size: Size) -> float | None:
-        """Predicted; None before the card's rates are known."""
-        work = Work(size.groups, size.group, size.prompt_tokens, size.completion_tokens, size.completion_tokens)
-        return phase(shape, chosen, work, self.card) if self.card else None
-
-    def rate(self, phase: Callable[..., float], shape: Geometry, chosen: Plan, size: Size) -> float | None:
-        """Predicted completion tokens a second."""
-        seconds = self.seconds(phase, shape, chosen, size)
-        return size.tokens / seconds if seconds else None
-
-
-tell = partial(print, "   ", file=sys.stderr, flush=True)
-
-
 def machine(place: Place) -> Figures:
     """The card, versions, the rate of a large product of 16-bit matrices, and of a copy."""
-    device, width = place.on, 256 if place.small else 8_192
-    cuda = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
-    left, right = (torch.randn(width, width, device=device, dtype=place.half) for _ in range(2))
-    flops = 2 * width**3 / statistics.median([timed(lambda: left @ right, device)[1] for _ in range(13)][3:])
-    source = torch.empty(1 << 26 if place.small else 1 << 30, dtype=torch.uint8, device=device)  # larger than any cache
-    target, name = torch.empty_like(source), device_name(device)
-    copied = 2 * source.nbytes / min(timed(lambda: target.copy_(source), device)[1] for _ in range(5))
-    sheet = next((card for known, card in CARDS.items() if known.rsplit(" ", 2)[0] in name), None)
-    capability = f"{cuda.major}.{cuda.minor}" if cuda else ""
-    card = Card("cuda", cuda.total_memory / GB if cuda else 0, flops / 1e12, copied / 1e9, FUSED.get(capability, 64))
+    name = device_name(place.on)
+    products = product_rate(place) / 1e12
+    copies = copy_rate(place) / 1e9
+    capability = ""
+    card = Card(vram=0, tflops=products, bandwidth=copies, fused=64)
+    if place.cuda:
+        properties = torch.cuda.get_device_properties(place.on)
+        capability = f"{properties.major}.{properties.minor}"
+        card = replace(card, vram=properties.total_memory / GB, fused=FUSED.get(capability, 64))
+    sheets = [sheet for known, sheet in CARDS.items() if known.rsplit(" ", 2)[0] in name]
+    expected = [sheets[0].tflops, sheets[0].bandwidth] if sheets else [None, None]
     return {
         "lines": [
-            line(f"{place.half} products", flops / 1e12, sheet.tflops if sheet else None, "TFLOP/s"),
-            line("copies", copied / 1e9, sheet.bandwidth if sheet else None, "GB/s"),
+            line(f"{place.half} products", products, expected[0], "TFLOP/s"),
+            line("copies", copies, expected[1], "GB/s"),
         ],
         "card": asdict(card),
         "device": name,
@@ -132,12 +88,29 @@ def machine(place: Place) -> Figures:
     }
 
 
+def product_rate(place: Place) -> float:
+    """Operations a second of a large product of 16-bit matrices, the first three left out."""
+    width = 256 if place.small else 8_192
+    left = torch.randn(width, width, device=place.on, dtype=place.half)
+    right = torch.randn_like(left)
+    seconds = [timed(lambda: left @ right, place.on)[1] for _ in range(13)]
+    return 2 * width**3 / statistics.median(seconds[3:])
+
+
+def copy_rate(place: Place) -> float:
+    """Bytes a second that a copy within the device's memory reads and writes."""
+    size = 1 << 26 if place.small else 1 << 30  # larger than any cache
+    source = torch.empty(size, dtype=torch.uint8, device=place.on)
+    target = torch.empty_like(source)
+    return 2 * size / min(timed(lambda: target.copy_(source), place.on)[1] for _ in range(5))
+
+
 def tests(place: Place) -> Figures:
     """The tests marked `gpu`, without conftest.py, which needs hivemind."""
-    marked = [path for path in sorted((ROOT / "tests").glob("test_*.py")) if "mark.gpu" in path.read_text("utf-8")]
-    command = [sys.executable, "-m", "pytest", "-q", "--noconftest", "-p", "no:cacheprovider", "-m", "gpu"]
+    marked = [str(path) for path in sorted(ROOT.glob("tests/test_*.py")) if "mark.gpu" in path.read_text("utf-8")]
+    command = [sys.executable, "-m", "pytest", "-q", "--noconftest", "-p", "no:cacheprovider", "-m", "gpu", *marked]
     environment = os.environ | {"GPU_TESTS_ON": place.device}
-    ended = subprocess.run([*command, *map(str, marked)], cwd=ROOT, env=environment, capture_output=True, text=True)
+    ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     if ended.returncode:
         raise RuntimeError(f"{ended.stdout[-4000:]}{ended.stderr[-2000:]}")
     last = ended.stdout.strip().splitlines()[-1]
@@ -151,8 +124,10 @@ def allocation(place: Place) -> Figures:
     for way in (GROWING, FIXED):
         environment = os.environ | {NAMES[1]: way}
         ended = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
-        why = (ended.stderr.strip().splitlines() or [f"code {ended.returncode}"])[-1]
-        lines.append(line(way, why if ended.returncode else "works", "works"))
+        found = "works"
+        if ended.returncode:
+            found = [f"code {ended.returncode}", *ended.stderr.strip().splitlines()][-1]
+        lines.append(line(way, found, "works"))
     return {"lines": lines}
 
 
@@ -163,41 +138,48 @@ def generation(place: Place) -> Figures:
     policy = named_policy(settings, random_weights=True)
     seen = compare(policy, size, batch=chosen.generation_batch, repeats=1, tell=tell)
     expected = place.rate(generating, geometry(settings.model), chosen, size)
-    names = [name for name in ("plain", "nf4") if f"{name}_tokens_per_s" in seen]
     lines = [line("native", seen["native_tokens_per_s"], expected, "tokens/s")]
-    lines += [line(name, seen[f"{name}_tokens_per_s"], None, "tokens/s") for name in names]
+    for name in ("plain", "nf4"):
+        if f"{name}_tokens_per_s" in seen:
+            lines.append(line(name, seen[f"{name}_tokens_per_s"], None, "tokens/s"))
     return {"lines": lines, **seen}
 
 
 def graphs(place: Place, model: str) -> Figures:
     """Tokens a second with CUDA graphs and without; captures, and what stays reserved."""
-    size, before = place.size(24), Graphs._captured
-    taken = []
+    size = place.size(24)
     settings, chosen = planned(place.settings(model), size, steps=False)
     policy = named_policy(settings, random_weights=True)
+    before = Graphs._captured
+    taken = []
 
     def captured(*given: Any) -> Any:
         made, seconds = timed(lambda: before(*given), place.on)
         taken.append(seconds)
         return made
 
-    def run(graphs: bool) -> float:
-        one = replace(policy, graphs=graphs and policy.graphs)
-        return timed(lambda: own_work(one, size, chosen.generation_batch), place.on)[1]
+    def seconds_of(policy: Policy) -> float:
+        return timed(lambda: own_work(policy, size, chosen.generation_batch), place.on)[1]
 
     with patch.object(Graphs, "_captured", captured):
-        first, count = run(True), len(taken)
-        later = run(True)
-    reserved = torch.cuda.memory_reserved(place.on) / 1e9 if policy.device.type == "cuda" else None
-    run(False)
+        first = seconds_of(policy)
+        count = len(taken)
+        later = seconds_of(policy)
+    reserved = None
+    if place.cuda:
+        reserved = torch.cuda.memory_reserved(place.on) / 1e9
+    one_by_one = replace(policy, graphs=False)
+    seconds_of(one_by_one)
+    without = seconds_of(one_by_one)
     expected = place.rate(generating, geometry(settings.model), chosen, size)
     needs = chosen.memory.weights + chosen.memory.kv_cache + chosen.memory.sampling  # nothing is trained here
+    mean = 1e3 * statistics.mean(taken) if taken else None
     lines = [
         line("with graphs", size.tokens / later, expected, "tokens/s"),
-        line("without", size.tokens / run(False), None, "tokens/s"),
+        line("without", size.tokens / without, None, "tokens/s"),
         line("first generation", first, None, "s"),
         line("captures of it", count),
-        line("a capture", 1e3 * statistics.mean(taken) if taken else None, 40, "ms at most"),
+        line("a capture", mean, 40, "ms at most"),
         line("captures of the second", len(taken) - count, 0),
         line("reserved", reserved, needs / 1e9, "GB"),
     ]
@@ -206,87 +188,121 @@ def graphs(place: Place, model: str) -> Figures:
 
 def products(place: Place) -> Figures:
     """A product with weights of four bits (the MLP of 7B): as decoding does it, and dequantised."""
-    inputs, outputs = (512, 1_408) if place.small else (3_584, 18_944)
+    inputs = 512 if place.small else 3_584
+    outputs = 1_408 if place.small else 18_944
+    weights = inputs * outputs
     module = NF4Linear(torch.nn.Linear(inputs, outputs, bias=False), place.on, place.half)
-    ways = {"decoding": module.product, "dequantised": lambda x: functional.linear(x, module.dense())}
-    weights, lines = inputs * outputs, []
+
+    def dequantised(x: torch.Tensor) -> torch.Tensor:
+        return functional.linear(x, module.dense())
+
+    lines = []
     for rows in (12, 48, 96, 288):
         x = torch.randn(rows, inputs).to(place.on, module.dtype)
-        for way, product in ways.items():
+        for way, product in (("decoding", module.product), ("dequantised", dequantised)):
             with torch.inference_mode():
-                taken = [timed(partial(product, x), place.on)[1] for _ in range(30)][10:]
-            more = DEQUANTISED if way == "dequantised" or (place.card and rows > place.card.fused) else 0
-            expected = place.card.product((NF4_BYTES + more) * weights, weights, rows) * 1e6 if place.card else None
-            lines.append(line(f"{rows} rows, {way}", 1e6 * statistics.median(taken), expected, "µs"))
+                taken = [timed(partial(product, x), place.on)[1] for _ in range(30)]
+            expected = None
+            if place.card is not None:
+                fused = way == "decoding" and rows <= place.card.fused
+                read = NF4_BYTES if fused else NF4_BYTES + DEQUANTISED  # bytes a weight
+                expected = 1e6 * place.card.product(read * weights, weights, rows)
+            lines.append(line(f"{rows} rows, {way}", 1e6 * statistics.median(taken[10:]), expected, "µs"))
     return {"lines": lines}
 
 
 def shortage(place: Place) -> Figures:
     """Memory runs out while the first graph is captured (without graphs: at the first token)."""
-    size, cuda = place.size(4), place.on.type == "cuda"
+    size = place.size(4)
     settings, chosen = planned(place.settings("qwen2.5-0.5b"), size, steps=False)
     policy = named_policy(settings, random_weights=True)
-    met = []
-
-    owner, name = (Graphs, "_captured") if cuda else (native._Decoding, "run")
+    owner = Graphs if place.cuda else native._Decoding
+    name = "_captured" if place.cuda else "run"
     before = getattr(owner, name)
+    met = []
 
     def short(*given: Any) -> Any:
         if met:
             return before(*given)
         met.append(1)
-        if not cuda:
+        if not place.cuda:
             raise torch.OutOfMemoryError("out of memory: so is a CPU in this part")
-        filled = []
-        for block in (1 << 30, 64 << 20, 2 << 20):
-            with contextlib.suppress(torch.OutOfMemoryError):
-                while True:
-                    filled.append(torch.empty(block, dtype=torch.uint8, device=place.on))
+        filling = filled(place.on)
         try:
             return before(*given)
         finally:
-            filled.clear()
+            filling.clear()
 
     with patch.object(owner, name, short):
-        room, least = Room(chosen.generation_batch), {"there": size.completions, "least": size.group}
-        work = fitting(lambda rows: own_work(policy, size, rows), room, **least)
+        room = Room(chosen.generation_batch)
+        work = fitting(lambda rows: own_work(policy, size, rows), room, there=size.completions, least=size.group)
     tokens = sum(len(one) for group in work.completions for one in group)
-    lines = [line("shortages", len(met), 1), line("tokens all the same", tokens, size.tokens)]
-    return {"lines": [*lines, line("graphs can be used", "no" if failed() else "yes", "yes")]}
+    usable = "no" if failed() else "yes"
+    return {
+        "lines": [
+            line("shortages", len(met), 1),
+            line("tokens all the same", tokens, size.tokens),
+            line("graphs can be used", usable, "yes"),
+        ]
+    }
+
+
+def filled(device: torch.device) -> list[torch.Tensor]:
+    """Blocks that take all of a card's memory."""
+    blocks = []
+    for size in (1 << 30, 64 << 20, 2 << 20):
+        with contextlib.suppress(torch.OutOfMemoryError):
+            while True:
+                blocks.append(torch.empty(size, dtype=torch.uint8, device=device))
+    return blocks
 
 
 def training(place: Place, model: str, vram_gb: float | None = None) -> Figures:
     """A generation that fills its places, and steps on six groups: speed, MFU, and memory beside `fit`."""
-    if vram_gb and place.card and place.on.type == "cuda" and place.card.vram < 0.9 * vram_gb:
-        raise Skipped(f"this card has {place.card.vram:.1f} GB, and {vram_gb:g} are asked for")
-    limit = {"vram_gb": vram_gb} if vram_gb and not place.small else {}
+    limit = {}
+    if vram_gb is not None and not place.small:
+        if place.cuda and place.card is not None and place.card.vram < 0.9 * vram_gb:
+            raise Skipped(f"this card has {place.card.vram:.1f} GB, and {vram_gb:g} are asked for")
+        limit["vram_gb"] = vram_gb
     return _trained(place, place.settings(model, **limit))
 
 
 def _trained(place: Place, settings: Settings) -> Figures:
     rows = planned(settings, place.size(24), steps=True)[1].generation_batch
     size = place.size(min(24, -(-rows // 12)))
-    few, (_, chosen) = replace(size, groups=min(TRAINED, size.groups)), planned(settings, size, steps=True)
+    few = replace(size, groups=min(TRAINED, size.groups))
+    chosen = planned(settings, size, steps=True)[1]
     seen = bench_fit(settings, size, repeats=1, tell=tell, trained=few.groups)
     shape = geometry(settings.model)
-    tokens = few.tokens + (few.groups if shape.packed else few.completions) * few.prompt_tokens
-    operations = (4 if chosen.lora else 6) * shape.parameters * tokens
-    share = operations / (place.card.tflops * 1e12) if place.card else None
     expected = place.seconds(seconds_to_train, shape, chosen, few)
-    kind = f"{chosen.quantisation} lora" if chosen.lora else "full"
-    how = f"{kind}, {chosen.dtype}{', checkpointing' if chosen.gradient_checkpointing else ''}; {chosen.optimiser}"
+    use = None
+    expected_use = None
+    if place.card is not None and expected is not None:
+        prompts = few.groups if shape.packed else few.completions
+        tokens = few.tokens + prompts * few.prompt_tokens
+        operations = (4 if chosen.lora else 6) * shape.parameters * tokens
+        ideal = operations / (place.card.tflops * 1e12)  # seconds
+        use = ideal / seen["step_s"]
+        expected_use = ideal / expected
+    chosen_way = [chosen.kind, f"quantisation {chosen.quantisation}", chosen.dtype, chosen.optimiser]
+    if chosen.gradient_checkpointing:
+        chosen_way.append("checkpointing")
+    chosen_way += [f"{seen['micro_batch_tokens']:,} tokens", f"{chosen.generation_batch} rows"]
     lines = [
-        line("plan", f"{how}; {seen['micro_batch_tokens']:,} tokens, {chosen.generation_batch} rows"),
+        line("plan", ", ".join(chosen_way)),
         line("way", seen["way"]),
         line("generate", seen["generate_tokens_per_s"], place.rate(generating, shape, chosen, size), "tokens/s"),
         line("train", seen["train_tokens_per_s"], place.rate(seconds_to_train, shape, chosen, few), "tokens/s"),
-        line("model FLOPs utilisation", share and share / seen["step_s"], share and expected and share / expected),
+        line("model FLOPs utilisation", use, expected_use),
         line("memory retries", seen["memory_retries"], 0),
     ]
     for phase in ("training", "generating"):
-        peak, fit = seen[f"peak_{phase}_mb"], seen[f"predicted_{phase}_mb"]
-        lines.append(line(f"{phase}'s peak", peak / 1e3, fit / 1e3, "GB"))
-    reserved = torch.cuda.max_memory_reserved(place.on) / 1e9 if place.on.type == "cuda" else None
+        peak = seen[f"peak_{phase}_mb"] / 1e3
+        fit = seen[f"predicted_{phase}_mb"] / 1e3
+        lines.append(line(f"{phase}'s peak", peak, fit, "GB"))
+    reserved = None
+    if place.cuda:
+        reserved = torch.cuda.max_memory_reserved(place.on) / 1e9
     held = (chosen.memory.total - CONTEXT_BYTES["cuda"]) / 1e9
     lines.append(line("reserved, of all but the context", reserved, held, "GB"))
     return {"lines": lines, **seen}
@@ -294,12 +310,19 @@ def _trained(place: Place, settings: Settings) -> Figures:
 
 def windowed(place: Place) -> Figures:
     """The same of a Mistral of 1.1 billion parameters with a window, in full."""
-    names = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
-    shape = (64, 128, 2, 4, 512) if place.small else (2_048, 5_632, 22, 32, 32_000)
-    config = MistralConfig(**dict(zip(names, shape, strict=True)), num_key_value_heads=4, sliding_window=4_096)
+    config = MistralConfig(
+        hidden_size=64 if place.small else 2_048,
+        intermediate_size=128 if place.small else 5_632,
+        num_hidden_layers=2 if place.small else 22,
+        num_attention_heads=4 if place.small else 32,
+        vocab_size=512 if place.small else 32_000,
+        num_key_value_heads=4,
+        sliding_window=4_096,
+    )
     with tempfile.TemporaryDirectory() as folder:
         config.save_pretrained(folder)
-        return _trained(place, collect(task="", flags={"model": folder, "device": place.device}, environment={})[0])
+        settings, _ = collect(task="", flags={"model": folder, "device": place.device}, environment={})
+        return _trained(place, settings)
 
 
 def float16(place: Place) -> Figures:
@@ -312,41 +335,57 @@ def float16(place: Place) -> Figures:
     learner = random_models.make_learner(policy, "ftis", settings)
     work = own_work(policy, size, chosen.generation_batch)
     report = learner.step(random_models.training_groups(work))
-    sampled = all(math.isfinite(value) for group in work.completions for one in group for value in one.logprobs)
-    finite = "yes" if sampled and not report.skipped else "no"
-    lines = [line("weights", "its own" if real else "random, which say little"), line("finite", finite, "yes")]
+    sampled = [value for group in work.completions for one in group for value in one.logprobs]
+    finite = all(map(math.isfinite, sampled)) and not report.skipped
     passes = 1 + math.log2(FIRST / learner.loss_scale.value)
-    return {"lines": [*lines, line("passes of the first step", passes, 1)], "skipped": report.skipped}
+    lines = [
+        line("weights", "its own" if real else "random, which say little"),
+        line("finite", "yes" if finite else "no", "yes"),
+        line("passes of the first step", passes, 1),
+    ]
+    return {"lines": lines, "skipped": report.skipped}
 
 
 def whole_step(place: Place) -> Figures:
     """Seconds of a step of the daemon's stepper with a 0.5B in full, from prompts to changed weights."""
-    size, config = place.size(12), random_models.small_config() if place.small else known_config("qwen2.5-0.5b")
-    devices = []
+    size = place.size(12)
+    config = random_models.small_config() if place.small else known_config("qwen2.5-0.5b")
+    steps = []
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         model, task = random_models.written(folder, config, size)
         flags = {"model": model, "device": place.device, "lora": False, "batch_groups": size.groups, "wait": 0.0}
-        settings = collect(task="", flags=flags, environment={})[0]
+        settings, _ = collect(task="", flags=flags, environment={})
         node = stack.enter_context(contextlib.closing(WholeNode(settings, size, task, folder)))
         for step in range(2 if place.small else 4):
             tell(f"step {step}" if step else "a step to warm up")
-            devices.append(asyncio.run(node.step()))
-    seen = {part: statistics.median(each[part] for each in devices[1:]) for part in devices[0]}
+            steps.append(asyncio.run(node.step()))
+    seen = {part: statistics.median(each[part] for each in steps[1:]) for part in steps[0]}
     shape = geometry_of(config, "the model of a step")
     caps = Workload(size.prompt_tokens, size.completion_tokens, size.group, size.groups)
     chosen = plan(shape, 1 << 62, caps, Wishes(lora=False), "cuda", eight_bit=False)  # as WholeNode has it
-    made, trained = (place.seconds(phase, shape, chosen, size) for phase in (generating, seconds_to_train))
-    lines = [line("generate", seen["generate"], made, "s"), line("train", seen["train"], trained, "s")]
-    lines += [line(part, seen[part], None, "s") for part in ("score", "step_idle")]
-    return {"lines": [*lines, line("step", seen["step_total"], made + trained if made and trained else None, "s")]}
+    made = place.seconds(generating, shape, chosen, size)
+    trained = place.seconds(seconds_to_train, shape, chosen, size)
+    whole = None
+    if made is not None and trained is not None:
+        whole = made + trained
+    lines = [
+        line("generate", seen["generate"], made, "s"),
+        line("train", seen["train"], trained, "s"),
+        line("score", seen["score"], None, "s"),
+        line("step_idle", seen["step_idle"], None, "s"),
+        line("step", seen["step_total"], whole, "s"),
+    ]
+    return {"lines": lines}
 
 
 def two_cards(place: Place) -> Figures:
     """A step of a small model on two devices beside one."""
-    if place.on.type == "cuda" and torch.cuda.device_count() < 2:
-        raise Skipped("this machine has one card")
-    devices = "cpu,cpu" if place.on.type == "cpu" else "cuda:0,cuda:1"
+    devices = "cpu,cpu"
+    if place.cuda:
+        devices = "cuda:0,cuda:1"
+        if torch.cuda.device_count() < 2:
+            raise Skipped("this machine has one card")
     seen = bench_devices(place.size(12), devices, repeats=1 if place.small else 3, tell=tell)
     return {"lines": [line("speed-up of a step", seen["speedup_over_one"], 2.0)], **seen}
 
@@ -393,8 +432,12 @@ PARTS: Mapping[str, Part] = {
 
 def known_card(file: Path) -> Card | None:
     """The card with the rates that the part `machine` kept in this file; None where it has not."""
-    kept = json.loads(file.read_text()) if file.exists() else {}
-    return Card(**kept["figures"]["card"]) if kept.get("state") == "done" else None
+    if not file.exists():
+        return None
+    kept = json.loads(file.read_text())
+    if kept["state"] != "done":
+        return None
+    return Card(**kept["figures"]["card"])
 
 
 def measured(name: str, place: Place) -> Figures:

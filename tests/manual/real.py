@@ -12,14 +12,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
+from tests.manual.part import ROOT, run_part
+
 OUT = ROOT / "build" / "real-suite"
 # By the name of their folder: the hub's id, and whether a step of all its weights fits into 16 GB.
 MODELS = {
@@ -55,34 +55,13 @@ def measured(part: str, names: Sequence[str], sources: Sequence[str], dtype: str
 def run(part: str, names: Sequence[str], sources: Sequence[str], dtype: str, file: Path) -> dict[str, Any]:
     """Make a part's checks in a process that ends after `LIMIT`; keep and return what it found."""
     rows_file = file.with_suffix(".rows")  # what was found so far, if the process is ended
-    line = [
-        sys.executable,
-        "-m",
-        "tests.manual.real",
-        "--into",
-        str(rows_file),
-        "--parts",
-        part,
-        "--dtype",
-        dtype,
-        "--only",
-        ",".join(names),
-        "--sources",
-        *sources,
-    ]
-    paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    environment = os.environ | {"PYTHONPATH": paths, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     rows_file.unlink(missing_ok=True)
+    words = ["--into", str(rows_file), "--parts", part, "--dtype", dtype, "--only", ",".join(names)]
     began = time.monotonic()
-    try:
-        code = subprocess.run(line, cwd=ROOT, env=environment, timeout=LIMIT, check=False).returncode
-        why = f"its process ended with code {code}"
-    except subprocess.TimeoutExpired:
-        code = None
-        why = f"it took longer than {LIMIT:g} s"
+    why = run_part("tests.manual.real", *words, "--sources", *sources, limit=LIMIT)
     rows = json.loads(rows_file.read_text()) if rows_file.exists() else []
     rows_file.unlink(missing_ok=True)
-    if code != 0:
+    if why is not None:
         rows.append({"check": part, "passed": False, "figure": why})
     found = {"part": part, "models": list(names), "dtype": dtype, "seconds": time.monotonic() - began, "checks": rows}
     file.write_text(json.dumps(found, indent=1) + "\n")
@@ -137,11 +116,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     sources = sources_in(asked.models)
     names = asked.only.split(",") if asked.only else list(sources)
     parts = asked.parts.split(",") if asked.parts else [*alone, *PAIR_PARTS]
-    if not names or (missing := set(names) - set(sources)):
-        print(f"There is no model {', '.join(sorted(missing)) if names else ''} in {asked.models}.", file=sys.stderr)
+    missing = sorted(set(names) - set(sources))
+    if missing or not names:
+        print(f"There is no model {', '.join(missing)} in {asked.models}.", file=sys.stderr)
         return 2
-    if unknown := set(parts) - set(alone) - set(PAIR_PARTS):
-        print(f"There is no part {', '.join(sorted(unknown))}.", file=sys.stderr)
+    unknown = sorted(set(parts) - set(alone) - set(PAIR_PARTS))
+    if unknown:
+        print(f"There is no part {', '.join(unknown)}.", file=sys.stderr)
         return 2
     work = [(part, (name,)) for name in names for part in alone if part in parts]
     work += [(part, pair) for part, pair in PAIRS.items() if part in parts and set(pair) <= set(names)]
