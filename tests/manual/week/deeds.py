@@ -25,7 +25,7 @@ from tests.hostile.attack import Attack, striking
 from tests.hostile.attacks import chosen
 from tests.hostile.peer import hostile
 from tests.manual.week.diary import AWAY, HOURS, NIGHT, Event
-from tests.manual.week.fleet import GRACE_SECONDS, PREFIX, Fleet, Member, within
+from tests.manual.week.fleet import BRIDGE, GRACE_SECONDS, Fleet, Member, within
 
 WRITE_SECONDS = 60.0  # for which a step and a checkpoint may take on a busy machine; it counts once it is written
 AHEAD_SECONDS = 600.0  # of a clock that is set wrong, until the night
@@ -41,14 +41,22 @@ class Deeds:
     """
 
     def __init__(self, fleet: Fleet, seed: int):
-        self.fleet, self.problems, self.half = fleet, [], set()
-        self._chance, self._addresses, self._began = random.Random(seed), itertools.count(101), time.time()
+        self.fleet = fleet
+        self.problems = []
+        self.half = set()
+        self._chance = random.Random(seed)
+        self._addresses = itertools.count(101)
+        self._began = time.time()
 
     def do(self, event: Event):
         """Does what an event says. An error of the deed itself is a problem, and the week goes on."""
-        began, member = time.time(), self.fleet.members.get(event.who)
-        everybody, nobody = event.what in TOUCH_ALL, event.what in TOUCH_NONE
-        touched = [one for one in self.fleet if everybody or (one is member and not nobody)]
+        began = time.time()
+        member = self.fleet.members.get(event.who)
+        touched = []
+        if event.what in TOUCH_ALL:
+            touched = list(self.fleet)
+        elif member is not None and event.what not in TOUCH_NONE:
+            touched = [member]
         for one in touched:
             one.deeds += 1
         print(f"{began - self._began:7.0f} s: {event.what} {event.who}", flush=True)
@@ -56,15 +64,17 @@ class Deeds:
             getattr(self, event.what)(member, event.seconds)
         except Exception as error:
             self.problems.append(f"{event.what} {event.who}: {error}")
+        ended = time.time()
         for one in touched:
-            one.away.append((began, time.time() + GRACE_SECONDS))
+            one.away.append((began, ended + GRACE_SECONDS))
         with (self.fleet.folder / "events.jsonl").open("a") as file:
-            file.write(json.dumps(asdict(event) | {"began": began, "ended": time.time()}) + "\n")
+            file.write(json.dumps(asdict(event) | {"began": began, "ended": ended}) + "\n")
 
     def night(self, _: None, ahead: float):
         """All sleep, and wake up a day later. Who keeps hours must have kept them."""
         for member in self.fleet:
-            now, state = datetime.fromtimestamp(time.time() + member.ahead), member.daemon.status().get("state")
+            now = datetime.fromtimestamp(time.time() + member.ahead)
+            state = member.daemon.status().get("state")
             may = HOURS not in member.role.flags or is_open(read_hours(HOURS), now)
             if state in ("ONLINE", "ALONE", "PAUSED") and may == (state == "PAUSED"):
                 self.problems.append(f"{member.role.name} is {state} at {now:%a %H:%M}")
@@ -76,11 +86,14 @@ class Deeds:
 
     def kill(self, member: Member, _: float):
         """What it takes must be within what the minutes between checkpoints allow."""
-        home, before = member.daemon.home, sound_step(member.daemon.home)
+        home = member.daemon.home
+        before = sound_step(home)
         member.kill()
-        saved, began = sound_step(home), read_events(home.metrics, "started")[-1]["time"]
-        lost = [one for one in read_events(home.metrics, "step") if one["time"] > began and one["step"] > saved >= 0]
-        seconds = member.real(lost[-1]["time"]) - member.real(lost[0]["time"]) if lost else 0.0
+        saved = sound_step(home)
+        began = read_events(home.metrics, "started")[-1]["time"]
+        steps = [one for one in read_events(home.metrics, "step") if one["time"] > began]
+        lost = [member.real(one["time"]) for one in steps if one["step"] > saved >= 0]
+        seconds = lost[-1] - lost[0] if lost else 0.0
         member.start()
         assert saved >= before, f"the newest sound checkpoint was of step {before}, and is of {saved}"
         # of two steps one may be being written while the other ends
@@ -115,7 +128,7 @@ class Deeds:
         run_tool("ip", "link", "del", end)
         time.sleep(seconds)
         run_tool("ip", "link", "add", end, "type", "veth", "peer", "name", "eth0", "netns", member.namespace)
-        run_tool("ip", "link", "set", end, "master", f"{PREFIX}-bridge", "up")
+        run_tool("ip", "link", "set", end, "master", BRIDGE, "up")
         run_tool("ip", "-n", member.namespace, "link", "set", "eth0", "up")
         self.new_address(member, 0.0)
         self.half.clear()
@@ -134,12 +147,13 @@ class Deeds:
             run_tool("ip", "link", "set", member.interface, "nomaster")
         time.sleep(seconds)
         for member in members:
-            run_tool("ip", "link", "set", member.interface, "master", f"{PREFIX}-bridge")
+            run_tool("ip", "link", "set", member.interface, "master", BRIDGE)
         self.half.clear()
 
     def fill_disk(self, member: Member, seconds: float):
         """Its disk is full until it has ended, or for some seconds; then there is room again."""
-        filler, process = member.daemon.home.path / "filler", member.daemon.process
+        filler = member.daemon.home.path / "filler"
+        process = member.daemon.process
         assert process is not None
         with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
             while True:
@@ -153,9 +167,13 @@ class Deeds:
 
     def attack(self, member: Member, seconds: float):
         """A hostile peer in the run of a member plays an attack against all of it."""
-        up = [one.daemon.status() for one in self.fleet.of(member.role.run) if one.up]
-        addresses = [next(address for address in one["addresses"] if "/tcp/" in address) for one in up]
-        kind = self._chance.choice(chosen(ROWS, version=2 if member.role.run == "text" else 1))
+        addresses = []
+        for one in self.fleet.of(member.role.run):
+            if one.up:
+                named = one.daemon.status()["addresses"]
+                addresses.append(next(address for address in named if "/tcp/" in address))
+        version = 2 if member.role.run == "text" else 1
+        kind = self._chance.choice(chosen(ROWS, version))
         with within(self.fleet.stranger):
             uvloop.run(self._strike(kind, addresses, seconds))
 
@@ -193,8 +211,10 @@ class Deeds:
 
 def sound_step(home: Home) -> int:
     """The step of the newest sound checkpoint; -1 if there is none."""
-    steps = [-1]
+    steps = []
     for directory in home.checkpoints.glob("step-*"):
+        if directory.suffix:
+            continue  # it is being written
         with contextlib.suppress(CheckpointError):
-            steps.append(-1 if directory.suffix else int(verify(directory)["progress"]["step"]))
-    return max(steps)
+            steps.append(int(verify(directory)["progress"]["step"]))
+    return max(steps, default=-1)

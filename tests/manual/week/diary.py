@@ -5,7 +5,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from importlib.util import find_spec
 
-DAYS, DAY_SECONDS = 7, 86_400.0
+DAYS = 7
+DAY_SECONDS = 86_400.0
 QUIET_SECONDS = 130.0  # at the end: whoever is apart then has its two minutes, too
 STEPS = (20, 120, 1_000)  # after which a page is looked at, and at the end
 WATCH = "watch"
@@ -29,13 +30,16 @@ class Role:
     @property
     def line(self) -> tuple[str, ...]:
         """Its flags, but those by which it finds its run."""
-        own = (*SMALL, "--name", self.name, "--set", f"checkpoint_minutes={self.minutes}")
-        return (*COMMON, *self.flags, *(own if self.name != WATCH else ()))
+        line = (*COMMON, *self.flags)
+        if self.name == WATCH:
+            return line
+        return (*line, *SMALL, "--name", self.name, "--set", f"checkpoint_minutes={self.minutes}")
 
 
 COMMON = ("--set", "log_format=json", "--set", "patience=120", "--set", "port=4001")
 SMALL = ("--set", "batch_groups=6", "--set", "eval_prompts=16", "--set", "eval_every=10", "--set", "packet_quota_mb=4")
-HOURS, HORIZONTAL = "mon-fri", ("--collaboration", "horizontal", "--parts", "2", "--epoch", "60", "--group", "6")
+HOURS = "mon-fri"
+HORIZONTAL = ("--collaboration", "horizontal", "--parts", "2", "--epoch", "60", "--group", "6")
 ROLES = (
     Role("gate", "open", ("--model", "tiny-a"), minutes=0.0),
     Role("ann", "open", ("--model", "tiny-b", *TRACKED)),
@@ -51,7 +55,8 @@ ROLES = (
 SMALL_DISK = "rows"  # whose home is on a disk of its own
 
 PAIRS = ("chars", "digits", "rows", "cols", "host", "guest")  # each of them has one peer
-AWAY, AWAY_SECONDS = "lone_peer_away", (4.0, 60.0)
+AWAY = "lone_peer_away"
+AWAY_SECONDS = (4.0, 60.0)
 ENDED = ("gate", "ear", "chars", "rows", "guest")
 MOVED = ("ann", "ear", "digits", "cols", "guest")
 MISDATED = ("ann", "ear", "digits", "guest")  # not of the horizontal run, whose epochs of a minute go by the clock
@@ -88,17 +93,28 @@ class Event:
 def plan(seconds: float, seed: int, names: Collection[str]) -> list[Event]:
     """Everything that happens: each deed comes once before any comes again, and a lone peer is away twice. Each day
     ends with a night."""
-    chance, deck, events = random.Random(seed), [], []
+    chance = random.Random(seed)
     day = (seconds - QUIET_SECONDS) / DAYS
     each = max(30.0, min(75.0, day / 2))
-    possible = {what: there for what, who in DEEDS.items() if (there := [name for name in who if name in names])}
+    possible = {}
+    for what, who in DEEDS.items():
+        there = [name for name in who if name in names]
+        if there:
+            possible[what] = there
+    cards = [*possible]
+    if AWAY in possible:
+        cards.append(AWAY)
+    cards.sort()
+    deck = []
+    events = []
     for number in range(DAYS):
         for turn in range(max(1, int(day // each))):
             if not deck:
-                again = [AWAY] if AWAY in possible else []
-                deck = chance.sample(sorted([*possible, *again]), k=len(possible) + len(again))
+                deck = chance.sample(cards, k=len(cards))
             what = deck.pop()
-            lasts = chance.uniform(*AWAY_SECONDS) if what == AWAY else 0.5 * each
+            lasts = 0.5 * each
+            if what == AWAY:
+                lasts = chance.uniform(*AWAY_SECONDS)
             events.append(Event(number * day + turn * each, what, chance.choice(possible[what]), lasts))
         events.append(Event((number + 1) * day, NIGHT, "", DAY_SECONDS - day))
     return events

@@ -19,6 +19,7 @@ from tests.manual.week.diary import SMALL_DISK, WATCH, Role
 from tests.support.daemons import Daemon, gone, run_cli
 
 PREFIX = "week"
+BRIDGE = f"{PREFIX}-bridge"
 DISK_MB = 100
 GRACE_SECONDS = 30.0  # after something happened to a node, in which it may catch up
 
@@ -100,12 +101,19 @@ class Member:
         """This machine's time when the node's clock told a time; all are unix seconds."""
         return next((told - ahead for since, ahead in reversed(self._shifts) if told - ahead >= since), told)
 
+    def was_away(self, begin: float, end: float) -> bool:
+        """Whether something was done to it between two times, in unix seconds."""
+        return any(began <= end and ended >= begin for began, ended in self.away)
+
     def page(self) -> str | None:
         """The link to its page."""
-        if self.trains:
-            address = self.daemon.status().get("page")
-            return link(address, read_token(self.daemon.home.page_token)) if address else None
-        return next(reversed(re.findall(r"Page: (\S+)\n", self.daemon.log())), None)
+        if not self.trains:
+            printed = re.findall(r"Page: (\S+)\n", self.daemon.log())
+            return printed[-1] if printed else None
+        address = self.daemon.status().get("page")
+        if address is None:
+            return None
+        return link(address, read_token(self.daemon.home.page_token))
 
     def cli(self, *words: str) -> str:
         """What a command prints that its owner types, by its clock."""
@@ -176,7 +184,7 @@ def in_namespace(name: str) -> list[psutil.Process]:
 
 def sweep():
     """Removes what a week that was killed has left."""
-    names = f"ip netns | grep -o '^{PREFIX}-[0-9]*' | xargs -rn1 ip netns del; ip link del {PREFIX}-bridge 2>/dev/null"
+    names = f"ip netns | grep -o '^{PREFIX}-[0-9]*' | xargs -rn1 ip netns del; ip link del {BRIDGE} 2>/dev/null"
     subprocess.run(names, shell=True)
 
 

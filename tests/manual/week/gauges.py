@@ -69,13 +69,21 @@ def sample(member: Member) -> list[dict[str, Any]]:
     base = {"at": time.time(), "name": member.role.name}
     for place, process in enumerate(member.daemon.pids()):
         with contextlib.suppress(psutil.Error, OSError):
-            kind = kind_of(process).replace("network", "child" if place else "network")  # a tracker's, say
+            kind = kind_of(process)
+            if kind == "network" and place > 0:
+                kind = "child"  # a tracker's, say
             facts = {"process": kind, "pid": process.pid, "born": process.create_time()}
             rows.append(base | facts | held(process))
-    told = {name: status.get(name) for name in ("step", "state")} | {"process": "node", "heard": heard(member)}
     size = subprocess.run(["du", "-sk", member.daemon.home.path], capture_output=True, text=True).stdout.split()[0]
-    told["blocks"] = status.get("process", {}).get("python_blocks")
-    return [*rows, base | told | {"disk_mb": int(size) / 1024}]
+    node = {
+        "process": "node",
+        "step": status.get("step"),
+        "state": status.get("state"),
+        "heard": heard(member),
+        "blocks": status.get("process", {}).get("python_blocks"),
+        "disk_mb": int(size) / 1024,
+    }
+    return [*rows, base | node]
 
 
 def held(process: psutil.Process) -> dict[str, float]:
@@ -90,7 +98,10 @@ def held(process: psutil.Process) -> dict[str, float]:
 
 def heard(member: Member) -> dict[str, int]:
     """The groups that each author has announced, as far as this member heard; its own are all of its own."""
-    address, _, token = (member.page() or "").partition("?token=")
+    page = member.page()
+    if page is None:
+        return {}
+    address, _, token = page.partition("?token=")
     place = address.rpartition("/")[0]
     with contextlib.suppress(OSError, ValueError), within(member.namespace):
         asked = urllib.request.Request(f"{place}/swarm.json", headers={"Authorization": f"Bearer {token}"})
@@ -127,13 +138,14 @@ class Apart:
         for one, other in itertools.combinations(sorted(views), 2):
             here = views[one]
             there = views[other]
-            began = before.get((one, other), now)
+            apart = now - before.get((one, other), now)
             if here and there and other in here and one in there:
-                self.times += [now - began] if began < now else []
+                if apart > 0:
+                    self.times.append(apart)
             elif one not in half and other not in half:
-                self._since[one, other] = began
-                if now - began > self._most:
-                    self.late[one, other] = now - began
+                self._since[one, other] = now - apart
+                if apart > self._most:
+                    self.late[one, other] = apart
 
     def sample(self, members: Collection[Member], half: Collection[str]):
         """Asks the members of a run. One that has not joined its run yet is not up."""
@@ -175,13 +187,16 @@ class Album:
         name = f"{member.role.name}-{when}"
         link = member.page() or ""
         found = []
-        pages = {name: link} | ({f"{name}-swarm": link.replace("/?", "/watch.html?")} if member.trains else {})
+        pages = {name: link}
+        if member.trains:
+            pages[f"{name}-swarm"] = link.replace("/?", "/watch.html?")
         try:
             with within(member.namespace), Browser(1280, 900) as browser:
                 for page, url in pages.items():
                     found += faults(browser, url, page, self._out, SIZES[::3])  # a desk's, light; a phone's, dark
         except WebDriverException as error:
             found.append(f"{name}: {error}")
-        if calm := member.deeds == before and member.up:
+        calm = member.deeds == before and member.up
+        if calm:
             self.faults += found
         return calm
