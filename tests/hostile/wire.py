@@ -6,13 +6,14 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import msgpack
+from hivemind.dht.validation import DHTRecord
 from hivemind.p2p import P2P, PeerID
 from hivemind.proto import dht_pb2
 
 from ftis_node.packet import MAX_PACKET_BYTES
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.identity import peer_id
-from ftis_node.swarm.wire.records import _message, key_bytes, pack_addresses
+from ftis_node.swarm.wire.records import OwnerSigned, key_bytes, pack_addresses
 from tests.hostile.attack import Attack
 from tests.hostile.identity import Honest
 from tests.hostile.peer import CALL_SECONDS, Target
@@ -153,12 +154,9 @@ class Row16Eclipse(OnTheDht):
             await self.store(target, *(self._signed(nowhere, time.time() + 200) for _ in range(8)))
 
     def _signed(self, value: bytes, expiration: float) -> tuple[bytes, bytes, bytes, float]:
-        from hivemind.dht.validation import DHTRecord
-
         owner = self.stranger()
-        subkey = msgpack.packb(owner.peer_id)
-        signature = owner.sign(_message(DHTRecord(self.key, subkey, b"", expiration), value))
-        return self.key, subkey, value + signature, expiration
+        record = DHTRecord(self.key, msgpack.packb(owner.peer_id), value, expiration)
+        return record.key, record.subkey, OwnerSigned(owner, self.world.run.id).sign_value(record), expiration
 
     def _nowhere(self, count: int) -> list[str]:
         """Peers that nobody is, at ports of this machine where nobody listens."""

@@ -134,8 +134,8 @@ def play(swarm: Swarm, told: dict[str, Any], port: int):
         eventually(lambda name=name, others=others: used(swarm, name) >= set(others), f"{name} learns from all others")
     since("trained_on_one_another_after_seconds")
     bootstrap = swarm.status("bootstrap")
-    expect(bootstrap["state"] == "PAUSED" and bootstrap["step"] == 0, f"the bootstrap trains nothing: {bootstrap}")
-    expect(swarm.within("a", "id", "-u").strip() == "10001", "the daemon is not root")
+    assert bootstrap["state"] == "PAUSED" and bootstrap["step"] == 0, f"the bootstrap trains nothing: {bootstrap}"
+    assert swarm.within("a", "id", "-u").strip() == "10001", "the daemon is not root"
 
     before = swarm.status(VICTIM)
     swarm.signal(VICTIM, "KILL")
@@ -143,7 +143,7 @@ def play(swarm: Swarm, told: dict[str, Any], port: int):
     eventually(lambda: later(swarm.status(VICTIM), before), "it is back")
     log = swarm.within(VICTIM, "cat", f"{HOME}/metrics.jsonl")
     resumed = [event for event in map(json.loads, log.splitlines()) if event["event"] == "resumed"]
-    expect(len(resumed) == 1 and resumed[0]["step"] >= before["step"] - 1, f"it goes on where it was: {resumed}")
+    assert len(resumed) == 1 and resumed[0]["step"] >= before["step"] - 1, f"it goes on where it was: {resumed}"
     at = resumed[0]["step"]
     after = eventually(lambda: more(swarm.status(VICTIM), at), "it takes steps beyond its checkpoint")
     told["killed"] = {"step_before": before["step"], "resumed_at": resumed[0]["step"], "step_after": after["step"]}
@@ -154,7 +154,7 @@ def play(swarm: Swarm, told: dict[str, Any], port: int):
     swarm.signal("a", "STOP")
     frozen = subprocess.run(["docker", "exec", swarm.container("a"), "ftis-node", "health"], env=swarm._environment)
     swarm.signal("a", "CONT")
-    expect(frozen.returncode == 1, "the health check sees a frozen daemon")
+    assert frozen.returncode == 1, "the health check sees a frozen daemon"
     swarm.within("a", "ftis-node", "health")
     since("healthy_after_seconds")
 
@@ -166,7 +166,7 @@ def play(swarm: Swarm, told: dict[str, Any], port: int):
         for name in ("bootstrap", *NODES)
         for container in [swarm.compose("ps", "--all", "--quiet", name, echo=False).strip()]
     }
-    expect(set(codes.values()) == {0}, f"all end by themselves: {codes}")
+    assert set(codes.values()) == {0}, f"all end by themselves: {codes}"
     since("stopped_after_seconds")
 
 
@@ -201,9 +201,9 @@ def scraped(port: int) -> dict[str, Any]:
 
     eventually(steps, "Prometheus has the steps of all nodes")
     up = {one["metric"]["node"]: one["value"][1] for one in ask("query", query="up")["result"]}
-    expect(up == dict.fromkeys(("bootstrap", *NODES), "1"), f"all are scraped, and nothing else: {up}")
+    assert up == dict.fromkeys(("bootstrap", *NODES), "1"), f"all are scraped, and nothing else: {up}"
     rules = [rule for group in ask("rules")["groups"] for rule in group["rules"]]
-    expect(rules and all(rule["health"] in ("ok", "unknown") for rule in rules), f"the rules are sound: {rules}")
+    assert rules and all(rule["health"] in ("ok", "unknown") for rule in rules), f"the rules are sound: {rules}"
     dashboard = json.loads((ROOT / "deploy" / "grafana" / "dashboards" / "swarm.json").read_text())
     silent = []
     queries = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
@@ -212,7 +212,7 @@ def scraped(port: int) -> dict[str, Any]:
         if not ask("query", query=asked)["result"]:
             silent.append(query)
     unforeseen = [query for query in silent if not any(part in query for part in SELDOM)]
-    expect(not unforeseen, f"the dashboard shows nothing for {unforeseen}")
+    assert not unforeseen, f"the dashboard shows nothing for {unforeseen}"
     return {"up": up, "rules": len(rules), "queries": len(queries), "queries_without_an_answer": silent}
 
 
@@ -225,11 +225,6 @@ def eventually(condition: Callable[[], Any], what: str, seconds: float = PATIENC
                 return found
         time.sleep(2)
     raise AssertionError(f"not within {seconds:.0f} s: {what}")
-
-
-def expect(true: bool, what: str):
-    if not true:
-        raise AssertionError(what)
 
 
 @contextlib.contextmanager

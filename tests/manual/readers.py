@@ -2,18 +2,19 @@
 
 Each model samples groups on the same rows of the public task of `lab/owners.py`. Every model reads all of them as a
 node does before a step: ρ of each token, what truncation would cut and the filter drop, by every divergence. Nothing is
-trained. With `--any-tokenizer` they read each other's text. Each sampling and each reading is a process of its own, so
-that one model is in memory at a time. What was found lies in build/readers and is not made again.
+trained. With `--any-tokenizer` they read each other's text. One model is in memory at a time. What was found lies in
+build/readers and is not made again.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
-import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,8 @@ TASK = "ftis_node.lab.owners:public"
 CAPS = {"group": 8, "prompt_tokens": 256, "completion_tokens": 96}
 PLACES = (4, 8, 16, 32)  # of a token in its completion: |d| is told up to each of these, and beyond
 PEER = "peer"
+
+Readings = dict[tuple[str, str], dict[str, Any]]  # by reader and author
 
 
 def opened(model: str, any_tokenizer: bool) -> Engine:
@@ -142,24 +145,30 @@ def chunks_of(completions: Sequence[Completion]) -> torch.Tensor | None:
 # --- the table --------------------------------------------------------------------------------------------------------
 
 
-def table(models: Sequence[str], kept: Path) -> Iterator[str]:
-    """A line of Markdown for each reader and author."""
-    names = [Path(model).name for model in models]
-    readings = {pair: json.loads((kept / f"{pair[0]}.{pair[1]}.json").read_text()) for pair in pairs_of(names)}
+def table(readings: Readings) -> Iterator[str]:
+    """A line of Markdown for each reader and author, and three tables more."""
     heads = ("tokens", "ρ, 1, 50, 99 %", "ρ > 2", "D ≥ 1, 5, 50 of wrong", "mean &#124;d&#124;", "bets pay")
     yield f"| reader | author | {' | '.join(heads)} |"
     yield "|---|---|---|---|---|---|---|---|"
     for (reader, author), found in readings.items():
-        ratios = np.exp(np.array(found["log_ratio"]))
-        wrong = [one for one in found["samples"] if not one["reward"]]
-        far = [share([one["k3_reverse"] >= bound for one in wrong]) for bound in (1.0, 5.0, 50.0)]
+        log_ratio = np.array(found["log_ratio"])
+        ratios = np.exp(log_ratio)
+        quantiles = [f"{value:.3f}" for value in np.quantile(ratios, (0.01, 0.5, 0.99))]
+        wrong = np.array([one["k3_reverse"] for one in found["samples"] if not one["reward"]])
+        far = [f"{share(wrong >= bound):.2f}" for bound in (1.0, 5.0, 50.0)]
         claims = Claims()
         claims.add(found["figures"])
-        quantiles = ", ".join(f"{value:.3f}" for value in np.quantile(ratios, (0.01, 0.5, 0.99)))
-        apart = float(np.abs(np.array(found["log_ratio"])).mean())
-        cells = [reader, author, len(ratios), quantiles, f"{share(ratios > 2):.4f}"]
-        cells += [", ".join(f"{one:.2f}" for one in far), f"{apart:.3f}", f"{claims.paid:.2f}"]
-        yield "| " + " | ".join(map(str, cells)) + " |"
+        cells = [
+            reader,
+            author,
+            str(len(ratios)),
+            ", ".join(quantiles),
+            f"{share(ratios > 2):.4f}",
+            ", ".join(far),
+            f"{np.abs(log_ratio).mean():.3f}",
+            f"{claims.paid:.2f}",
+        ]
+        yield f"| {' | '.join(cells)} |"
     yield ""
     yield from places(readings)
     yield ""
@@ -168,19 +177,9 @@ def table(models: Sequence[str], kept: Path) -> Iterator[str]:
     yield from gates(readings)
 
 
-def pairs_of(names: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Every reader with every author."""
-    for reader in names:
-        for author in names:
-            yield reader, author
-
-
 def share(some: Any) -> float:
     """The share of what is true, 0 of nothing."""
     return float(np.mean(some)) if len(some) else 0.0
-
-
-Readings = dict[tuple[str, str], dict[str, Any]]
 
 
 def places(readings: Readings) -> Iterator[str]:
@@ -221,52 +220,35 @@ def gates(readings: Readings) -> Iterator[str]:
         yield f"| {reader} | {author} | {level:.3f} | {len(right)} of {len(found['samples'])} | {passed:.2f} |"
 
 
+def kept(file: Path, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What was found before and lies in a file; if nothing does, it is found now and kept there."""
+    if not file.exists():
+        print(file.stem, file=sys.stderr, flush=True)
+        file.write_text(json.dumps(make()))
+        gc.collect()  # the model goes before the next one comes
+    return json.loads(file.read_text())
+
+
 def main():
     parser = argparse.ArgumentParser(prog="python -m tests.manual.readers", description=__doc__)
     parser.add_argument("models", nargs="+")
     parser.add_argument("--rows", type=int, default=16)
     parser.add_argument("--any-tokenizer", action="store_true")
-    parser.add_argument("--by", help=argparse.SUPPRESS)  # the model of a process that samples or reads
-    parser.add_argument("--author", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    kept = OUT / ("text" if options.any_tokenizer else "tokens")
-    kept.mkdir(parents=True, exist_ok=True)
-    if options.by:
-        work(options, kept)
-        return
-    for model in options.models:
-        in_a_process(options, kept / f"{Path(model).name}.json", "--by", model)
-    for model in options.models:
-        for author in options.models:
-            name = f"{Path(model).name}.{Path(author).name}.json"
-            in_a_process(options, kept / name, "--by", model, "--author", author)
-    lines = list(table(options.models, kept))
-    (kept / "table.md").write_text("\n".join(lines) + "\n")
+    out = OUT / ("text" if options.any_tokenizer else "tokens")
+    out.mkdir(parents=True, exist_ok=True)
+    models = {Path(model).name: model for model in options.models}
+    groups = {}
+    for name, model in models.items():
+        groups[name] = kept(out / f"{name}.json", partial(sample, model, options.rows, options.any_tokenizer))
+    readings = {}
+    for reader, model in models.items():
+        for author, given in groups.items():
+            file = out / f"{reader}.{author}.json"
+            readings[reader, author] = kept(file, partial(read, model, given, options.any_tokenizer))
+    lines = list(table(readings))
+    (out / "table.md").write_text("\n".join(lines) + "\n")
     print("\n".join(lines))
-
-
-def work(options: argparse.Namespace, kept: Path):
-    """Sample, or read what an author sampled, and keep what was found."""
-    name = Path(options.by).name
-    if options.author is None:
-        found = sample(options.by, options.rows, options.any_tokenizer)
-        file = kept / f"{name}.json"
-    else:
-        author = Path(options.author).name
-        given = json.loads((kept / f"{author}.json").read_text())
-        found = read(options.by, given, options.any_tokenizer)
-        file = kept / f"{name}.{author}.json"
-    file.write_text(json.dumps(found))
-
-
-def in_a_process(options: argparse.Namespace, file: Path, *words: str):
-    """Make a file, if it is not there."""
-    if file.exists():
-        return
-    print(*words, file=sys.stderr, flush=True)
-    flags = ["--any-tokenizer"] if options.any_tokenizer else []
-    line = [sys.executable, "-m", "tests.manual.readers", *options.models, "--rows", str(options.rows), *flags, *words]
-    subprocess.run(line, check=True)
 
 
 if __name__ == "__main__":

@@ -71,15 +71,15 @@ def run(part: str, names: Sequence[str], sources: Sequence[str], dtype: str, fil
 def table(found: Sequence[dict[str, Any]]) -> str:
     """Markdown: a row for each check."""
     lines = ["| model | part | check | | figure |", "|---|---|---|---|---|"]
+    verdicts = []
     for one in found:
         models = " + ".join(dict.fromkeys(one["models"]))
         for row in one["checks"]:
             verdict = "ok" if row["passed"] else "FAILED"
             lines.append(f"| {models} | {one['part']} | {row['check']} | {verdict} | {row['figure']} |")
-    seconds = sum(one["seconds"] for one in found)
-    failed = sum(not row["passed"] for one in found for row in one["checks"])
-    count = sum(len(one["checks"]) for one in found)
-    return "\n".join([*lines, "", f"{count - failed} of {count} checks hold; {seconds / 60:.0f} minutes."])
+            verdicts.append(row["passed"])
+    minutes = sum(one["seconds"] for one in found) / 60
+    return "\n".join([*lines, "", f"{sum(verdicts)} of {len(verdicts)} checks hold; {minutes:.0f} minutes."])
 
 
 def sources_in(folder: str | None) -> dict[str, str]:
@@ -112,7 +112,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from tests.manual.real_pairs import PAIR_PARTS
     from tests.manual.real_parts import PARTS
 
-    alone = [*PARTS, *GUARD_PARTS]
+    alone = PARTS | GUARD_PARTS
     sources = sources_in(asked.models)
     names = asked.only.split(",") if asked.only else list(sources)
     parts = asked.parts.split(",") if asked.parts else [*alone, *PAIR_PARTS]
@@ -120,7 +120,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if missing or not names:
         print(f"There is no model {', '.join(missing)} in {asked.models}.", file=sys.stderr)
         return 2
-    unknown = sorted(set(parts) - set(alone) - set(PAIR_PARTS))
+    unknown = sorted(set(parts) - alone.keys() - PAIR_PARTS.keys())
     if unknown:
         print(f"There is no part {', '.join(unknown)}.", file=sys.stderr)
         return 2

@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from ftis_node.config.run import Run, RunFile, dump_run_file, run_for
 from ftis_node.config.settings import Settings
 from ftis_node.export.model import export
-from ftis_node.objective import PRESETS
+from ftis_node.objective import PRESETS, Objective
 from ftis_node.policy.generate.stream import Sampling, generate
 from ftis_node.policy.packing import Prefixed
 from ftis_node.policy.score import completion_logprobs
@@ -78,16 +78,17 @@ def asked(source: str, dtype: str, *, full: bool) -> Iterator[Check]:
     engine, _, run = opened(source, dtype)
     tokenizer = AutoTokenizer.from_pretrained(source)
     rows = range(0, len(engine.prompts), 7)
-    wrong = [row for row in rows if engine.prompts[row] != expected_prompt(tokenizer, run, engine.task.train[row])]
+    equal = 0
+    for row in rows:
+        equal += engine.prompts[row] == expected_prompt(tokenizer, run, engine.task.train[row])
     how = "chat" if run.chat else "plain text"
-    yield Check(f"prompt ids, {how}", not wrong, f"{len(rows) - len(wrong)} of {len(rows)} prompts equal")
-    generation = GenerationConfig.from_pretrained(source).eos_token_id
-    ends = {generation} if isinstance(generation, int) else set(generation)
+    yield Check(f"prompt ids, {how}", equal == len(rows), f"{equal} of {len(rows)} prompts equal")
+    named = GenerationConfig.from_pretrained(source).eos_token_id
+    ends = {named} if isinstance(named, int) else set(named)
     yield Check("ends", ends == set(run.eos), f"{sorted(run.eos)}, the generation config has {sorted(ends)}")
-    named = set(range(len(tokenizer)))
-    rows_there = engine.policy.causal_lm.get_input_embeddings().num_embeddings
-    sampled = min(len(named), rows_there)
-    yield Check("ids that can be sampled", engine.policy.vocabulary == sampled, f"{engine.policy.vocabulary}")
+    policy = engine.policy
+    sampled = min(len(tokenizer), policy.causal_lm.get_input_embeddings().num_embeddings)
+    yield Check("ids that can be sampled", policy.vocabulary == sampled, f"{policy.vocabulary}")
 
 
 def expected_prompt(tokenizer: Any, run: Run, example: Any) -> list[int]:
@@ -107,12 +108,16 @@ def expected_prompt(tokenizer: Any, run: Run, example: Any) -> list[int]:
 def text(source: str, dtype: str, *, full: bool) -> Iterator[Check]:
     """Nats a token on worked solutions, in the run's template and as plain text; greedy text beside `generate`."""
     engine, facts, run = opened(source, dtype)
-    policy = engine.policy
     tokenizer = AutoTokenizer.from_pretrained(source)
     model = AutoModelForCausalLM.from_pretrained(source, dtype=getattr(torch, dtype)).eval()
     solutions = solutions_by_question()
     solved = [row for row, example in enumerate(engine.task.train) if example.question in solutions]
-    solved.sort(key=lambda row: len(engine.task.train[row].question + solutions[engine.task.train[row].question]))
+
+    def length(row: int) -> int:
+        question = engine.task.train[row].question
+        return len(question) + len(solutions[question])
+
+    solved.sort(key=length)
     plain_run = run_for(facts.shared() | {"chat": ""}, group=4, template="{question}", completion_tokens=STEP_TOKENS)
     for name, asked_in in (("in the template", run), ("as plain text", plain_run)):
         engine.open(asked_in)
@@ -121,9 +126,7 @@ def text(source: str, dtype: str, *, full: bool) -> Iterator[Check]:
         for row in solved[:SOLUTIONS]:
             example = engine.task.train[row]
             solution = tokenizer(solutions[example.question], add_special_tokens=False)["input_ids"]
-            with torch.no_grad():
-                group = Prefixed(engine.prompts[row], [np.array(solution)])
-                ours.append(completion_logprobs(policy, [group], 1.0)[0])
+            ours.append(own_logprobs(engine, engine.prompts[row], solution))
             theirs.append(plain_logprobs(model, expected_prompt(tokenizer, asked_in, example), solution))
         mine = -torch.cat(ours).mean()
         other = -torch.cat(theirs).mean()
@@ -134,6 +137,12 @@ def text(source: str, dtype: str, *, full: bool) -> Iterator[Check]:
         yield greedy(engine, run, model, tokenizer, solved[:4])
 
 
+def own_logprobs(engine: Engine, prompt: Sequence[int], completion: Sequence[int]) -> torch.Tensor:
+    """Log-probs `[T]` of the completion's tokens as a node scores them."""
+    with torch.no_grad():
+        return completion_logprobs(engine.policy, [Prefixed(prompt, [np.array(completion)])], 1.0)[0]
+
+
 def greedy(engine: Engine, run: Run, model: Any, tokenizer: Any, rows: Sequence[int]) -> Check:
     """The likeliest tokens after some prompts, beside those of `generate` with the same ends.
 
@@ -142,10 +151,10 @@ def greedy(engine: Engine, run: Run, model: Any, tokenizer: Any, rows: Sequence[
     sampling = Sampling(GREEDY_TOKENS, 1.0, run.eos, greedy=True)
     ours = generate(engine.policy, [engine.prompts[row] for row in rows], group=1, sampling=sampling)
     equal = 0
+    config = GenerationConfig(max_new_tokens=GREEDY_TOKENS, do_sample=False, eos_token_id=list(run.eos))
+    model.generation_config = config
     for row, (completion,) in zip(rows, ours, strict=True):
         prompt = torch.tensor([expected_prompt(tokenizer, run, engine.task.train[row])])
-        config = GenerationConfig(max_new_tokens=GREEDY_TOKENS, do_sample=False, eos_token_id=list(run.eos))
-        model.generation_config = config
         with torch.no_grad():
             written = model.generate(prompt, generation_config=config, attention_mask=torch.ones_like(prompt))
         equal += completion.token_ids.tolist() == written[0, prompt.shape[1] :].tolist()
@@ -170,41 +179,72 @@ def plain_logprobs(model: Any, prompt: Sequence[int], completion: Sequence[int])
 # --- losses: every objective on one recorded batch --------------------------------------------------------------------
 
 
-def losses(source: str, dtype: str, *, full: bool, **chosen: Any) -> Iterator[Check]:
+def losses(source: str, dtype: str, *, full: bool) -> Iterator[Check]:
     """Each named objective's loss and gradient on own samples made now, before anything moved: finite, and cut by
     nothing. A token is cut if it has no gradient, and has one where the sampler's log-probs are the trainer's."""
-    engine, _, run = opened(source, dtype, cap=LOSS_TOKENS, **chosen)
+    engine, _, run = opened(source, dtype, cap=LOSS_TOKENS)
     rows = list(range(LOSS_GROUPS))
     groups = engine.training_groups(batch_of(rows, engine.generate(rows).groups, uneven=True))
-    parts = [(group.prompt_ids, group.parts[0].completions) for group in groups]
+    prefixed = []
+    completions = []
+    for group in groups:
+        made = [one for one in group.parts[0].completions if one is not None]
+        prefixed.append(Prefixed(group.prompt_ids, [one.token_ids for one in made]))
+        completions += made
     with torch.no_grad():
-        prefixed = [Prefixed(prompt, [one.token_ids for one in made if one is not None]) for prompt, made in parts]
         trainer, _ = completion_logprobs(engine.policy, prefixed, run.temperature)
-    completions = [one for _, made in parts for one in made if one is not None]
     sampler = torch.from_numpy(np.concatenate([one.logprobs for one in completions]))
     lengths = torch.tensor([len(one) for one in completions])
     yield from ratios(trainer - sampler, lengths, 1e-3 if dtype == "float32" else 0.05)
     for name, objective in PRESETS.items():
-        advantages = objective.advantages(torch.tensor([0.0, 1.0, 0.0, 1.0])).repeat(LOSS_GROUPS)
-        shown = {"start_logprobs": trainer, "lengths": lengths, "advantages": advantages, "gate": -10.0}
-        for own in (True, False) if name == "gspo" else (True,):
-            slopes = []
-            for generator in (sampler, trainer):
-                new = trainer.clone().requires_grad_()
-                whose = torch.full_like(lengths, own, dtype=torch.bool)
-                given = {"trainer_logprobs": new, "sampler_logprobs": generator, "own": whose}
-                value = objective.terms(**given, **shown).value
-                (slope,) = torch.autograd.grad(-objective.sample_scale(4) * value.sum(), new)
-                slopes.append(slope)
-            norms = [float(slope.norm()) for slope in slopes]
-            lost = (slopes[0] == 0) & (slopes[1] != 0)
-            samples = sum(bool(some.all()) for some in lost.split(lengths.tolist())) / len(lengths)
-            tokens = float(lost.float().mean())
-            sound = bool(value.isfinite().all()) and math.isfinite(norms[0]) and norms[0] > 0
-            few = tokens <= (0 if name == "gspo" else MOST_CUT) or not own
-            figure = f"gradient {norms[0]:.3g}, × {norms[0] / norms[1]:.3f} by rounding"
-            what = f"loss `{name}`" if own else f"loss `{name}`, as a peer's"
-            yield Check(what, sound and few, f"{figure}; cuts {samples:.1%} of samples, {tokens:.2%} of tokens")
+        yield loss(f"loss `{name}`", objective, trainer, sampler, lengths, 0 if name == "gspo" else MOST_CUT)
+        if name == "gspo":
+            yield loss(f"loss `{name}`, as a peer's", objective, trainer, sampler, lengths, None)
+
+
+def loss(
+    what: str,
+    objective: Objective,
+    trainer: torch.Tensor,
+    sampler: torch.Tensor,
+    lengths: torch.Tensor,
+    most: float | None,
+) -> Check:
+    """An objective's gradient on samples of this node, or of a peer.
+
+    Args:
+        trainer, sampler: log-probs, `[T]`. lengths: of the samples, `[N]`. most: the share of tokens that may be cut;
+            None: the samples are a peer's, and any may.
+    """
+    advantages = objective.advantages(torch.tensor([0.0, 1.0, 0.0, 1.0])).repeat(LOSS_GROUPS)
+    own = torch.full_like(lengths, most is not None, dtype=torch.bool)
+
+    def slope(claimed: torch.Tensor) -> tuple[float, torch.Tensor]:
+        new = trainer.clone().requires_grad_()
+        terms = objective.terms(
+            trainer_logprobs=new,
+            start_logprobs=trainer,
+            sampler_logprobs=claimed,
+            lengths=lengths,
+            advantages=advantages,
+            own=own,
+            gate=-10.0,
+        )
+        value = -objective.sample_scale(4) * terms.value.sum()
+        (found,) = torch.autograd.grad(value, new)
+        return value.item(), found
+
+    value, sampled = slope(sampler)
+    _, exact = slope(trainer)
+    norm = float(sampled.norm())
+    cut = (sampled == 0) & (exact != 0)
+    samples = sum(bool(some.all()) for some in cut.split(lengths.tolist())) / len(lengths)
+    tokens = float(cut.float().mean())
+    sound = math.isfinite(value) and math.isfinite(norm) and norm > 0
+    if most is not None:
+        sound = sound and tokens <= most
+    figure = f"gradient {norm:.3g}, × {norm / float(exact.norm()):.3f} by rounding"
+    return Check(what, sound, f"{figure}; cuts {samples:.1%} of samples, {tokens:.2%} of tokens")
 
 
 def ratios(log_ratio: torch.Tensor, lengths: torch.Tensor, most: float) -> Iterator[Check]:
@@ -226,8 +266,8 @@ def ratios(log_ratio: torch.Tensor, lengths: torch.Tensor, most: float) -> Itera
 
 def steps(source: str, dtype: str, *, full: bool) -> Iterator[Check]:
     """Steps by three objectives with LoRA and, where there is room, of all weights; their exports read back."""
-    for lora in (True, False) if full else (True,):
-        kind = "LoRA" if lora else "full"
+    for kind in ("lora", "full") if full else ("lora",):
+        lora = kind == "lora"
         engine, facts, run = opened(source, dtype, lora=lora)
         for name in STEP_OBJECTIVES:
             engine.learner.objective = PRESETS[name]
@@ -247,9 +287,8 @@ def exports(engine: Engine, run: Run, source: str, folder: Path, *, lora: bool) 
     (folder / "home" / "run.toml").write_text(dump_run_file(RunFile(run=run)))
     saved_by(engine, folder / "home", 3, source)
     prompt = engine.prompts[1]
-    solution = np.array(engine.prompts[0][-24:])
-    with torch.no_grad():
-        expected = completion_logprobs(engine.policy, [Prefixed(prompt, [solution])], 1.0)[0]
+    solution = engine.prompts[0][-24:]
+    expected = own_logprobs(engine, prompt, solution)
     dtype = str(engine.policy.dtype).removeprefix("torch.")
     for adapter in (False, True) if lora else (False,):
         found = find_checkpoint(str(folder / "home"))
@@ -262,10 +301,10 @@ def exports(engine: Engine, run: Run, source: str, folder: Path, *, lora: bool) 
             plain = PeftModel.from_pretrained(base, target).eval().get_base_model()
         else:
             plain = AutoModelForCausalLM.from_pretrained(target).eval()
-        apart = float((plain_logprobs(plain, prompt, solution.tolist()) - expected).abs().mean())
+        apart = float((plain_logprobs(plain, prompt, solution) - expected).abs().mean())
         what = "adapter, read by peft" if adapter else "export, read by transformers"
         limit = 2e-3 if dtype == "float32" else 0.1
-        yield Check(f"{what}, {'LoRA' if lora else 'full'}", apart <= limit, f"{apart:.2g} nats a token apart")
+        yield Check(f"{what}, {engine.policy.kind}", apart <= limit, f"{apart:.2g} nats a token apart")
         shutil.rmtree(target)
 
 

@@ -188,17 +188,12 @@ def _at(server: Server) -> Sequence[str]:
 def _figures(node: Daemon) -> dict[str, Any]:
     steps = read_events(node.home.metrics, "step")
     mismatches = [step["generator"]["mismatch"] for step in steps if step["generator"]["mismatch"] is not None]
-    rewards = [step["own_reward"] for step in steps if step["own_reward"] is not None]
-    third = len(rewards) // 3
     return {
         "steps": len(steps),
         "by_server": sum(step["generator"]["away"] is None for step in steps),
         "foreign_groups": sum(step["foreign_groups"] for step in steps),
         "mismatch_mean": sum(mismatches) / len(mismatches),
         "mismatch_max": max(mismatches),
-        "generate_s": sum(step["seconds"]["generate"] for step in steps) / len(steps),
-        "reward_first_third": sum(rewards[:third]) / third,
-        "reward_last_third": sum(rewards[-third:]) / third,
     }
 
 
