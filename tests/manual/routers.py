@@ -10,59 +10,50 @@ import contextlib
 import json
 import os
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from typing import Any
 
+from ftis_node.lab.bench.namespaces import namespaces, run_tool
 from ftis_node.lab.bench.swarm import Host
 
-PUBLIC, PRIVATE = "45.33.7", "192.168.7"  # nothing leaves the namespaces; AutoNAT only believes in public addresses
-NODES = ("ftis-p0", "ftis-p1", "ftis-p2", "ftis-p3", "ftis-private", "ftis-newcomer")
-ROUTER = "ftis-router"
-BRIDGE = "ftis-world"
+PUBLIC = "45.33.7"  # nothing leaves the namespaces; AutoNAT only believes in public addresses
+PRIVATE = "192.168.7"
+OUTSIDE = 4  # public nodes that are there from the beginning
 GROUPS = 6
 SETUP = {"quic": True, "interval": 1.0}
 
 
-def _ip(*arguments: str):
-    subprocess.run(["ip", *arguments], check=True)
-
-
 def _within(name: str, *line: str):
-    subprocess.run(["ip", "netns", "exec", name, *line], check=True)
+    run_tool("ip", "netns", "exec", name, *line)
 
 
 @contextlib.contextmanager
-def world() -> Iterator[None]:
-    """The namespaces; all are gone afterwards."""
+def world() -> Iterator[list[str]]:
+    """The names of the nodes' namespaces: public ones, the newcomer's, the private one's. All are gone afterwards."""
     with contextlib.ExitStack() as stack:
-        _ip("link", "add", BRIDGE, "type", "bridge")
-        stack.callback(_ip, "link", "del", BRIDGE)
-        _ip("link", "set", BRIDGE, "up")
-        for number, name in enumerate((*NODES, ROUTER)):
-            _ip("netns", "add", name)
-            stack.callback(_ip, "netns", "del", name)
-            _within(name, "ip", "link", "set", "lo", "up")
-            if name == "ftis-private":
-                continue
-            _ip("link", "add", f"ftis-w{number}", "type", "veth", "peer", "name", "eth0", "netns", name)
-            stack.callback(_ip, "link", "del", f"ftis-w{number}")  # else it is gone at the kernel's leisure
-            _ip("link", "set", f"ftis-w{number}", "master", BRIDGE, "up")
+        found = stack.enter_context(namespaces(OUTSIDE + 2, None, "ftis-nat"))
+        names = [name for name, _ in found]
+        for number, name in enumerate(names):
+            _within(name, "ip", "addr", "flush", "dev", "eth0")
             _within(name, "ip", "addr", "add", f"{PUBLIC}.{number + 1}/24", "dev", "eth0")
-            _within(name, "ip", "link", "set", "eth0", "up")
-        _ip("link", "add", "eth1", "netns", ROUTER, "type", "veth", "peer", "name", "eth0", "netns", "ftis-private")
-        for name, device, address in ((ROUTER, "eth1", 1), ("ftis-private", "eth0", 2)):
+        *nodes, router = names
+        private = "ftis-nat-in"
+        run_tool("ip", "netns", "add", private)
+        stack.callback(run_tool, "ip", "netns", "del", private)
+        run_tool("ip", "link", "add", "eth1", "netns", router, "type", "veth", "peer", "name", "eth0", "netns", private)
+        for name, device, address in ((router, "eth1", 1), (private, "eth0", 2)):
             _within(name, "ip", "addr", "add", f"{PRIVATE}.{address}/24", "dev", device)
             _within(name, "ip", "link", "set", device, "up")
-        _within("ftis-private", "ip", "route", "add", "default", "via", f"{PRIVATE}.1")
-        _within(ROUTER, "sysctl", "-q", "-w", "net.ipv4.ip_forward=1")
+        _within(private, "ip", "link", "set", "lo", "up")
+        _within(private, "ip", "route", "add", "default", "via", f"{PRIVATE}.1")
+        _within(router, "sysctl", "-q", "-w", "net.ipv4.ip_forward=1")
         masquerade = ("-t", "nat", "-A", "POSTROUTING", "-s", f"{PRIVATE}.0/24", "-o", "eth0", "-j", "MASQUERADE")
-        _within(ROUTER, "iptables", *masquerade)
+        _within(router, "iptables", *masquerade)
         state = ("-m", "state", "--state", "NEW", "-j", "DROP")
-        _within(ROUTER, "iptables", "-A", "FORWARD", "-i", "eth0", "-o", "eth1", *state)
-        yield
+        _within(router, "iptables", "-A", "FORWARD", "-i", "eth0", "-o", "eth1", *state)
+        yield [*nodes, private]
 
 
 async def _reached(node: Host, wanted: str, seconds: float) -> tuple[float, dict[str, Any]]:
@@ -78,37 +69,37 @@ async def _reached(node: Host, wanted: str, seconds: float) -> tuple[float, dict
 
 async def private_node(*, relays: bool) -> dict[str, Any]:
     """How a private node fares, with relays or without."""
-    with world():
-        async with contextlib.AsyncExitStack() as stack:
-            hosts = [await Host.start(stack, ("ip", "netns", "exec", name)) for name in NODES]
-            public = hosts[:4]
-            private = hosts[4]
-            newcomer = hosts[5]
-            addresses = []
-            for number, host in enumerate(public):
-                setup = SETUP | {"host": f"{PUBLIC}.{number + 1}", "relay_for_others": relays}
-                addresses += (await host.do("start", numbers=[number], tokens=384, setup=setup))["addresses"]
-            setup = SETUP | {"host": "0.0.0.0", "relays": addresses if relays else []}
-            await private.do("start", numbers=[4], tokens=384, setup=setup)
-            for host in (*public, private):
-                await host.do("join", bootstraps=addresses[:1])
-            seconds, figures = await _reached(private, "relayed" if relays else "outbound-only", 120)
-            found = {"reachability": figures["reachability"], "seconds": seconds, "addresses": figures["addresses"]}
-            members = [*public, private]
-            if relays:
-                setup = SETUP | {"host": f"{PUBLIC}.6"}
-                await newcomer.do("start", numbers=[5], tokens=384, setup=setup)
-                await newcomer.do("join", bootstraps=figures["addresses"])
-                members.append(newcomer)
-                peers = await newcomer.do("wait", key="peers", count=5, seconds=30)
-                found["newcomer_peers"] = peers["least"]
-            for command in ({"what": "make", "groups": GROUPS}, {"what": "announce"}):
-                for host in members:
-                    await host.do(**command)
-            count = GROUPS * (len(members) - 1)
-            told = [await host.do("wait", key="admitted", count=count, seconds=30) for host in members]
-            found["missing"] = sum(count - answer["least"] for answer in told)
-            return found
+    async with contextlib.AsyncExitStack() as stack:
+        names = stack.enter_context(world())
+        *public, newcomer, private = [await Host.start(stack, ("ip", "netns", "exec", name)) for name in names]
+        addresses = []
+        for number, host in enumerate(public):
+            setup = SETUP | {"host": f"{PUBLIC}.{number + 1}", "relay_for_others": relays}
+            addresses += (await host.do("start", numbers=[number], tokens=384, setup=setup))["addresses"]
+        setup = SETUP | {"host": "0.0.0.0", "relays": addresses if relays else []}
+        await private.do("start", numbers=[OUTSIDE], tokens=384, setup=setup)
+        members = [*public, private]
+        for host in members:
+            await host.do("join", bootstraps=addresses[:1])
+        seconds, figures = await _reached(private, "relayed" if relays else "outbound-only", 120)
+        found = {"reachability": figures["reachability"], "seconds": seconds, "addresses": figures["addresses"]}
+        if relays:
+            setup = SETUP | {"host": f"{PUBLIC}.{OUTSIDE + 1}"}
+            await newcomer.do("start", numbers=[OUTSIDE + 1], tokens=384, setup=setup)
+            await newcomer.do("join", bootstraps=figures["addresses"])
+            members.append(newcomer)
+            peers = await newcomer.do("wait", key="peers", count=OUTSIDE + 1, seconds=30)
+            found["newcomer_peers"] = peers["least"]
+        for host in members:
+            await host.do("make", groups=GROUPS)
+        for host in members:
+            await host.do("announce")
+        count = GROUPS * (len(members) - 1)
+        found["missing"] = 0
+        for host in members:
+            told = await host.do("wait", key="admitted", count=count, seconds=30)
+            found["missing"] += count - told["least"]
+        return found
 
 
 async def main():
@@ -126,6 +117,7 @@ async def main():
 if __name__ == "__main__":
     if os.geteuid() != 0:
         sys.exit("Network namespaces need root: run this as root.")
-    if missing := [tool for tool in ("ip", "iptables") if shutil.which(tool) is None]:
+    missing = [tool for tool in ("ip", "iptables") if shutil.which(tool) is None]
+    if missing:
         sys.exit(f"{', '.join(missing)} cannot be found: install the packages iproute2 and iptables.")
     asyncio.run(main())
