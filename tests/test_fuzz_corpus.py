@@ -12,7 +12,6 @@ from ftis_node.swarm.admission import admit
 from tests.fuzz import messages
 from tests.fuzz.changes import raw
 from tests.fuzz.frames import Frame, join, split
-from tests.fuzz.seeds import seeds
 from tests.fuzz.targets import TARGETS
 from tests.fuzz.world import AUTHOR, CONTEXTS, PEERS, stopped_clock
 
@@ -29,7 +28,7 @@ def test_every_kept_input_is_read_or_refused(file):
 def test_seeds_what_mutators_make_of_them_and_rubbish_are_read_or_refused(name):
     target = TARGETS[name]
     rng = random.Random(0)
-    pool = [*seeds(name), b"", b"\0", rng.randbytes(100)]
+    pool = [*target.seeds(), b"", b"\0", rng.randbytes(100)]
     for data in pool:
         target.run(data)
     for number in range(100):
@@ -48,7 +47,7 @@ def test_the_kept_corpus_is_small_and_of_known_targets():
 
 
 def test_packets_to_start_from_are_admitted():
-    vertical, horizontal, *_, text, turns = seeds("admit")
+    vertical, horizontal, *_, text, turns = TARGETS["admit"].seeds()
     for context, data in zip(CONTEXTS, (vertical, horizontal, text, turns), strict=True):
         assert isinstance(admit(context, AUTHOR.author, data), Group)
 
@@ -56,13 +55,13 @@ def test_packets_to_start_from_are_admitted():
 def test_announcements_to_start_from_are_believed():
     with stopped_clock():
         node = messages.listener()
-        for data in seeds("announcement")[:1]:
+        for data in TARGETS["announcement"].seeds()[:1]:
             node.answer(ftis_pb2.ExchangeRequest(entries=[ftis_pb2.Entry(announcement=data)]), PEERS[2].author)
     assert node.counts == {"new": 1}
 
 
 def test_addresses_to_start_from_are_addresses():
-    for data in seeds("address"):
+    for data in TARGETS["address"].seeds():
         assert parse_address(data.decode())[1] in {peer.author for peer in PEERS}
 
 

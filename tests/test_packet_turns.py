@@ -10,20 +10,13 @@ from hypothesis import strategies as st
 from ftis_node.packet import Completion, Group, Packet, PacketError, decode, encode, pack_group, prompt_digests
 from ftis_node.swarm.admission import AdmissionContext, Reason, Rejection, admit
 from ftis_node.swarm.identity import Identity
-from tests.support.swarm import PROMPTS, VOCABULARY, is_in_specification, make_run
+from tests.support.swarm import PROMPTS, VOCABULARY, episode, is_in_specification, make_run
 
 END = 999
 CAP = 12
 RUN = make_run(packet=3, turns=3, group=2, completion_tokens=CAP, eos=(998, END))
 CONTEXT = AdmissionContext(RUN, prompt_digests(PROMPTS))
 AUTHOR = Identity(bytes(32)).author
-
-
-def episode(*runs, finished=True, logprob=-0.5):
-    """Runs of ids: sampled, given, sampled, …"""
-    where = np.concatenate([np.full(len(run), index % 2 == 1) for index, run in enumerate(runs)])
-    ids = np.array([token for run in runs for token in run], np.uint32)
-    return Completion(ids, np.full(np.count_nonzero(~where), logprob, np.float32), finished, given=where)
 
 
 def packet(*completions, prompt=(1, 2, 3), **fields):

@@ -41,17 +41,18 @@ LIMITS = (OWN_LIMITS, Limits(1, 2, 1), Limits(4, 64, 64))
 BODIES = tuple(bytes([number]) * (100 + number) for number in range(3))
 HELD = {packet_digest(body): body for body in BODIES}
 _REFS = [PacketRef(slot, digest, len(body), 1) for slot, (digest, body) in enumerate(HELD.items())]
-OWN_ANNOUNCEMENT, FETCHED = (
-    announce(who, run_id=RUN.id, round=1, policy_step=1, issued_at=NOW, packets=_REFS) for who in (OWN, AUTHOR)
-)
-TARGETS = tuple(Target(Known(FETCHED, FETCHED.encode(), 0.0, 0.0, None), index) for index in range(len(_REFS)))
+_FIELDS = {"run_id": RUN.id, "round": 1, "policy_step": 1, "issued_at": NOW, "packets": _REFS}
+OWN_ANNOUNCEMENT = announce(OWN, **_FIELDS)
+FETCHED = announce(AUTHOR, **_FIELDS)
+_KNOWN = Known(FETCHED, FETCHED.encode(), 0.0, 0.0, None)
+TARGETS = tuple(Target(_KNOWN, index) for index in range(len(_REFS)))
 ADDRESSES = tuple(f"/ip4/192.0.2.{number}/tcp/4001/p2p/{peer.peer_id}" for number, peer in enumerate(PEERS))
 
 # What the frames of each target are, by their kind.
-HANDSHAKES: tuple[type[Message] | None, ...] = (ftis_pb2.Handshake,) * 3
-EXCHANGES: tuple[type[Message] | None, ...] = (ftis_pb2.ExchangeRequest, ftis_pb2.ExchangeResponse, None)
-REQUESTS: tuple[type[Message] | None, ...] = (ftis_pb2.FetchRequest,)
-CHUNKS: tuple[type[Message] | None, ...] = (ftis_pb2.FetchChunk, None, None)
+HANDSHAKES = (ftis_pb2.Handshake,) * 3
+EXCHANGES = (ftis_pb2.ExchangeRequest, ftis_pb2.ExchangeResponse, None)
+REQUESTS = (ftis_pb2.FetchRequest,)
+CHUNKS = (ftis_pb2.FetchChunk, None, None)
 
 
 class Wire(P2P):
@@ -95,7 +96,9 @@ async def _open_door(place: str) -> str:
 
 def _transport(answer: bytes = b"") -> Libp2p:
     transport = Libp2p(Listening(Path(), Path()))
-    transport.p2p, transport.up, transport.knock = Wire(answer), True, _open_door
+    transport.p2p = Wire(answer)
+    transport.up = True
+    transport.knock = _open_door
     return transport
 
 
@@ -111,12 +114,13 @@ def shake_hands(data: bytes):
     for frame in split(data):
         peer = peer_of(frame.peer).author
         transport.p2p = Wire(frame.body)
-        if frame.kind % 3 == 0:
+        kind = frame.kind % 3
+        if kind == 0:
             with contextlib.suppress(DecodeError):
                 answer = node.on_handshake(ftis_pb2.Handshake.FromString(frame.body), peer)
                 assert answer.refusal.isprintable() and len(answer.refusal) < 300, "a refusal does not print"
                 assert answer.ByteSize() < 1 << 14, "an answer is large"
-        elif frame.kind % 3 == 1:
+        elif kind == 1:
             assert not run_async(node.greet(peer)) or peer in node.active_view, "who was greeted is not in the view"
         else:
             with contextlib.suppress(UserError):
@@ -154,7 +158,8 @@ def exchange(data: bytes):
     node.announce(OWN_ANNOUNCEMENT)
     with stopped_clock():
         for frame in split(data):
-            peer, limits = peer_of(frame.peer).author, LIMITS[frame.peer % len(LIMITS)]
+            peer = peer_of(frame.peer).author
+            limits = LIMITS[frame.peer % len(LIMITS)]
             if frame.kind % 3 == 0:
                 with contextlib.suppress(DecodeError):
                     told = node.answer(ftis_pb2.ExchangeRequest.FromString(frame.body), peer, limits)
@@ -189,19 +194,17 @@ def _check_told(message: ftis_pb2.ExchangeRequest | ftis_pb2.ExchangeResponse, l
 
 def _check_gossip(node: Gossip):
     assert len(node.table) <= CAPACITY, "the table is too full"
-    for memory, most in (
-        (node.sessions, SESSIONS_MAX),
-        (node._asked, gossip.IDS_MAX),
-        (node._dealt, gossip.IDS_MAX),
-        *((session.lacking, LACKING_MAX) for session in node.sessions.values()),
-    ):
-        assert len(memory) <= most, "a memory is too full"
+    assert len(node.sessions) <= SESSIONS_MAX, "too many sessions"
+    assert len(node._asked) <= gossip.IDS_MAX and len(node._dealt) <= gossip.IDS_MAX, "too many ids are remembered"
+    for session in node.sessions.values():
+        assert len(session.lacking) <= LACKING_MAX, "a session remembers too many ids"
     for known in node.table:
-        made, all_packets = known.announcement, (1 << len(known.announcement.packets)) - 1
+        made = known.announcement
+        beyond = -1 << len(made.packets)  # bits of packets that there are not
         assert made.run_id == RUN.id and made.verify(), "what nobody signed is in the table"
         assert (made.author == OWN.author) == (known.first_sender is None), "somebody else speaks for this node"
-        masks = (known.have, known.done, *known.holders.values())
-        assert all(not mask & ~all_packets for mask in masks), "a packet that there is not"
+        for mask in (known.have, known.done, *known.holders.values()):
+            assert not mask & beyond, "a packet that there is not"
     for target in node.table.choose(4, lambda known: -1):
         assert target.ref.slot != 1 or target.key[0] == OWN.author, "what was dealt with is wanted again"
 
@@ -231,10 +234,10 @@ def serve(data: bytes):
     answered = [chunk.digest for chunk in chunks if len(chunk.digest) == 32]
     assert answered == asked, "it does not answer what was asked"
     for chunk in chunks:
-        held = chunk.digest in HELD
-        status = ftis_pb2.FetchChunk.HERE if held else ftis_pb2.FetchChunk.GONE
-        assert chunk.status == status, "it does not say what it holds"
-        assert chunk.packet == (HELD[chunk.digest] if held else b""), "it serves another packet"
+        here = chunk.status == ftis_pb2.FetchChunk.HERE
+        assert here or chunk.status == ftis_pb2.FetchChunk.GONE, "it is busy"
+        assert here == (chunk.digest in HELD), "it does not say what it holds"
+        assert chunk.packet == HELD.get(chunk.digest, b""), "it serves another packet"
     assert not uploads._active and not service._streams, "a stream never ends"
 
 
@@ -242,8 +245,10 @@ def fetch_packets(data: bytes):
     """A holder answers this node's request: with messages, with errors, or with whatever bytes."""
     stream = b""
     for frame in split(data):
-        marker = (P2P.MESSAGE_MARKER, P2P.ERROR_MARKER)[frame.kind % 3 : 1 + frame.kind % 3]
-        stream += marker[0] + len(frame.body).to_bytes(P2P.HEADER_LEN, "big") if frame.kind % 3 < 2 else b""
+        kind = frame.kind % 3
+        if kind < 2:
+            stream += P2P.MESSAGE_MARKER if kind == 0 else P2P.ERROR_MARKER
+            stream += len(frame.body).to_bytes(P2P.HEADER_LEN, "big")
         stream += frame.body
     came = []
 

@@ -128,7 +128,7 @@ def record(data: bytes, rng: random.Random) -> bytes:
         request = dht_pb2.StoreRequest.FromString(message(data, dht_pb2.StoreRequest, rng))
     except DecodeError:
         return raw(data, rng)
-    rows = list(zip(request.keys, request.subkeys, request.values, request.expiration_time, strict=False))
+    rows = zip(request.keys, request.subkeys, list(request.values), request.expiration_time, strict=False)
     for place, row in enumerate(rows):
         made = DHTRecord(*row)
         owner = next((peer for peer in PEERS if peer.peer_id.encode() in made.subkey), None)

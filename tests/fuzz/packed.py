@@ -144,12 +144,11 @@ def packet(data: bytes, rng: random.Random) -> bytes:
             case _:
                 completions[place] = change(completions[place], rng)
         run = next((context.run for context in CONTEXTS if context.run.id == made.run_id), RUN)
-        round = made.round
         slot = rng.choice((made.slot, rng.randrange(run.slots + 1)))
         named = {
             "run_id": run.id,
             "author": AUTHOR.author,
-            "round": round,
+            "round": made.round,
             "slot": slot,
             "policy_step": made.policy_step,
             "completions": completions,
@@ -158,7 +157,7 @@ def packet(data: bytes, rng: random.Random) -> bytes:
             again = pack_group(**named, prompt_ids=[], turns=run is TURNS)
         else:
             again = pack_text_group(**named, prompt="")
-        return encode(replace(again, prompt_digest=drawn_digest(run, AUTHOR.author, round, slot)))
+        return encode(replace(again, prompt_digest=drawn_digest(run, AUTHOR.author, made.round, slot)))
     except PacketError:
         return raw(data, rng)
 

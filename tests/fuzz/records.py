@@ -40,11 +40,15 @@ def read_record(data: bytes):
     book = roster.book
     assert not book.own, "it took a certificate that it did not ask for"
     for part in (book.issued, book.ended):
-        for issuer, member, record in ((issuer, *pair) for issuer, tree in part.items() for pair in tree.items()):
-            assert (record.issuer, record.member, record.run_id) == (issuer, member, RUN.id), "it is of another"
-            assert record.verify(issuer) and member != FOUNDER.author, "nobody who may has signed it"
-    signed = {member for issuer, tree in book.issued.items() if book.appointed(issuer) for member in tree}
-    assert admitted <= signed | {FOUNDER.author}, "somebody is a member without a certificate"
+        for issuer, records in part.items():
+            for member, record in records.items():
+                assert (record.issuer, record.member, record.run_id) == (issuer, member, RUN.id), "it is of another"
+                assert record.verify(issuer) and member != FOUNDER.author, "nobody who may has signed it"
+    members = {FOUNDER.author}
+    for issuer, records in book.issued.items():
+        if book.appointed(issuer):
+            members |= records.keys()
+    assert admitted <= members, "somebody is a member without a certificate"
 
 
 def read_invitation(data: bytes):
@@ -86,8 +90,10 @@ def read_from_jail(data: bytes):
         return
     parts = [value]
     for part in parts:  # grows meanwhile
-        if isinstance(part, dict | list | tuple | set):
-            parts += [*part, *part.values()] if isinstance(part, dict) else part
+        if isinstance(part, dict):
+            parts += [*part, *part.values()]
+        elif isinstance(part, list | tuple | set):
+            parts += part
         else:
             assert type(part) in LITERALS, f"{type(part)} is no literal"
 
@@ -101,11 +107,15 @@ def record_seeds() -> list[bytes]:
         return Certificate(**who, issued_at=NOW - 9, expires=NOW + 9999, invites=invites).signed_by(issuer)
 
     appointed = certificate(INVITER, FOUNDER, invites=True)
-    chains = [(certificate(peer, FOUNDER),) for peer in (TELLER, OWN)]
-    who = {"run_id": RUN.id, "member": TELLER.author, "issued_at": NOW}
-    removals = [Removal(**who, issuer=one.author).signed_by(one) for one in (FOUNDER, INVITER)]
-    below = [(appointed, certificate(peer, INVITER)) for peer in (TELLER, OWN)]
-    return [encode(record) for record in ((appointed,), *chains, *below, *removals)]
+    chains = [(appointed,)]
+    for peer in (TELLER, OWN):
+        chains.append((certificate(peer, FOUNDER),))
+        chains.append((appointed, certificate(peer, INVITER)))
+    removals = []
+    for issuer in (FOUNDER, INVITER):
+        made = Removal(run_id=RUN.id, member=TELLER.author, issuer=issuer.author, issued_at=NOW)
+        removals.append(made.signed_by(issuer))
+    return [encode(record) for record in (*chains, *removals)]
 
 
 def invitation_seeds() -> list[bytes]:

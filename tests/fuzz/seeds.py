@@ -19,23 +19,20 @@ from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.known import announcement_id
 from ftis_node.swarm.limits import OWN as LIMITS
 from ftis_node.swarm.wire.records import OwnerSigned, key_bytes, pack_addresses
-from tests.fuzz import records
 from tests.fuzz.frames import Frame, join
 from tests.fuzz.messages import ADDRESSES, HELD
 from tests.fuzz.world import AUTHOR, EOS, HORIZONTAL, NOW, PEERS, RUN, TEXT, TURNS, drawn_digest, stopped_clock
-from tests.support.swarm import CAP, content, store_request
-from tests.test_packet_turns import episode
+from tests.support.swarm import CAP, content, episode, store_request
 
 
 def packet(run: Run = RUN, round: int = 7, slot: int = 3) -> bytes:
     """A packet that is admitted: finished completions and one that reached the cap."""
-    completions = []
-    for length in range(1, run.completions + 1):
-        finished = length > 1
-        ids = np.arange(length if finished else CAP, dtype=np.uint32)
-        if finished:
-            ids[-1] = EOS[length % 2]
-        completions.append(Completion(ids, np.full(len(ids), -0.5, np.float32), finished))
+    cut_off = Completion(np.arange(CAP, dtype=np.uint32), np.full(CAP, -0.5, np.float32), False)
+    completions = [cut_off]
+    for length in range(2, run.completions + 1):
+        ids = np.arange(length, dtype=np.uint32)
+        ids[-1] = EOS[length % 2]
+        completions.append(Completion(ids, np.full(length, -0.5, np.float32), True))
     return encode(content(run, AUTHOR.author, round, slot, completions, policy_step=40))
 
 
@@ -62,17 +59,27 @@ def turn_packet(round: int = 7, slot: int = 3) -> bytes:
     return encode(content(TURNS, AUTHOR.author, round, slot, completions, policy_step=40, turns=True))
 
 
+def packets() -> list[bytes]:
+    """One of each kind of run, and of other rounds and slots."""
+    return [packet(), packet(HORIZONTAL), packet(slot=5), packet(round=1 << 60), text_packet(), turn_packet()]
+
+
 def announcement(who: Identity = AUTHOR, round: int = 1, packets: int = 3) -> Announcement:
     digests = [*HELD, *[bytes(32)] * 9]
     refs = [PacketRef(slot, digest, 500 + slot, 1) for slot, digest in enumerate(digests[:packets])]
     return announce(who, run_id=RUN.id, round=round, policy_step=round, issued_at=NOW, packets=refs)
 
 
+def announcements() -> list[bytes]:
+    """Of several packets, of one, and of more than this node holds."""
+    return [announcement(packets=count).encode() for count in (3, 1, 12)]
+
+
 def _said(kind: int, peer: int, message: Message) -> Frame:
     return Frame(kind, peer, message.SerializeToString())
 
 
-def _conversations() -> list[bytes]:
+def conversations() -> list[bytes]:
     told = [announcement(who, round).encode() for who in PEERS[1:4] for round in (1, 2)]
     contradiction = announcement(AUTHOR, 1, 2).encode()
     entries = [ftis_pb2.Entry(announcement=data, age_ms=1500, held=b"\x05") for data in told]
@@ -95,7 +102,7 @@ def _conversations() -> list[bytes]:
     return [join(everything), join(contradicted), join(lost)]
 
 
-def _handshakes() -> list[bytes]:
+def handshakes() -> list[bytes]:
     hello = greeting(RUN, ADDRESSES[3:5])
     other = greeting(HORIZONTAL, [])
     told = greeting(RUN, ADDRESSES[2:3])
@@ -114,7 +121,7 @@ def _store(*records: DHTRecord) -> bytes:
     return bytes(store_request(*map(astuple, records)).SerializeToString())
 
 
-def _records() -> list[bytes]:
+def dht_records() -> list[bytes]:
     key = key_bytes(RUN.id)
     made = []
     for who in PEERS[1:3]:
@@ -134,7 +141,7 @@ def _records() -> list[bytes]:
     return [_store(*made), _store(dictionary), _store(bomb), _store(nobody)]
 
 
-def _run_files() -> list[bytes]:
+def run_files() -> list[bytes]:
     hints = Hints(name="a run", bootstraps=ADDRESSES[:3], contact="somebody")
     several_lines = RUN.model_copy(update={"template": 'Solve:\n\t"{question}" \\ \x7f'})
     files = [
@@ -148,7 +155,7 @@ def _run_files() -> list[bytes]:
     return [*(run_file_as_json(file).encode() for file in files), by_hand.encode()]
 
 
-def _streams() -> list[bytes]:
+def streams() -> list[bytes]:
     chunk = ftis_pb2.FetchChunk
     first, second, _ = HELD
     here = [_said(0, 0, chunk(digest=digest, packet=body)) for digest, body in HELD.items()]
@@ -157,37 +164,21 @@ def _streams() -> list[bytes]:
     wrong = _said(0, 0, chunk(digest=first, packet=HELD[second]))
     error = Frame(1, 0, b"\x0a\x02no")
     huge = Frame(2, 0, P2P.MESSAGE_MARKER + (1 << 32).to_bytes(P2P.HEADER_LEN, "big"))
-    conversations = (here, [gone, busy, here[2]], [here[0], wrong], [here[0], error], [huge])
-    return [join(frames) for frames in conversations]
+    told = (here, [gone, busy, here[2]], [here[0], wrong], [here[0], error], [huge])
+    return [join(frames) for frames in told]
 
 
-def _requests() -> list[bytes]:
+def requests() -> list[bytes]:
     known = _said(0, 2, ftis_pb2.FetchRequest(digests=[*HELD, bytes(32)]))
     many = _said(0, 2, ftis_pb2.FetchRequest(digests=list(HELD) * 30))
     return [join([known, known]), join([many])]
 
 
-def seeds(target: str) -> list[bytes]:
-    """Inputs of a target that each reach far."""
-    made = {
-        "admit": [packet(), packet(HORIZONTAL), packet(slot=5), packet(round=1 << 60), text_packet(), turn_packet()],
-        "announcement": [announcement().encode(), announcement(packets=1).encode(), announcement(packets=12).encode()],
-        "handshake": _handshakes(),
-        "exchange": _conversations(),
-        "serve": _requests(),
-        "fetch": _streams(),
-        "record": _records(),
-        "run_file": _run_files(),
-        "address": [
-            *(address.encode() for address in ADDRESSES[:2]),
-            f"/ip6/2001:db8::1/udp/4001/quic-v1/p2p/{AUTHOR.peer_id}".encode(),
-            f"{ADDRESSES[2]}/p2p-circuit/p2p/{AUTHOR.peer_id}".encode(),
-            f"/dns4/example.org/tcp/4001/p2p/{AUTHOR.peer_id}".encode(),
-        ],
-        "certificate": records.record_seeds(),
-        "invitation": records.invitation_seeds(),
-        "mdns": records.mdns_seeds(),
-        "gguf": [b"GGUF\3\0\0\0" + bytes(16)],
-        "jail": records.jail_seeds(),
-    }
-    return made[target]
+def addresses() -> list[bytes]:
+    """Of each kind that a peer may have."""
+    others = [
+        f"/ip6/2001:db8::1/udp/4001/quic-v1/p2p/{AUTHOR.peer_id}",
+        f"{ADDRESSES[2]}/p2p-circuit/p2p/{AUTHOR.peer_id}",
+        f"/dns4/example.org/tcp/4001/p2p/{AUTHOR.peer_id}",
+    ]
+    return [text.encode() for text in (*ADDRESSES[:2], *others)]

@@ -27,17 +27,19 @@ from ftis_node.swarm.identity import author_of, peer_id, verify
 from ftis_node.swarm.signed import Malformed
 from ftis_node.swarm.wire.dht_guard import GuardedDht
 from ftis_node.swarm.wire.records import MAX_LIFETIME, OwnerSigned, Shelf
-from tests.fuzz import messages, mutators, packed, records
+from tests.fuzz import messages, mutators, packed, records, seeds
 from tests.fuzz.changes import Mutator, raw
 from tests.fuzz.world import AUTHOR, CONTEXTS, NOW, OWN, PEERS, RUN, run_async, stopped_clock
 
 
 @dataclass(frozen=True)
 class Target:
-    """run: reads one input. mutate: changes an input and keeps its structure. max_bytes: of an input."""
+    """run: reads one input. mutate: changes an input and keeps its structure. seeds: valid inputs, and some that are
+    refused late, which each reach far. max_bytes: of an input."""
 
     run: Callable[[bytes], None]
     mutate: Mutator
+    seeds: Callable[[], list[bytes]]
     max_bytes: int
 
 
@@ -92,12 +94,16 @@ def _check_text(run: Run, packet: TextPacket, data: bytes):
     for length, finished in zip(packet.lengths, packet.finished, strict=True):
         pieces = sizes[:length]
         sizes = sizes[length:]
+        whole = sum(pieces)
         assert length + finished <= run.completion_tokens, "too long"
-        assert all(pieces[:-1]) and (all(pieces) or not finished), "an empty piece"
+        assert all(pieces[:-1]), "an empty piece"
         assert sum(pieces[:-1]) < run.completion_bytes, "it goes on after the cap in bytes"
-        full = length == run.completion_tokens or sum(pieces) >= run.completion_bytes
-        assert finished or full or pieces[-1] == 0, "cut short"
-        assert not finished or sum(pieces) < run.completion_bytes, "finished after the cap in bytes"
+        if finished:
+            assert all(pieces), "an empty piece before an end"
+            assert whole < run.completion_bytes, "finished after the cap in bytes"
+        else:
+            full = length == run.completion_tokens or whole >= run.completion_bytes
+            assert full or pieces[-1] == 0, "cut short"
 
 
 def _check_tokens(run: Run, packet: Packet, data: bytes):
@@ -174,11 +180,12 @@ def store_record(data: bytes):
     dht.storage = DHTLocalStorage()
     dht.cache = DHTLocalStorage()
     dht.node_info = dht_pb2.NodeInfo()
+    context = SimpleNamespace(remote_id=PeerID(_caller(request)), handle_name="DHTProtocol.rpc_store")
     validator = OwnerSigned(OWN, RUN.id)
     dht.shelf = shelf = Shelf(validator, lambda peer: False)
     with stopped_clock():
         try:
-            run_async(dht.rpc_store(request, SimpleNamespace(remote_id=PeerID(_caller(request)))))
+            run_async(dht.rpc_store(request, context))
         except MemoryError:
             raise
         except Exception:
@@ -240,18 +247,18 @@ def read_address(data: bytes):
 
 
 TARGETS = {
-    "admit": Target(admit_packet, packed.packet, 1 << 13),
-    "announcement": Target(read_announcement, packed.announcement, 1 << 10),
-    "handshake": Target(messages.shake_hands, mutators.frames(messages.HANDSHAKES), 1 << 13),
-    "exchange": Target(messages.exchange, mutators.frames(messages.EXCHANGES), 1 << 13),
-    "serve": Target(messages.serve, mutators.frames(messages.REQUESTS), 1 << 12),
-    "fetch": Target(messages.fetch_packets, mutators.frames(messages.CHUNKS), 1 << 13),
-    "record": Target(store_record, mutators.record, 1 << 14),
-    "run_file": Target(read_run_file, mutators.run_file, RUN_FILE_CHARACTERS_MAX + 1024),
-    "address": Target(read_address, mutators.address, 512),
-    "certificate": Target(records.read_record, records.change_record, 1 << 12),
-    "invitation": Target(records.read_invitation, records.change_invitation, 1 << 12),
-    "mdns": Target(records.read_mdns, packed.repacked(packed.changed), 1 << 12),
-    "gguf": Target(records.read_gguf, raw, 1 << 13),
-    "jail": Target(records.read_from_jail, mutators.reply, 1 << 16),
+    "admit": Target(admit_packet, packed.packet, seeds.packets, 1 << 13),
+    "announcement": Target(read_announcement, packed.announcement, seeds.announcements, 1 << 10),
+    "handshake": Target(messages.shake_hands, mutators.frames(messages.HANDSHAKES), seeds.handshakes, 1 << 13),
+    "exchange": Target(messages.exchange, mutators.frames(messages.EXCHANGES), seeds.conversations, 1 << 13),
+    "serve": Target(messages.serve, mutators.frames(messages.REQUESTS), seeds.requests, 1 << 12),
+    "fetch": Target(messages.fetch_packets, mutators.frames(messages.CHUNKS), seeds.streams, 1 << 13),
+    "record": Target(store_record, mutators.record, seeds.dht_records, 1 << 14),
+    "run_file": Target(read_run_file, mutators.run_file, seeds.run_files, RUN_FILE_CHARACTERS_MAX + 1024),
+    "address": Target(read_address, mutators.address, seeds.addresses, 512),
+    "certificate": Target(records.read_record, records.change_record, records.record_seeds, 1 << 12),
+    "invitation": Target(records.read_invitation, records.change_invitation, records.invitation_seeds, 1 << 12),
+    "mdns": Target(records.read_mdns, packed.repacked(packed.changed), records.mdns_seeds, 1 << 12),
+    "gguf": Target(records.read_gguf, raw, lambda: [b"GGUF\3\0\0\0" + bytes(16)], 1 << 13),
+    "jail": Target(records.read_from_jail, mutators.reply, records.jail_seeds, 1 << 16),
 }

@@ -102,6 +102,13 @@ def content(run: Run, author: bytes, round: int, slot: int, completions: Sequenc
     return pack_group(**named | {"prompt_ids": PROMPTS[row], "completions": completions} | fields)
 
 
+def episode(*runs: Sequence[int], finished: bool = True, logprob: float = -0.5) -> Completion:
+    """A completion of runs of ids: sampled, given, sampled, …"""
+    where = np.concatenate([np.full(len(run), index % 2 == 1) for index, run in enumerate(runs)])
+    ids = np.array([token for run in runs for token in run], np.uint32)
+    return Completion(ids, np.full(np.count_nonzero(~where), logprob, np.float32), finished, given=where)
+
+
 def packet(
     author: bytes, round: int, slot: int, *, run: Run = RUN, interior_eos: bool = False, other_prompt: bool = False
 ) -> bytes:
