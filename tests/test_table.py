@@ -25,32 +25,38 @@ PEERS = [identity(number).author for number in range(100, 110)]
 
 @cache
 def author(number):
-    return identity(number)
+    return identity(number).author
 
 
 @cache
 def signed(number, round, packets=3, content=0):
-    refs = [
-        PacketRef(slot, packet_digest(b"%d %d %d %d" % (number, round, slot, content)), 100, 1)
-        for slot in range(packets)
-    ]
-    return announce(author(number), run_id=RUN.id, round=round, policy_step=0, issued_at=0, packets=refs)
+    refs = []
+    for slot in range(packets):
+        digest = packet_digest(b"%d %d %d %d" % (number, round, slot, content))
+        refs.append(PacketRef(slot, digest, 100, 1))
+    return announce(identity(number), run_id=RUN.id, round=round, policy_step=0, issued_at=0, packets=refs)
+
+
+SIZE = len(signed(1, 0).encode()) + 3 * 40  # bytes that an announcement takes
 
 
 class Bench:
     """A table with a clock in hand."""
 
-    def __init__(self, capacity=2048, seed=0):
+    def __init__(self, seed=0, **options):
         self.clock = Clock()
-        self.table = Table(MAX_AGE, self.clock, random.Random(seed), capacity=capacity)
+        self.table = Table(MAX_AGE, self.clock, random.Random(seed), **options)
 
     def add(self, made, age=0, first_sender=PEERS[0], held=0):
         return self.table.add(made, made.encode(), age=age, first_sender=first_sender, held=held)
 
     def known(self, number, round=0):
-        known = self.table.get(author(number).author, round)
+        known = self.table.get(author(number), round)
         assert known is not None
         return known
+
+    def choose(self, count, wanted=-1, **options):
+        return self.table.choose(count, lambda known: wanted, **options)
 
 
 @pytest.fixture
@@ -58,8 +64,9 @@ def bench() -> Bench:
     return Bench()
 
 
-def everything(known):
-    return -1
+def authors_of(chosen):
+    """How many packets of each author were chosen."""
+    return Counter(target.known.announcement.author for target in chosen)
 
 
 def test_there_is_one_announcement_an_author_and_round_and_of_two_that_differ_the_first_stands(bench):
@@ -71,17 +78,18 @@ def test_there_is_one_announcement_an_author_and_round_and_of_two_that_differ_th
 
 
 def test_who_told_is_known_to_know_and_to_hold_what_it_says(bench):
-    bench.add(signed(1, 0, packets=3), first_sender=PEERS[0], held=0b001)
-    bench.add(signed(1, 0, packets=3), first_sender=PEERS[0], held=0b100)
-    bench.add(signed(1, 0, packets=3), first_sender=PEERS[1], held=0b11111000)
+    one, other = PEERS[:2]
+    for peer, held in ((one, 0b001), (one, 0b100), (other, 0b11111000)):
+        bench.add(signed(1, 0), first_sender=peer, held=held)
     known = bench.known(1)
-    assert known.knows == bench.table.bit(PEERS[0]) | bench.table.bit(PEERS[1])
-    assert [known.held_by(PEERS[0], index) for index in range(3)] == [True, False, True]
-    assert not any(known.held_by(PEERS[1], index) for index in range(3)), "there are only three packets"
-    assert all(known.held_by(author(1).author, index) for index in range(3)), "the author made them"
-    for peer in (PEERS[0], author(1).author):
+    assert known.knows == bench.table.bit(one) | bench.table.bit(other)
+    assert known.held_among({one}) == 0b101
+    assert known.held_among({other}) == 0, "there are only three packets"
+    assert all(known.held_by(author(1), index) for index in range(3)), "the author made them"
+    for peer in (one, author(1)):
         known.held_no_more(peer, 0)
-        assert not known.held_by(peer, 0) and known.held_by(peer, 2), "it said so"
+        assert not known.held_by(peer, 0), "it said so"
+        assert known.held_by(peer, 2)
         bench.table.note_holder(known, peer, 0b001, None)
         assert known.held_by(peer, 0), "and now that it has it"
 
@@ -90,7 +98,8 @@ def test_who_told_is_known_to_know_and_to_hold_what_it_says(bench):
 @example(ages=[(0.0, 1.9), (0.0, 40.0), (0.0, 60.0)])  # 1001.9 + 100, and the clock, differ in the last bit
 def test_row_18_nobody_makes_an_announcement_much_older_or_younger_than_it_is(ages):
     bench = Bench()
-    heard, claims = None, []
+    heard = None
+    claims = []
     for number, (claimed, passed) in enumerate(ages):
         bench.clock.now += passed
         bench.table.expire()
@@ -102,9 +111,9 @@ def test_row_18_nobody_makes_an_announcement_much_older_or_younger_than_it_is(ag
             claims.append(now - claimed)
         elif heard is not None:
             assert claimed > MAX_AGE or now > heard + MAX_AGE - ROUNDING
-        known = bench.table.get(author(1).author, 0)
+        known = bench.table.get(author(1), 0)
         if known is not None:
-            assert heard is not None and known.heard == heard
+            assert known.heard == heard
             assert min(heard, max(claims)) - AGE_SLACK * MAX_AGE - ROUNDING <= known.born <= heard + ROUNDING
 
 
@@ -127,14 +136,14 @@ def test_what_is_too_old_is_neither_taken_nor_kept_nor_chosen(bench):
     bench.add(signed(1, 2), age=0)
     bench.clock.now += 11
     assert [known.announcement.round for known in bench.table.sample(10, PEERS[5])] == [2]
-    assert bench.table.get(author(1).author, 1) is None
+    assert bench.table.get(author(1), 1) is None
     bench.clock.now += MAX_AGE - 10
-    assert bench.table.choose(10, everything) == []
+    assert bench.choose(10) == []
 
 
 @pytest.fixture
 def small() -> Bench:
-    """A table of which an first sender's part is four announcements, and an author's too."""
+    """A table of which a first sender's part is four announcements, and an author's too."""
     return Bench(capacity=4 * FIRST_SENDER_PART)
 
 
@@ -155,11 +164,12 @@ def test_who_tells_first_of_what_others_made_cannot_make_it_vanish(small):
     for round in range(300):
         small.clock.now += 0.1
         small.add(signed(1, round), first_sender=liar)
-    assert small.known(9).first_sender == honest and sum(known.first_sender == liar for known in small.table) == 4
+    assert small.known(9).first_sender == honest
+    assert sum(known.first_sender == liar for known in small.table) == 4
     for round in range(4):
         small.clock.now += 0.1
         small.add(signed(9, 1 + round), first_sender=honest)
-    assert small.table.get(author(9).author, 0) is None, "of its own part it is the oldest"
+    assert small.table.get(author(9), 0) is None, "of its own part it is the oldest"
 
 
 def test_an_authors_part_is_bounded_by_number_and_by_bytes_and_its_oldest_make_room(small):
@@ -168,14 +178,12 @@ def test_an_authors_part_is_bounded_by_number_and_by_bytes_and_its_oldest_make_r
         assert small.add(signed(1, round), first_sender=PEERS[round]) is Outcome.NEW
         small.add(signed(2, round), first_sender=None)
     assert sorted(known.announcement.round for known in small.table) == [6, 6, 7, 7, 8, 8, 9, 9]
-    size = len(signed(1, 0).encode()) + 3 * 40
-    bytes_max = 3 * FIRST_SENDER_PART * size
-    few = Table(MAX_AGE, small.clock, random.Random(0), bytes_max=bytes_max)
+    few = Bench(bytes_max=3 * FIRST_SENDER_PART * SIZE)
     for number in range(1, 41):
         for round in range(5):
-            made = signed(number, round)
-            assert few.add(made, made.encode(), age=0.0, first_sender=PEERS[number % 10]) is Outcome.NEW
-            assert len(few) * size <= bytes_max and len(few._authors.of(made.author)) <= 3
+            assert few.add(signed(number, round), first_sender=PEERS[number % 10]) is Outcome.NEW
+            assert len(few.table) <= 3 * FIRST_SENDER_PART
+            assert sum(known.announcement.author == author(number) for known in few.table) <= 3
 
 
 def test_nobody_is_told_what_it_told_or_was_told(bench):
@@ -192,7 +200,7 @@ def test_nobody_is_told_what_it_told_or_was_told(bench):
 def test_recent_authors_are_those_of_recent_announcements(bench):
     bench.add(signed(1, 0), age=50)
     bench.add(signed(2, 0), age=5)
-    assert bench.table.recent_authors(10) == {author(2).author}
+    assert bench.table.recent_authors(10) == {author(2)}
 
 
 @given(
@@ -205,73 +213,81 @@ def test_authors_take_turns_and_nothing_is_chosen_twice(rounds, count, seed):
     for number, many in rounds.items():
         for round in range(many):
             bench.add(signed(number, round, packets=2), age=10 * round)
-    chosen = bench.table.choose(count, everything)
+    chosen = bench.choose(count)
     assert len({target.key for target in chosen}) == len(chosen) == min(count, 2 * sum(rounds.values()))
-    taken = Counter(target.known.announcement.author for target in chosen)
+    taken = authors_of(chosen)
     for number, many in rounds.items():
-        had = taken[author(number).author]
+        had = taken[author(number)]
         assert had == 2 * many or had >= max(taken.values()) - 1, "an author was passed over"
 
 
 def test_what_is_done_on_its_way_or_unwanted_is_not_chosen(bench):
     bench.add(signed(1, 0, packets=4))
     known = bench.known(1)
-    known.done, known.pulling = 0b0001, 0b0010
-    assert {target.index for target in bench.table.choose(10, everything)} == {2, 3}
-    assert {target.index for target in bench.table.choose(10, lambda known: ~(1 << 3))} == {2}
+    known.done = 0b0001
+    known.pulling = 0b0010
+    for wanted, indices in ((-1, {2, 3}), (0b0111, {2})):
+        assert {target.index for target in bench.choose(10, wanted)} == indices
 
 
 def test_what_may_be_had_of_some_peers_is_what_they_hold_and_everything_of_its_author(bench):
     bench.add(signed(1, 0, packets=4))
     known = bench.known(1)
-    one, other = author(2).author, author(3).author
+    one, other = PEERS[2:4]
     bench.table.note_holder(known, one, 0b0011, None)
     bench.table.note_holder(known, other, 0b0110, None)
-    assert [known.held_among(peers) for peers in ({one}, {other}, {one, other}, set())] == [0b0011, 0b0110, 0b0111, 0]
-    assert known.held_among({author(1).author}) & known.unsettled == 0b1111
+    assert known.held_among({other}) == 0b0110
+    assert known.held_among({one, other}) == 0b0111
+    assert known.held_among(set()) == 0
+    assert known.held_among({author(1)}) & known.unsettled == 0b1111
 
 
 def test_row_76_for_identities_without_number_nobody_in_the_view_is_forgotten(bench):
-    table = bench.table = Table(MAX_AGE, bench.clock, random.Random(0), view={PEERS[0]})
-    bench.add(signed(1, 0, packets=3), first_sender=PEERS[0], held=0b101)
-    for number in range(PEERS_MAX + 10):
-        table.note_holder(bench.known(1), author(1000 + number).author, 0b001, None)
-        assert table.sample(1, author(1000 + number).author) == []
-    assert bench.known(1).copied_among({PEERS[0]}) == 0b101
-    assert bench.known(1).holders.keys() == {PEERS[0], author(1).author}, "what others hold makes no scan slower"
+    table = bench.table = Table(MAX_AGE, bench.clock, view={PEERS[0]})
+    bench.add(signed(1, 0), held=0b101)
+    known = bench.known(1)
+    for number in range(1000, 1010 + PEERS_MAX):
+        table.note_holder(known, author(number), 0b001, None)
+        assert table.sample(1, author(number)) == []
+    assert known.copied_among({PEERS[0]}) == 0b101
+    assert known.holders.keys() == {PEERS[0], author(1)}, "what others hold makes no scan slower"
     assert table.sample(1, PEERS[0]) == [], "it is not told again"
 
 
 def test_the_fresher_of_two_is_preferred(bench):
     for number in range(1, 11):
         bench.add(signed(number, 0, packets=1), age=float(number))
-    first = Counter(bench.table.choose(1, everything)[0].known.announcement.author for _ in range(500))
-    freshest, oldest = first[author(1).author], first[author(10).author]
-    assert oldest == 0, "the oldest loses against whomever it is drawn with"
-    assert 60 < freshest < 140, "the freshest wins whenever it is drawn, one time in five"
+    first = Counter()
+    for _ in range(500):
+        first += authors_of(bench.choose(1))
+    assert first[author(10)] == 0, "the oldest loses against whomever it is drawn with"
+    assert 60 < first[author(1)] < 140, "the freshest wins whenever it is drawn, one time in five"
 
 
 def test_of_one_author_the_freshest_goes_first(bench):
     for round, age in enumerate((30, 10, 20)):
         bench.add(signed(1, round, packets=1), age=age)
-    assert [target.known.announcement.round for target in bench.table.choose(3, everything)] == [1, 2, 0]
+    assert [target.known.announcement.round for target in bench.choose(3)] == [1, 2, 0]
 
 
 def test_of_an_authors_packets_of_about_one_age_one_that_others_hold_is_chosen_first(bench):
     """Else all would load it from the author as soon as it announces it."""
     for round, age in ((0, 99.0), (1, 40.0), (2, 5.0)):
-        bench.add(signed(1, round), age=age, first_sender=PEERS[0], held=0b010 if round < 2 else 0)
-    chosen = bench.table.choose(3, everything, peers={PEERS[0], author(1).author})
-    assert [(target.known.announcement.round, target.index) for target in chosen] == [(1, 1), (2, 2), (2, 1)]
+        bench.add(signed(1, round), age=age, held=0b010 if round < 2 else 0)
+    chosen = bench.choose(3, peers={PEERS[0], author(1)})
+    assert [target.key[1:] for target in chosen] == [(1, 1), (2, 2), (2, 1)]
 
 
 class TableMachine(RuleBasedStateMachine):
-    """Whatever is done, what is kept beside the announcements agrees with them, and nothing too old stays."""
+    """Whatever is done, each has its part of the room, by number and by bytes, and nothing too old stays."""
 
-    @initialize(capacity=st.sampled_from([1, 8, 16, 24]), seed=st.integers(0, 9))
-    def begin(self, capacity, seed):
-        self.bench = Bench(capacity, seed)
+    @initialize(capacity=st.sampled_from([1, 8, 16, 24]), many=st.sampled_from([8, 12, 1000]), seed=st.integers(0, 9))
+    def begin(self, capacity, many, seed):
+        """A table of so many announcements, and of the bytes of so many."""
+        self.bench = Bench(seed, capacity=capacity, bytes_max=many * SIZE)
         self.table = self.bench.table
+        self.most = min(capacity, many)
+        self.share = max(1, min(capacity, many) // FIRST_SENDER_PART)
 
     @rule(
         who=st.integers(1, 5),
@@ -283,12 +299,15 @@ class TableMachine(RuleBasedStateMachine):
     )
     def add(self, who, round, content, age, first_sender, held):
         made = signed(who, round, content=content)
+        before = len(self.table)
         if self.bench.add(made, age, first_sender, held) is Outcome.NEW:
             assert self.table.get(made.author, made.round) is not None
+            assert len(self.table) >= before - 1, "few make room: the author's oldest, the first sender's, or one"
 
     @rule(which=st.integers(0, 23), peer=st.sampled_from(PEERS[:4]), age=st.none() | st.floats(-10, 300))
     def hear_of(self, which, peer, age):
-        if known := list(self.table):
+        known = list(self.table)
+        if known:
             born = None if age is None else self.bench.clock() - age
             self.table.note_holder(known[which % len(known)], peer, 1, born)
 
@@ -309,26 +328,19 @@ class TableMachine(RuleBasedStateMachine):
         assert len({known.key for known in drawn}) == len(drawn) <= count
         assert all(known in self.table for known in drawn)
         assert sum(not known.knows & bit for known in drawn) == min(count, new)
-        for known in drawn if tell else ():
-            self.table.tell(peer, known)
+        if tell:
+            for known in drawn:
+                self.table.tell(peer, known)
 
     @invariant()
-    def all_agrees(self):
-        if not hasattr(self, "table"):
-            return
-        table, known = self.table, list(self.table)
-        assert table._by_id == {one.id: one for one in known}
-        authors = table._authors, lambda one: one.announcement.author
-        for shares, whose in ((table._first_sent, lambda one: one.first_sender), authors):
-            held = {}
-            for one in known:
-                if whose(one) is not None:
-                    held.setdefault(whose(one), {})[one.key] = one
-            assert shares.by == held
-            assert shares.size == {who: sum(one.size for one in ones.values()) for who, ones in held.items()}
-            assert all(len(ones) <= max(1, table.capacity // FIRST_SENDER_PART) for ones in held.values())
-        assert table._bytes == sum(one.size for one in known)
-        assert len(known) <= table.capacity and len(table._left) <= 2 * table.capacity
+    def each_has_its_part(self):
+        known = list(self.table)
+        assert len(known) <= self.most
+        assert all(self.table.find(one.id) is one for one in known)
+        authors = Counter(one.announcement.author for one in known)
+        senders = Counter(one.first_sender for one in known if one.first_sender is not None)
+        for shares in (authors, senders):
+            assert max(shares.values(), default=0) <= self.share
 
 
 TestTableMachine = TableMachine.TestCase
@@ -344,47 +356,48 @@ def rows_of(made):
 
 
 def by_row(*announcements):
-    table = Table(MAX_AGE, Clock(), random.Random(0), rows_of=rows_of)
+    bench = Bench(rows_of=rows_of)
     for made in announcements:
-        table.add(made, made.encode(), age=0.0, first_sender=PEERS[0])
-    return table
+        bench.add(made)
+    return bench
 
 
 def test_the_packets_of_named_rows_are_chosen_and_no_others():
-    one, two = signed(1, 1), signed(2, 1)
-    table, wanted = by_row(one, two), [rows_of(two)[1], rows_of(one)[2]]
-    chosen = table.choose(3, everything, rows=wanted)
+    one = signed(1, 1)
+    two = signed(2, 1)
+    bench = by_row(one, two)
+    wanted = [rows_of(two)[1], rows_of(one)[2]]
+    chosen = bench.choose(3, rows=wanted)
     assert {target.key for target in chosen} == {(two.author, 1, 1), (one.author, 1, 2)}
-    assert [target.key for target in table.choose(1, everything, rows=wanted[:1])] == [(two.author, 1, 1)]
-    assert not table.choose(3, lambda known: 0, rows=wanted), "no free holder"
+    assert [target.key for target in bench.choose(1, rows=wanted[:1])] == [(two.author, 1, 1)]
+    assert not bench.choose(3, 0, rows=wanted), "no free holder"
     for target in chosen:
         target.known.pulling |= 1 << target.index
-    assert not table.choose(3, everything, rows=wanted), "they are under way"
+    assert not bench.choose(3, rows=wanted), "they are under way"
 
 
 def test_of_named_rows_the_first_are_chosen_authors_take_turns_and_other_rows_cost_nothing():
     def same_rows(made):
         return dict.fromkeys(range(7), 900) | {index: index for index in range(7, 10)}
 
-    table = Table(MAX_AGE, Clock(), random.Random(0), rows_of=same_rows)
+    bench = Bench(rows_of=same_rows)
     for number in range(40):
-        made = signed(number, 1, 10)
-        table.add(made, made.encode(), age=0.0, first_sender=PEERS[number % 10])
+        bench.add(signed(number, 1, 10), first_sender=PEERS[number % 10])
     calls = Counter()
     sys.setprofile(lambda frame, event, what: calls.update([event]))
-    chosen = table.choose(2, everything, rows=[9, 33, 8, 7])
+    chosen = bench.choose(2, rows=[9, 33, 8, 7])
     sys.setprofile(None)
     assert [target.known.rows[target.index] for target in chosen] == [9, 8]
-    assert len({target.known.announcement.author for target in chosen}) == 2
+    assert len(authors_of(chosen)) == 2
     assert calls["call"] + calls["c_call"] < 3 * 40 * 10, "three calls a packet that was announced"
-    every = Counter(target.known.announcement.author for target in table.choose(3, everything, rows=[9, 33, 8, 7]))
-    assert every.total() == 3 == len(every)
+    assert len(authors_of(bench.choose(3, rows=[9, 33, 8, 7]))) == 3
 
 
 def test_newcomers_share_their_part_of_named_rows_and_keep_nobody_out():
-    strangers, other = [signed(1, round, 1) for round in range(20)], signed(2, 1, 1)
+    strangers = [signed(1, round, 1) for round in range(20)]
+    other = signed(2, 1, 1)
     rows = [rows_of(one)[0] for one in (*strangers, other)]
-    table = by_row(*strangers, other)
-    assert len(table.choose(9, everything, Newcomers(lambda who: True, room=2), rows)) == 2
-    chosen = table.choose(1, everything, Newcomers(lambda who: who != other.author, room=0), rows)
+    bench = by_row(*strangers, other)
+    assert len(bench.choose(9, newcomers=Newcomers(lambda who: True, room=2), rows=rows)) == 2
+    chosen = bench.choose(1, newcomers=Newcomers(lambda who: who != other.author, room=0), rows=rows)
     assert [target.key for target in chosen] == [(other.author, 1, 0)], "theirs are all named before"
