@@ -7,7 +7,7 @@ from ftis_node.errors import UsageError
 from ftis_node.tasks.templates import REASONING
 from ftis_node.tokenizer.asking import message_of, prompt_ids
 from ftis_node.tokenizer.chat import NoChat, chat_of, chat_wanted, chat_with
-from ftis_node.worker.formats import TextPackets, TokenPackets, packets_of
+from ftis_node.worker.formats import TokenPackets, packets_of
 from tests.support.small_models import tiny_tokenizer
 from tests.support.swarm import make_run, make_text_run
 from tests.support.tokenizers import CHATML, speaker
@@ -130,11 +130,11 @@ def test_the_chat_is_part_of_a_runs_id_and_runs_without_one_keep_theirs():
 
 def test_in_a_run_of_text_each_model_is_asked_in_its_own_way_and_prompts_have_one_name():
     run = make_text_run(template=REASONING)
-    made = [packets_of(run, tokenizer, Settings()) for tokenizer in (speaker(CHATML), speaker(GEMMA, "<eos>"))]
-    made.append(TextPackets(run, tiny_tokenizer()))
+    tokenizers = (speaker(CHATML), speaker(GEMMA, "<eos>"), tiny_tokenizer())
+    made = [packets_of(run, tokenizer, Settings()) for tokenizer in tokenizers]
     text = run.template.replace("{question}", "1+1?")
     ids = [packets.prompt(run.template, "1+1?") for packets in made[:2]]
     assert ids[0] != ids[1]
     assert len({packets.digest(text, []) for packets in made}) == 1
     for packets in made[:2]:
-        assert packets.chat.end in packets.ends
+        assert packets.asked.chat.end in packets.asked.ends

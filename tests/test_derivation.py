@@ -21,6 +21,7 @@ from torch import Tensor
 
 from ftis_node.objective import PRESETS
 from ftis_node.objective.filter import kept_by_filter
+from tests.support.objective_batches import termed
 
 WORDS, END, CAP = 3, 2, 3  # two words and an end; a completion has at most three tokens
 FTIS = PRESETS["ftis"]
@@ -89,8 +90,8 @@ class World:
         """E of a sample's gradient under the generator, through the code that trains."""
         new = of_tokens(self.learner)
         told = {"sampler_logprobs": of_tokens(self.generator), "lengths": LENGTHS, "advantages": self.advantages}
-        terms = objective.terms(
-            trainer_logprobs=new, start_logprobs=new.detach(), weights=self.drawn_by * factor, **told
+        terms = termed(
+            objective, trainer_logprobs=new, start_logprobs=new.detach(), weights=self.drawn_by * factor, **told
         )
         return torch.autograd.grad(terms.value.sum(), self.learner)[0]
 

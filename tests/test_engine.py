@@ -21,7 +21,7 @@ from ftis_node.tokenizer.asking import prompt_ids
 from ftis_node.worker import engine as engine_module
 from ftis_node.worker import messages
 from ftis_node.worker.engine import Engine
-from ftis_node.worker.formats import TEXT_LETTERS, TokenPackets
+from ftis_node.worker.formats import TEXT_LETTERS, packets_of
 from tests.support.small_models import arithmetic_run as run_of
 from tests.support.small_models import arithmetic_settings as settings
 from tests.support.small_models import batch_of, completions_of, opened_engine, packed
@@ -120,13 +120,10 @@ def written(engine, text, finished):
 
 
 def test_what_has_an_id_without_a_row_here_is_not_trained_on(engine):
-    packets = TokenPackets(engine.run, engine.policy.tokenizer, vocabulary=24)
+    packets = packets_of(engine.run, engine.policy.tokenizer, Settings(), vocabulary=24)
     for text, readable in (("1)", False), ("1(", True)):
         packet = written(engine, text, False)
-        assert (
-            packets.read(packet).readable() is readable
-            and (list(packets.read(packet).completions(own=False)) == [None]) is not readable
-        )
+        assert (list(packets.read(packet).completions(own=False)) == [None]) is not readable
 
 
 def test_only_a_finished_right_answer_is_rewarded(engine):

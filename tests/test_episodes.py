@@ -143,7 +143,7 @@ def test_a_run_with_turns_has_a_digest_of_the_text_between_answers_too():
     with pytest.raises(UsageError, match="which this model has not"):
         chat_with(speaker(CHATML), chat.digest(), turns=2)
     run = make_run(packet=3, turns=2, chat=chat.digest(2))
-    assert packets_of(run, speaker(CHATML), arithmetic_settings()).chat is not None
+    assert packets_of(run, speaker(CHATML), arithmetic_settings()).asked.chat is not None
 
 
 @pytest.mark.parametrize(

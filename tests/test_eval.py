@@ -270,25 +270,25 @@ def test_an_unfinished_completion_is_wrong_but_may_be_lenient():
 
 
 def test_what_does_not_fit_is_halved(monkeypatch):
-    from ftis_node.evaluate import greedy
+    from ftis_node.evaluate import playing
     from ftis_node.policy import room
 
     monkeypatch.setattr(room, "WAITS", ())
     policy = tiny_policy()
-    whole = greedy.generate
+    whole = playing.generate
     sizes = []
 
-    def small(policy, prompts, **rest):
-        sizes.append(len(prompts))
-        if len(prompts) > 4:
+    def small(policy, prompts, batch, **rest):
+        sizes.append(min(batch, len(prompts)))
+        if sizes[-1] > 4:
             raise torch.OutOfMemoryError("no")
-        return whole(policy, prompts, **rest)
+        return whole(policy, prompts, batch=batch, **rest)
 
-    monkeypatch.setattr(greedy, "generate", small)
+    monkeypatch.setattr(playing, "generate", small)
     prompts, examples = questions(policy, 10)
     with scoring("integer") as scorer:
         outcome = evaluate(policy, prompts, examples, scorer, CAP, batch=100)
-        assert sizes == [10, 5, 2, 2, 2, 2, 2] and outcome.batch == 2
-        monkeypatch.setattr(greedy, "generate", lambda *_, **__: (_ for _ in ()).throw(torch.OutOfMemoryError()))
+        assert sizes == [10, 5, 2] and outcome.batch == 2
+        monkeypatch.setattr(playing, "generate", lambda *_, **__: (_ for _ in ()).throw(torch.OutOfMemoryError()))
         with pytest.raises(FtisError, match="single prompt"):
             evaluate(policy, prompts, examples, scorer, CAP)

@@ -9,7 +9,7 @@ from ftis_node.objective import PRESETS, Diagnostics
 from ftis_node.objective.diagnostics import TOLERANCE, WHOLE_POWER
 from ftis_node.step_report import BETS
 from ftis_node.swarm.claims import DISPROVED, DOUBTED, Claims
-from tests.support.objective_batches import graded, packed
+from tests.support.objective_batches import add, graded, packed, termed
 
 LENGTHS = torch.tensor([3, 2, 4])
 ADVANTAGES = torch.tensor([1.2, -0.7, 0.4])
@@ -34,7 +34,7 @@ def test_with_one_token_a_chunk_it_is_the_objective_over_tokens_bit_for_bit(name
         claims = tokens["start_logprobs"] - torch.linspace(-1, 1, 9)
         samples = {"ended": torch.tensor([True, False, True]), "own": torch.tensor([True, False, False])}
         tokens |= {"sampler_logprobs": claims, "lengths": LENGTHS, "advantages": ADVANTAGES, **samples}
-        terms = PRESETS[name].terms(**tokens, gate=-2.0, chunks=chunks)
+        terms = termed(PRESETS[name], **tokens, gate=-2.0, chunks=chunks)
         terms.value.sum().backward()
         found.append([tokens["trainer_logprobs"].grad, *(value.detach() for value in vars(terms).values())])
     for plain, chunked in zip(*found, strict=True):
@@ -67,31 +67,29 @@ def test_the_gradient_is_that_of_the_value(name):
     """Against finite differences of the surrogate; weights and filter are constants of the step."""
 
     def value(new):
-        return (
-            PRESETS[name]
-            .terms(trainer_logprobs=new, start_logprobs=start, sampler_logprobs=claims, chunks=CHUNKS, **samples)
-            .value.sum()
-        )
+        terms = termed(PRESETS[name], trainer_logprobs=new, **samples)
+        return terms.value.sum()
 
     start = drawn(3)["start_logprobs"].double()
     ended = torch.tensor([True, False, False])
-    samples = {"lengths": LENGTHS, "advantages": ADVANTAGES.double(), "ended": ended}
     claims = -torch.rand(6, generator=torch.Generator().manual_seed(4)).double() * 4
+    samples = {"lengths": LENGTHS, "advantages": ADVANTAGES.double(), "ended": ended}
+    samples |= {"start_logprobs": start, "sampler_logprobs": claims, "chunks": CHUNKS}
     assert torch.autograd.gradcheck(value, (start.clone().requires_grad_(),), eps=1e-6, atol=1e-6)
 
 
 def test_the_vanilla_surrogate_counts_a_chunk_once():
-    terms = PRESETS["vis"].terms(**packed([[-1.0, -2.0]], [1.0], generator=[[-3.1]], chunks=[0, 0]))
+    terms = termed(PRESETS["vis"], **packed([[-1.0, -2.0]], [1.0], generator=[[-3.1]], chunks=[0, 0]))
     assert terms.value.item() == pytest.approx(math.exp(0.1) / 2)
 
 
 def summed(objective, claims, chunks, chunked):
-    diagnostics = Diagnostics()
-    terms = objective.terms(**drawn(), sampler_logprobs=claims, lengths=LENGTHS, advantages=ADVANTAGES, chunks=chunks)
-    diagnostics.add(
-        terms, advantages=ADVANTAGES, lengths=LENGTHS, sources=["a", "a", "b"], own="own", chunked=torch.tensor(chunked)
-    )
-    diagnostics.add_unreadable("b", 2, judged=1)
+    diagnostics = Diagnostics("own")
+    batch = drawn() | {"sampler_logprobs": claims, "lengths": LENGTHS, "advantages": ADVANTAGES}
+    terms = termed(objective, **batch, chunks=chunks)
+    add(diagnostics, terms, batch, ["a", "a", "b"], chunked=torch.tensor(chunked))
+    diagnostics.unreadable["b"] = 2
+    diagnostics.unreadable_judged["b"] = 1
     return diagnostics.summary().sources
 
 

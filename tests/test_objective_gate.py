@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftis_node.objective import PRESETS, Terms
-from tests.support.objective_batches import graded, packed
+from tests.support.objective_batches import graded, packed, termed
 
 GATED = PRESETS["gated"]
 
@@ -17,7 +17,7 @@ def terms_of(name, samples, advantages, **more):
     """Terms of samples given by their log-probs under the learner; the generator claims the same less one nat."""
     objective = PRESETS[name].replace(**more.pop("changes", {}))
     claimed = [[x - 1 for x in sample] for sample in samples]
-    return objective.terms(**packed(samples, advantages, generator=claimed, **more))
+    return termed(objective, **packed(samples, advantages, generator=claimed, **more))
 
 
 SAMPLES = [[-1.0, -3.0], [-9.0], [-9.0], [-2.0, -2.0, -2.0], [-2.5], [-0.1]]
@@ -78,11 +78,11 @@ def test_a_step_of_which_all_was_dropped_is_divided_by_one():
 @pytest.mark.parametrize("name", PRESETS)
 def test_without_a_gradient_the_figures_are_the_same(name):
     batch = packed([[-1.0, -2.0]], [0.7], new=[[-1.1, -1.9]], generator=[[-3.0, -2.5]])
-    plain = PRESETS[name].terms(**batch)
+    plain = termed(PRESETS[name], **batch)
     (trained, _) = graded(PRESETS[name], batch)
     with torch.no_grad():
-        evaluated = PRESETS[name].terms(
-            **batch | {"trainer_logprobs": batch["trainer_logprobs"].clone().requires_grad_()}
+        evaluated = termed(
+            PRESETS[name], **batch | {"trainer_logprobs": batch["trainer_logprobs"].clone().requires_grad_()}
         )
     assert trained.value.requires_grad and not plain.value.requires_grad and not evaluated.value.requires_grad
     for field in Terms.__dataclass_fields__:
@@ -100,8 +100,8 @@ def test_a_gpu_says_the_same(name):
     flags = {"ended": [True, True, False], "own": [True, False, False], "gate": -2.0}
     batch = packed(start, [1.0, -1.0, 0.5], later, claimed, **flags)
     objective = PRESETS[name].replace(aggregation="fixed", divisor=8.0)
-    here = objective.terms(**batch)
-    there = objective.terms(**batch | {"trainer_logprobs": batch["trainer_logprobs"].cuda()})
+    here = termed(objective, **batch)
+    there = termed(objective, **batch | {name: one.cuda() for name, one in batch.items() if name != "gate"})
     for field in Terms.__dataclass_fields__:
         assert getattr(there, field).is_cuda
         torch.testing.assert_close(getattr(there, field).cpu(), getattr(here, field))

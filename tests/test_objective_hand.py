@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ftis_node.objective import PRESETS
-from tests.support.objective_batches import graded, packed
+from tests.support.objective_batches import graded, packed, termed
 from tests.support.objective_by_hand import CAP, RULES, Completion, Group, loss_by_hand
 
 
@@ -52,8 +52,9 @@ def loss_of_the_code(objective, groups, level):
         weights=[group.weight for group, *_ in taught],
         gate=level,
     )
-    terms = objective.terms(
-        **batch | {"trainer_logprobs": torch.stack([x for completion in completions for x in completion.new])}
+    terms = termed(
+        objective,
+        **batch | {"trainer_logprobs": torch.stack([x for completion in completions for x in completion.new])},
     )
 
     def counted(completion):
@@ -131,7 +132,7 @@ def test_a_gate_and_a_filter_together_drop_what_either_drops(level):
 def test_filter_drops_at_the_threshold_itself_and_never_what_has_a_positive_advantage():
     objective = PRESETS["ftis"].replace(divergence="k1", reduction="sum", threshold=1.0)
     for advantage, claimed, kept in [(-1.0, -1.0, False), (0.0, -1.0, False), (-1.0, -1.25, True), (0.5, 0.0, True)]:
-        terms = objective.terms(**packed([[-2.0]], [advantage], generator=[[claimed]]))
+        terms = termed(objective, **packed([[-2.0]], [advantage], generator=[[claimed]]))
         assert terms.kept.tolist() == [kept], (advantage, claimed)
 
 

@@ -11,7 +11,7 @@ from ftis_node.learner.batch import Batch, Part, TrainingGroup, imitated
 from ftis_node.methods.choices import PART_NAMES
 from ftis_node.objective import PRESETS
 from ftis_node.packet import Completion
-from tests.support.objective_batches import graded, packed
+from tests.support.objective_batches import graded, packed, termed
 
 LENGTHS = [3, 2, 4, 1]
 ADVANTAGES = [1.2, -0.7, 0.4, -1.5]
@@ -31,8 +31,8 @@ def drawn(seed):
 def terms_of(objective, new, start, generator, **more):
     advantages = torch.tensor(ADVANTAGES, dtype=torch.float64)
     more = {"own": torch.tensor(OWN), "lengths": torch.tensor(LENGTHS)} | more
-    return objective.terms(
-        trainer_logprobs=new, start_logprobs=start, sampler_logprobs=generator, advantages=advantages, **more
+    return termed(
+        objective, trainer_logprobs=new, start_logprobs=start, sampler_logprobs=generator, advantages=advantages, **more
     )
 
 
@@ -95,7 +95,7 @@ def test_grafts_weight_is_of_each_sides_own_tokens():
     """Three tokens here, two pieces there: s = e^(−1 + 1.5); then the floor, and one's own."""
     for claims, weight in (([-1.0, -2.0], 1.0), ([-0.9, -0.9], math.exp(-0.1)), ([-0.5, -0.5], 0.0)):
         batch = packed([[-1.0] * 3], [1.0], generator=[claims], own=[False], chunks=[0, 0, 1], written=[2])
-        assert PRESETS["graft"].terms(**batch).value.item() == pytest.approx(3 * weight), claims
+        assert termed(PRESETS["graft"], **batch).value.item() == pytest.approx(3 * weight), claims
 
 
 @pytest.mark.parametrize("name", ["graft", "hacpo"])
@@ -105,7 +105,7 @@ def test_a_peer_with_the_same_policy_is_trusted_whole_with_the_end_and_without(n
     for length in (1, 2, 3, 50):
         policy = torch.linspace(-3.0, -0.1, length).tolist()
         batch = packed([policy], [1.0], ended=[True], own=[False], written=[length])
-        terms = PRESETS[name].replace(count_end=count_end).terms(**batch)
+        terms = termed(PRESETS[name].replace(count_end=count_end), **batch)
         counted = length - (not count_end)
         assert terms.value.item() == pytest.approx(counted / (max(counted, 1) if name == "hacpo" else 1)), length
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ftis_node.objective import PRESETS
 from ftis_node.objective.divergence import ESTIMATORS, REDUCTIONS
 from ftis_node.objective.packed import owners
-from tests.support.objective_batches import FORMULAS, packed
+from tests.support.objective_batches import FORMULAS, packed, termed
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0, 0.1, 1 / 3, 1e-300, 1e300])
@@ -95,5 +95,5 @@ def test_divergences_are_those_of_the_formulas(name, d):
 def test_one_token_next_to_impossible_vetoes_two_hundred_good_ones():
     # The reading of g = 50: the mean of k3_reverse passes it by one token of about 9.3 nats among 200.
     for nats, dropped in [(9.0, False), (9.4, True)]:
-        terms = PRESETS["ftis"].terms(**packed([[-nats, *[0.0] * 199]], [-1.0], generator=[[0.0] * 200]))
+        terms = termed(PRESETS["ftis"], **packed([[-nats, *[0.0] * 199]], [-1.0], generator=[[0.0] * 200]))
         assert terms.kept.tolist() == [not dropped]

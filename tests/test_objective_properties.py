@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch.nn.utils.rnn import pad_sequence
 
 from ftis_node.objective import PRESETS, Terms, formulas
-from tests.support.objective_batches import graded, packed
+from tests.support.objective_batches import graded, packed, termed
 
 EVERY = settings(max_examples=50, derandomize=True)
 log_probs = st.floats(-15, 0)
@@ -88,7 +88,7 @@ def test_no_gradient_leaks_from_a_source_of_weight_zero(objective):
 
 
 def test_an_unfiltered_nan_is_not_hidden_from_the_learner():
-    terms = PRESETS["ftis"].terms(**packed([[math.nan]], [-1.0], generator=[[-1.0]]))
+    terms = termed(PRESETS["ftis"], **packed([[math.nan]], [-1.0], generator=[[-1.0]]))
     assert terms.kept.all() and terms.value.isnan().all()
 
 

@@ -11,6 +11,7 @@ from transformers import Qwen2ForCausalLM
 
 from ftis_node.objective import PRESETS
 from ftis_node.policy.policy import Policy
+from tests.support.objective_batches import termed
 from tests.support.small_models import plain_logprobs, tiny_config, tiny_tokenizer
 
 pytestmark = pytest.mark.slow  # TRL takes long to import; the formulas are tested sample by sample
@@ -188,7 +189,8 @@ def oracle(policy, tmp_path_factory) -> Any:
 
 def our_loss(objective, batch, new):
     """−Σ_i c_i · value_i / D as the learner has it, and which samples were kept."""
-    terms = objective.terms(
+    terms = termed(
+        objective,
         trainer_logprobs=new,
         start_logprobs=batch.packed(batch.start),
         sampler_logprobs=batch.packed(batch.generator),

@@ -279,5 +279,5 @@ def test_why_a_model_is_padded_is_told(monkeypatch):
     def fail(*_, **__):
         raise TypeError("forward() got an unexpected keyword argument 'packing'")
 
-    monkeypatch.setattr(packing.Packing, "in_tables", fail)
+    monkeypatch.setitem(AttentionInterface._global_mapping, "ftis_tables", fail)
     assert "(forward() got an unexpected keyword argument" in ready(replace(policy, packed=False)).way

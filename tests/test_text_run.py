@@ -24,8 +24,9 @@ from ftis_node.swarm.announcement import right_of
 from ftis_node.swarm.identity import Identity
 from ftis_node.tokenizer.codec import Codec
 from ftis_node.worker.engine import Engine
-from ftis_node.worker.formats import Slot, TextPackets
+from ftis_node.worker.formats import Slot, packets_of
 from ftis_node.worker.messages import GroupPart, ReadableGroup, StepGroup
+from tests.support.objective_batches import termed
 from tests.support.small_models import arithmetic_run, arithmetic_settings, batch_of
 from tests.support.steppers import stepper
 
@@ -156,7 +157,7 @@ def completion(text, tokenizer, *, end=True):
 
 def text_packets(engine, run, **changes):
     """The engine's packets in a run with other caps."""
-    return TextPackets(run.model_copy(update=changes), engine.policy.tokenizer)
+    return packets_of(run.model_copy(update=changes), engine.policy.tokenizer, arithmetic_settings())
 
 
 def packet_of(context, completions, prompt=""):
@@ -303,7 +304,8 @@ def test_row_47_no_way_of_cutting_a_text_raises_the_judged_weight_and_none_passe
         read = Codec(reader.policy.tokenizer).from_text(made)
         assert isinstance(read, Completion)
         start = torch.linspace(-2, -0.1, len(read))
-        terms = reader.learner.objective.terms(
+        terms = termed(
+            reader.learner.objective,
             trainer_logprobs=start,
             start_logprobs=start,
             sampler_logprobs=torch.from_numpy(read.logprobs),

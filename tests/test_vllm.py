@@ -73,7 +73,7 @@ def test_what_it_samples_is_as_asked(server, engine):
     assert [len(group) for group in groups] == [8] * 4
     for group in groups:
         for one in group:
-            ends = np.isin(one.token_ids, engine.packets.ends)
+            ends = np.isin(one.token_ids, engine.packets.asked.ends)
             assert one.finished == ends[-1] and not ends[:-1].any() and len(one) <= engine.run.completion_tokens
     asked = server.asked[-1]
     assert asked["prompt"] == [engine.prompts[row] for row in ROWS] and asked["n"] == 8

@@ -8,15 +8,14 @@ from ftis_node.evaluate.episodes import Episodes
 from ftis_node.evaluate.evaluation import Evaluation
 from ftis_node.evaluate.intervals import wilson
 from ftis_node.evaluate.judging import Judged, judge
-from ftis_node.evaluate.playing import play
+from ftis_node.evaluate.playing import play, sampled
 from ftis_node.fit.context import context_of, refuse_prompts
 from ftis_node.fit.memory import FRAGMENTATION, Device, Setup, Workload, estimate
 from ftis_node.host.doing import doing
-from ftis_node.packet import Completion
-from ftis_node.policy.generate.stream import Sampling, generate
+from ftis_node.policy.generate.sampling import Prompts, Sampling
 from ftis_node.policy.measure import geometry_of
 from ftis_node.policy.policy import Policy
-from ftis_node.policy.room import Room, fitting
+from ftis_node.policy.room import Room
 from ftis_node.tasks import Example, Scorer, Task
 from ftis_node.tokenizer.asking import prompt_ids
 from ftis_node.tokenizer.chat import Chat
@@ -65,7 +64,7 @@ def _evaluation(correct: int, prompts: int, totals: Mapping[str, float], seconds
 
 def evaluate(
     policy: Policy,
-    prompts: Sequence[Sequence[int]],
+    prompts: Prompts,
     examples: Sequence[Example],
     scorer: Scorer,
     sampling: Sampling,
@@ -94,9 +93,8 @@ def evaluate(
     judged: list[Judged] = []
     with doing("evaluating", len(prompts), "questions"):
         while len(judged) < len(prompts):
-            some = slice(len(judged), None)
-            groups = _sample(policy, prompts[some], sampling, room)
-            some = slice(len(judged), len(judged) + len(groups))
+            some = slice(len(judged), len(judged) + room.size)
+            groups = sampled(policy, prompts[some], sampling, room)
             if episodes is not None:
                 shown = (prompts[some], groups, examples[some])
                 groups = play(policy, episodes, *shown, scorer, sampling, room=room)
@@ -155,13 +153,3 @@ def batch_that_fits(policy: Policy, prompt_tokens: int, completion_tokens: int, 
             break
         batch //= 2
     return batch
-
-
-def _sample(policy: Policy, prompts: Sequence[Sequence[int]], sampling: Sampling, room: Room) -> list[list[Completion]]:
-    """One completion of each of the first prompts, as many as fit."""
-    return fitting(
-        lambda some: generate(policy, prompts[:some], group=1, sampling=sampling, batch=some),
-        room,
-        there=len(prompts),
-        least=1,
-    )

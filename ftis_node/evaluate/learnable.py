@@ -12,7 +12,7 @@ import msgspec
 from ftis_node.evaluate.judging import Judged, judge
 from ftis_node.evaluate.playing import sampled
 from ftis_node.host.doing import doing
-from ftis_node.policy.generate.stream import Sampling
+from ftis_node.policy.generate.sampling import Prompts, Sampling
 from ftis_node.policy.policy import Policy
 from ftis_node.policy.room import Room
 from ftis_node.tasks import Example, Scorer
@@ -110,7 +110,7 @@ class Learnable(msgspec.Struct, frozen=True):
 def tried(
     policy: Policy,
     rows: Sequence[int],
-    prompts: Sequence[Sequence[int]],
+    prompts: Prompts,
     examples: Sequence[Example],
     scorer: Scorer,
     sampling: Sampling,

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from ftis_node.evaluate.episodes import Episodes
 from ftis_node.packet import Completion
-from ftis_node.policy.generate.stream import Sampling, generate
+from ftis_node.policy.generate.sampling import CompletionGroups, Prompts, Sampling
+from ftis_node.policy.generate.stream import generate
 from ftis_node.policy.generate.turns import go_on
 from ftis_node.policy.policy import Policy
 from ftis_node.policy.room import Room, fitting
@@ -17,13 +18,13 @@ from ftis_node.tasks import Example, Scorer
 
 def sampled(
     policy: Policy,
-    prompts: Sequence[Sequence[int]],
+    prompts: Prompts,
     sampling: Sampling,
     room: Room,
     *,
     group: int = 1,
     noise: Tensor | None = None,
-) -> list[list[Completion]]:
+) -> CompletionGroups:
     """So many completions of each prompt, as many side by side as fit into memory; see `generate` and `fitting`."""
     return fitting(
         lambda batch: generate(policy, prompts, group=group, sampling=sampling, noise=noise, batch=batch),
@@ -36,7 +37,7 @@ def sampled(
 def play(
     policy: Policy,
     episodes: Episodes,
-    prompts: Sequence[Sequence[int]],
+    prompts: Prompts,
     first: Sequence[Sequence[Completion]],
     examples: Sequence[Example],
     scorer: Scorer,
@@ -44,7 +45,7 @@ def play(
     *,
     room: Room,
     noise: Tensor | None = None,
-) -> list[list[Completion]]:
+) -> CompletionGroups:
     """The episodes that begin with these first answers to each prompt, which is of one example.
 
     Args:
@@ -54,7 +55,7 @@ def play(
         FtisError: a single context does not fit into memory, or the weights have diverged.
     """
 
-    def answering(contexts: Sequence[Sequence[int]], places: Sequence[tuple[int, int]], cap: int) -> list[Completion]:
+    def answering(contexts: Prompts, places: Sequence[tuple[int, int]], cap: int) -> list[Completion]:
         capped = replace(sampling, max_new_tokens=cap)
         mine = None
         if noise is not None:

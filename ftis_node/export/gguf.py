@@ -19,6 +19,7 @@ from ftis_node.export.model import Exported, config_of, exported, kind_of, merge
 from ftis_node.export.record import record_of
 from ftis_node.host.doing import advance, doing
 from ftis_node.host.files import free_bytes
+from ftis_node.packet.arrays import AnyArray
 from ftis_node.policy.gguf.families import FAMILIES, FREQUENCIES, HEAD
 from ftis_node.policy.gguf.folder import blocks, read
 from ftis_node.policy.gguf.header import MAGIC
@@ -137,7 +138,7 @@ def _values(checkpoint: Checkpoint, settings: Settings, *, adapter: bool) -> Cal
     return cast(Callable[[str], Tensor], model.state_dict().__getitem__)
 
 
-def _arranged(part: _Part, values: Callable[[str], Tensor], config: Any) -> np.ndarray[Any, Any]:
+def _arranged(part: _Part, values: Callable[[str], Tensor], config: Any) -> AnyArray:
     """The values of a tensor in float32, as llama.cpp has them.
 
     Raises:
@@ -145,7 +146,7 @@ def _arranged(part: _Part, values: Callable[[str], Tensor], config: Any) -> np.n
     """
     if not part.source:
         return np.array(factors_of(config), dtype=np.float32)
-    found: np.ndarray[Any, Any] = values(part.source).float().numpy()
+    found: AnyArray = values(part.source).float().numpy()
     family = FAMILIES[architecture(config, part.name)]
     if family.gemma and part.name.endswith("norm.weight"):
         found = found + np.float32(1)
@@ -167,7 +168,7 @@ def _write(
     facts: dict[str, Any],
     kinds: Mapping[str, int],
     parts: list[_Part],
-    values: Callable[[_Part], np.ndarray[Any, Any]],
+    values: Callable[[_Part], AnyArray],
 ) -> None:
     from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter, quantize
 

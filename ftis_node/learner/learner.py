@@ -20,7 +20,7 @@ from ftis_node.learner.loss_scale import HALVINGS, LossScale
 from ftis_node.learner.optimiser import NamedTensors, Optimiser
 from ftis_node.learner.team import ALONE, Team
 from ftis_node.learner.trust import distrusted, next_length
-from ftis_node.objective import Diagnostics, FilterWatch, Objective, Terms
+from ftis_node.objective import Diagnostics, FilterWatch, Objective, Terms, pack
 from ftis_node.policy.policy import Policy
 from ftis_node.policy.room import Room, free_memory, out_of_memory
 from ftis_node.policy.score import completion_logprobs
@@ -107,7 +107,7 @@ class Learner:
     def _step(self, groups: Sequence[TrainingGroup]) -> StepReport:
         began = time.perf_counter()
         batch = Batch.of(groups, self.objective, self.own)
-        diagnostics = self._diagnostics(batch)
+        diagnostics = Diagnostics(self.own, batch.idle, batch.unreadable, batch.unreadable_judged)
         retries = self._retries
         loss = 0.0
         norm = 0.0
@@ -272,7 +272,7 @@ class Learner:
         if start:
             before = torch.cat([start[sample.index].to(device) for sample in samples])
         suspect = distrusted(before, lengths, advantages, own, defences=self._defences, usual_length=self.usual_length)
-        terms = self.objective.terms(
+        packed = pack(
             trainer_logprobs=new,
             start_logprobs=before,
             sampler_logprobs=torch.from_numpy(claimed).to(device),
@@ -281,10 +281,11 @@ class Learner:
             weights=_column([sample.weight for sample in samples], device) * ~suspect,
             ended=torch.tensor([sample.completion.finished for sample in samples], device=device),
             own=own,
-            gate=self.gate,
             chunks=_chunks(samples, device),
             written=torch.tensor([_written(sample) for sample in samples], device=device),
+            count_end=self.objective.count_end,
         )
+        terms = self.objective.terms(packed, self.gate)
         loss = -(terms.value * _column([sample.scale for sample in samples], device)).sum()
         (loss * self.loss_factor(batch)).backward()  # type: ignore[no-untyped-call]
         detached = replace(terms, value=terms.value.detach())
@@ -323,29 +324,19 @@ class Learner:
 
     # --- diagnostics ----------------------------------------------------------------------------------------------
 
-    def _diagnostics(self, batch: Batch) -> Diagnostics:
-        """Diagnostics of the samples that are not computed; the others follow with `_tell`."""
-        diagnostics = Diagnostics()
-        for source, samples in batch.idle.items():
-            diagnostics.add_idle(source, samples)
-        for source, samples in batch.unreadable.items():
-            diagnostics.add_unreadable(source, samples, batch.unreadable_judged[source])
-        return diagnostics
-
     def _tell(self, diagnostics: Diagnostics, computed: Sequence[Computed], inner: int) -> None:
         """Add micro-batches to the figures; inner: the number of the inner step."""
         for part in computed:
             sources = [sample.source for sample in part.samples]
             lengths = torch.tensor([sample.sampled for sample in part.samples])
+            diagnostics.add_clip(part.terms, lengths, sources)
             if inner:
-                diagnostics.add_inner(part.terms, lengths=lengths, sources=sources)
                 continue
             diagnostics.add(
                 part.terms,
                 advantages=torch.tensor([sample.advantage for sample in part.samples]),
                 lengths=lengths,
                 sources=sources,
-                own=self.own,
                 entropy=part.entropy,
                 distrusted=part.distrusted,
                 chunked=torch.tensor([sample.completion.chunks is not None for sample in part.samples]),

@@ -8,6 +8,7 @@ parts, and `PRESETS` holds the choices that have a name. `Terms` describes one m
 from ftis_node.objective.diagnostics import Diagnostics
 from ftis_node.objective.loss import Terms
 from ftis_node.objective.objective import PRESETS, Objective
+from ftis_node.objective.samples import pack
 from ftis_node.objective.watch import FilterWatch
 
-__all__ = ["PRESETS", "Diagnostics", "FilterWatch", "Objective", "Terms"]
+__all__ = ["PRESETS", "Diagnostics", "FilterWatch", "Objective", "Terms", "pack"]

@@ -7,6 +7,7 @@ The paper shows no importance weights before and after truncation and no counts 
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -30,18 +31,29 @@ TOLERANCE = 0.02  # nats a token by which honest claims may be too low, since th
 MOST_LOG = 20.0  # bound of log W in a bet; a bet that wins less stays a fair one
 
 
+@dataclass(eq=False)
 class Diagnostics:
-    """Gathers the `Terms` of a step's micro-batches; `summary` may be called at any time."""
+    """Gathers the `Terms` of a step's micro-batches; `summary` may be called at any time.
 
-    def __init__(self) -> None:
+    own                the source name of this node's samples
+    idle               samples by source with nothing to learn from: their group's rewards were all equal
+    unreadable         samples by source that the policy's tokenizer cannot write
+    unreadable_judged  so many of these are evidence: with W = 0 they lose each bet, as readable ones win too often
+                       without them
+
+    Idle and unreadable samples have rewards, and never become terms.
+    """
+
+    own: str
+    idle: Counter[str] = field(default_factory=Counter)
+    unreadable: Counter[str] = field(default_factory=Counter)
+    unreadable_judged: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
         self._samples = SourceColumns()
         self._tokens = SourceColumns()
         self._clips = SourceColumns()
         self._numbers: dict[str, int] = {}
-        self._idle: Counter[str] = Counter()
-        self._unreadable: Counter[str] = Counter()
-        self._lost: Counter[str] = Counter()
-        self._own: str | None = None
 
     def add(
         self,
@@ -50,39 +62,33 @@ class Diagnostics:
         advantages: Tensor,
         lengths: Tensor,
         sources: Sequence[str],
-        own: str,
-        entropy: Tensor | None = None,
-        distrusted: Tensor | None = None,
-        chunked: Tensor | None = None,
-        judged: Tensor | None = None,
+        entropy: Tensor,
+        distrusted: Tensor,
+        chunked: Tensor,
+        judged: Tensor,
     ) -> None:
-        """Count a micro-batch: advantages `[N]`, lengths int64 `[N]`, sources one name a sample, `own` this node's.
+        """Count a micro-batch at its first inner step, all but the clip.
 
-        `lengths` are those that `Objective.terms` was given. `entropy` `[T]`, in nats, is the policy's at the start of
-        the step; give it for all micro-batches of a step or for none. `distrusted` bool `[N]` marks samples that some
-        defence leaves out; `chunked` bool `[N]` those whose terms are of chunks; `judged` bool `[N]` those that are
-        evidence on claims, all if None. Add each sample once a step, at its first inner step.
+        Args:
+            advantages: `[N]`.
+            lengths: int64 `[N]`, those that `terms` is of.
+            sources: one name a sample.
+            entropy: `[T]`, in nats, of the policy at the start of the step.
+            distrusted: bool `[N]`, samples that some defence leaves out.
+            chunked: bool `[N]`, those whose terms are of chunks.
+            judged: bool `[N]`, those that are evidence on claims.
         """
         counted, owner, source = self._rows(terms, lengths, sources)
-        self._own = own
         samples = len(sources)
-        none = torch.zeros(samples, dtype=torch.bool)
-        if distrusted is None:
-            distrusted = none
-        if chunked is None:
-            chunked = none
-        if judged is None:
-            judged = ~none
         log_ratio = terms.log_ratio.cpu()[counted].double()
         estimates: dict[str, Tensor] = {name: estimate(log_ratio) for name, estimate in ESTIMATORS.items()}
         by_token = {
             "log_ratio": log_ratio,
             "importance": terms.importance.cpu()[counted],
             "truncated": terms.truncated.cpu()[counted],
+            "entropy": entropy.cpu()[counted],
             **estimates,
         }
-        if entropy is not None:
-            by_token["entropy"] = entropy.cpu()[counted]
         sizes = torch.bincount(owner, minlength=samples).clamp(min=1)
         negative = advantages.cpu() <= 0
         dropped = ~terms.kept.cpu()
@@ -102,29 +108,16 @@ class Diagnostics:
             by_sample[name] = segment_sum(values, owner, samples) / sizes
         self._samples.add(source, by_sample)
         self._tokens.add(source[owner], by_token)
-        self._clips.add(source[owner], {"clipped": terms.clipped.cpu()[counted]})
 
-    def add_inner(self, terms: Terms, *, lengths: Tensor, sources: Sequence[str]) -> None:
-        """Count a micro-batch of a later inner step: only `clipped` changes, which is over all inner steps' tokens."""
+    def add_clip(self, terms: Terms, lengths: Tensor, sources: Sequence[str]) -> None:
+        """Count the clipped tokens of a micro-batch, at each inner step."""
         counted, owner, source = self._rows(terms, lengths, sources)
         self._clips.add(source[owner], {"clipped": terms.clipped.cpu()[counted]})
-
-    def add_idle(self, source: str, samples: int) -> None:
-        """Count samples of groups whose rewards were all equal: nothing to learn from, so they never become terms."""
-        self._idle[source] += samples
-
-    def add_unreadable(self, source: str, samples: int, judged: int) -> None:
-        """Count samples that the policy's tokenizer cannot write: they have rewards, and never become terms.
-
-        So many of them are evidence: with W = 0 they lose each bet, as readable ones win too often without them.
-        """
-        self._unreadable[source] += samples
-        self._lost[source] += judged
 
     def summary(self) -> StepFigures:
         """The figures of everything counted so far, plain floats (0 of nothing is 0).
 
-        samples, tokens     that the terms were of; `idle`: samples counted by `add_idle`, in no other figure
+        samples, tokens     that the terms were of; `idle`: samples in no other figure
         ratio_p1 _p50 _p99 _max   ρ of the tokens at the start of the step, before truncation
         weight_p1 _p50 _p99 _max  importance weights, after truncation
         ess                 (Σ w)² / Σ w² of the importance weights, as a share of the tokens
@@ -149,7 +142,7 @@ class Diagnostics:
         chunk_excess, chunk_excess_squares   Σ x_i and Σ x_i² of these, x_i = min(W_i^s, 2) − 1, see `WHOLE_POWER`
         chunk_bet_λ         Σ_i log(1 + λ(e^(−τ·tokens) W_i − 1)) over these, and those that cannot be read (W = 0)
         unreadable          samples that the policy's tokenizer cannot write; absent where none is
-        entropy             in nats, mean over tokens; absent where `add` was given none
+        entropy             in nats, mean over tokens; absent where no sample was added
         loss_weight         Σ |Â| · weight · Σ_t importance over the samples that were kept
         loss_share          the same as a share of all sources': they add up to 1, or all are 0
         loss_share_per_sample   that share of Σ |Â| · weight · mean importance: a loss that divides by length gives a
@@ -163,19 +156,19 @@ class Diagnostics:
 
         def figures(names: set[str]) -> Figures:
             numbers = [self._numbers[name] for name in names if name in self._numbers]
-            idle = sum(self._idle[name] for name in names)
-            unreadable = sum(self._unreadable[name] for name in names)
-            lost = sum(self._lost[name] for name in names)
+            idle = sum(self.idle[name] for name in names)
+            unreadable = sum(self.unreadable[name] for name in names)
+            lost = sum(self.unreadable_judged[name] for name in names)
             made = {"idle": float(idle)}
             if unreadable:
                 made["unreadable"] = float(unreadable)
             made |= sample_figures(samples.of(numbers), samples, lost=lost)
             return made | token_figures(tokens.of(numbers), clips.of(numbers))
 
-        everyone = set(self._numbers) | set(self._idle) | set(self._unreadable)
+        everyone = {*self._numbers, *self.idle, *self.unreadable}
         return StepFigures(
             overall=figures(everyone),
-            foreign=figures(everyone - {self._own}),
+            foreign=figures(everyone - {self.own}),
             sources={name: figures({name}) for name in sorted(everyone)},
         )
 

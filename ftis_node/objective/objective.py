@@ -20,7 +20,7 @@ from ftis_node.objective.gate import kept_by_gate, next_level
 from ftis_node.objective.importance import IMPORTANCES, clamped_log_ratio
 from ftis_node.objective.loss import Clip, Terms, clip_active, values
 from ftis_node.objective.packed import segment_sum
-from ftis_node.objective.samples import Samples, pack
+from ftis_node.objective.samples import Samples
 
 
 @dataclass(frozen=True)
@@ -80,54 +80,15 @@ class Objective:
         """Advantages of one whole group: rewards `[G]` → `[G]`, exactly 0 when all rewards are equal."""
         return group_advantages(rewards, self.advantage)
 
-    def terms(
-        self,
-        *,
-        trainer_logprobs: Tensor,
-        start_logprobs: Tensor,
-        sampler_logprobs: Tensor,
-        lengths: Tensor,
-        advantages: Tensor,
-        weights: Tensor | None = None,
-        ended: Tensor | None = None,
-        own: Tensor | None = None,
-        gate: float | None = None,
-        chunks: Tensor | None = None,
-        written: Tensor | None = None,
-    ) -> Terms:
-        """The loss terms of N packed samples, T = Σ lengths tokens in all.
+    def terms(self, samples: Samples, gate: float | None) -> Terms:
+        """The loss terms of packed samples; the caller's loss is −Σ_i sample_scale · value_i / batch_divisor.
 
-        trainer_logprobs  `[T]`  log π_θ of the sampled tokens, with gradient (or without, to evaluate)
-        start_logprobs    `[T]`  the same at the start of the step (`trainer_logprobs.detach()` at its first inner step)
-        sampler_logprobs  `[T]`  the log-probs that the generator claims; `[C]` with `chunks`
-        lengths           int64 `[N]`
-        advantages        `[N]`  over each sample's whole group
-        weights           `[N]`  per-source weight, 1 if None
-        ended             bool `[N]`  the last token is a sampled EOS; None: of none
-        own               bool `[N]`  the node's own, which no gate touches; None: all are
-        gate              m of `next_gate` before this step; None: no foreign sample passes a gate
-        chunks            int64 `[T]`  the chunk of each token, ascending through all samples, where the generator has
-                          another tokenizer: text that ends in both after the same bytes. ρ, D and the filter are then
-                          of chunks, with log ρ_c = Σ_{t in c} log π_start − sampler_logprobs_c, and a chunk's weight is
-                          that of each of its tokens. |a_i|, s_i and the gradient are of tokens. None: each token is one
-        written           int64 `[N]`  tokens of the author; None: as many as `lengths`
+        Args:
+            gate: m of `next_gate` before this step; None: no foreign sample passes a gate.
 
-        Computed in float32 at least, on the device of `trainer_logprobs`. ValueError if the aggregation is `fixed` and
-        has no divisor. The caller's loss is −Σ_i sample_scale · value_i / batch_divisor.
+        Raises:
+            ValueError: the aggregation is `fixed` and has no divisor.
         """
-        samples = pack(
-            trainer_logprobs=trainer_logprobs,
-            start_logprobs=start_logprobs,
-            sampler_logprobs=sampler_logprobs,
-            lengths=lengths,
-            advantages=advantages,
-            count_end=self.count_end,
-            weights=weights,
-            ended=ended,
-            own=own,
-            chunks=chunks,
-            written=written,
-        )
         clip = self._clip
         sizes = AGGREGATIONS[self.aggregation](samples.lengths, self.divisor)
         importance = IMPORTANCES[self.importance]

@@ -65,45 +65,48 @@ def pack(
     sampler_logprobs: Tensor,
     lengths: Tensor,
     advantages: Tensor,
-    count_end: bool,
-    weights: Tensor | None,
-    ended: Tensor | None,
-    own: Tensor | None,
+    weights: Tensor,
+    ended: Tensor,
+    own: Tensor,
     chunks: Tensor | None,
-    written: Tensor | None,
+    written: Tensor,
+    count_end: bool,
 ) -> Samples:
-    """The arguments of `Objective.terms` as `Samples`.
+    """N packed samples with T = Σ lengths tokens in all, in float32 at least, on the device where they are.
 
     The paper does not say whether |a_i| counts the sampled EOS (arXiv 2605.22537, section 3). We count it, as the
-    policy chose it like any other token. Without `count_end` the last token of a sample that `ended` is left out.
+    policy chose it like any other token.
+
+    Args:
+        trainer_logprobs: `[T]`, log π_θ of the sampled tokens, with gradient (or without, to evaluate).
+        start_logprobs: `[T]`, the same at the start of the step (`trainer_logprobs.detach()` at its first inner step).
+        sampler_logprobs: `[T]`, the log-probs that the generator claims; `[C]` with `chunks`.
+        lengths: int64 `[N]`.
+        advantages: `[N]`, over each sample's whole group.
+        weights: `[N]`, per source.
+        ended: bool `[N]`, the last token is a sampled EOS.
+        own: bool `[N]`, the node's own, which no gate touches.
+        chunks: int64 `[T]`, the chunk of each token, ascending through all samples, where the generator has another
+            tokenizer: text that ends in both after the same bytes. ρ, D and the filter are then of chunks, with log ρ_c
+            = Σ_{t in c} log π_start − sampler_logprobs_c, and a chunk's weight is that of each of its tokens. |a_i|,
+            s_i and the gradient are of tokens. None: each token is one.
+        written: int64 `[N]`, tokens of the author.
+        count_end: without it the last token of a sample that `ended` is left out.
     """
-    new = trainer_logprobs
-    if weights is None:
-        weights = torch.ones_like(advantages)
-    if ended is None:
-        ended = torch.zeros_like(lengths, dtype=torch.bool)
-    if own is None:
-        own = torch.ones_like(lengths, dtype=torch.bool)
-    if chunks is not None:
-        chunks = chunks.to(new.device)
     # Half precision has three digits: a ratio of two log-probs rounded to it would be noise.
-    dtype = torch.promote_types(new.dtype, torch.float32)
-    lengths = lengths.to(new.device)
-    ended = ended.to(new.device, torch.bool)
-    own = own.to(new.device, torch.bool)
+    dtype = torch.promote_types(trainer_logprobs.dtype, torch.float32)
     owner = owners(lengths)
-    loss_mask = torch.ones_like(new, dtype=torch.bool)
-    written = lengths if written is None else written.to(new.device)
+    loss_mask = torch.ones_like(trainer_logprobs, dtype=torch.bool)
     if not count_end:
         loss_mask[lengths.cumsum(0)[ended] - 1] = False
-        lengths = lengths - ended.to(lengths.dtype)
-        written = written - ended.to(written.dtype)
+        lengths = lengths - ended.long()
+        written = written - ended.long()
 
     def constant(tensor: Tensor) -> Tensor:
-        return tensor.detach().to(new.device, dtype)
+        return tensor.detach().to(dtype)
 
     return Samples(
-        trainer_logprobs=new.to(dtype),
+        trainer_logprobs=trainer_logprobs.to(dtype),
         start_logprobs=constant(start_logprobs),
         sampler_logprobs=constant(sampler_logprobs),
         owner=owner,

@@ -376,8 +376,8 @@ def _attention(
 
 # The two ways by their names within transformers, the faster first.
 ATTENTIONS: Mapping[str, Callable[..., Tensor]] = {
-    "ftis_runs": lambda packing, *args: packing.in_runs(*args),
-    "ftis_tables": lambda packing, *args: packing.in_tables(*args),
+    "ftis_runs": Packing.in_runs,
+    "ftis_tables": Packing.in_tables,
 }
 for _name, _way in ATTENTIONS.items():
     AttentionInterface.register(_name, partial(_attention, _way))

@@ -16,7 +16,7 @@ from ftis_node.config.settings import LIVE_CONSTANTS, Settings
 from ftis_node.evaluate.episodes import Episodes
 from ftis_node.evaluate.evaluation import Evaluation
 from ftis_node.evaluate.judging import verdict
-from ftis_node.evaluate.playing import play
+from ftis_node.evaluate.playing import play, sampled
 from ftis_node.fit.context import Context, refuse_run
 from ftis_node.fit.memory import Workload
 from ftis_node.fit.plan import Plan
@@ -27,16 +27,15 @@ from ftis_node.host.threads import Threads
 from ftis_node.learner import Learner, Part, TrainingGroup, choose_objective
 from ftis_node.learner.fsdp import Shards
 from ftis_node.learner.team import ALONE, Team
-from ftis_node.packet import Completion
 from ftis_node.policy.generate.graphs import failed
 from ftis_node.policy.generate.kept import let_go
 from ftis_node.policy.generate.sampler import noise_of
-from ftis_node.policy.generate.stream import Sampling, generate
+from ftis_node.policy.generate.sampling import CompletionGroups, Sampling
 from ftis_node.policy.generate.vllm import server_of
 from ftis_node.policy.load import load_policy, load_tokenizer, use_device
 from ftis_node.policy.measure import geometry
 from ftis_node.policy.policy import Policy
-from ftis_node.policy.room import Room, fitting, make_way
+from ftis_node.policy.room import Room, make_way
 from ftis_node.step_report import StepReport, Watched
 from ftis_node.tasks import Scorer, Task, load_evaluation, load_task, scoring
 from ftis_node.tasks.jsonl import JsonLines
@@ -247,7 +246,7 @@ class Engine:
         """The run's rows, and the evaluation on those held out."""
         task = self.task
         count = self._settings.eval_prompts
-        episodes = Episodes.of(self.policy.tokenizer, run.template, self.packets.chat, run.turns)
+        episodes = Episodes.of(self.policy.tokenizer, run.template, self.packets.asked.chat, run.turns)
         with doing("tokenising the prompts"):
             prompts, held_out = prompts_of(run, self.packets, self.policy.name, self._context, task, count)
         scorer = self._scorers.enter_context(scoring(run.reward, task.scorer))
@@ -328,7 +327,7 @@ class Engine:
         would take others' place in a batch and teach nothing.
         """
         reading = self.packets.read(packet)
-        if not reading.readable():
+        if all(completion is None for completion in reading.completions(own=False)):
             return []
         return self._rewards(self._rows, row, packet, reading, self._side_scorer)
 
@@ -449,7 +448,7 @@ class Engine:
         if self.policy.server is not None:
             self.policy.server.changed()
 
-    def _sample(self, asked: TrainingRows, rows: Sequence[int], noise: Tensor | None) -> list[list[Completion]]:
+    def _sample(self, asked: TrainingRows, rows: Sequence[int], noise: Tensor | None) -> CompletionGroups:
         """Generate; if memory runs out, try again later or with fewer sequences side by side.
 
         Raises:
@@ -459,27 +458,13 @@ class Engine:
         if asked is not self._rows:
             policy = replace(policy, server=None)  # the owner's rows stay in this process: no server reads them
         prompts = [asked.prompts[row] for row in rows]
-        group = asked.completions
-        sampling = Sampling(self.run.completion_tokens, self.run.temperature, self.packets.ends)
-        made = fitting(
-            lambda batch: generate(policy, prompts, group=group, sampling=sampling, noise=noise, batch=batch),
-            self._generating,
-            there=group * len(prompts),
-            least=group,
-        )
+        sampling = Sampling(self.run.completion_tokens, self.run.temperature, self.packets.asked.ends)
+        room = self._generating
+        made = sampled(policy, prompts, sampling, room, group=asked.completions, noise=noise)
         if asked.episodes is None:
             return made
-        return play(
-            policy,
-            asked.episodes,
-            prompts,
-            made,
-            [asked.examples[row] for row in rows],
-            asked.scorer,
-            sampling,
-            room=self._generating,
-            noise=noise,
-        )
+        examples = [asked.examples[row] for row in rows]
+        return play(policy, asked.episodes, prompts, made, examples, asked.scorer, sampling, room=room, noise=noise)
 
     def rewards(self, row: int, packet: bytes) -> list[float]:
         """Rewards [G] of a group, whatever this node can read of it."""

@@ -61,93 +61,59 @@ class Written:
     cut: bool = False
 
 
-class Packets:
-    """Packets of a run. `packets_of` chooses the kind.
+@dataclass(eq=False)
+class _OfRun:
+    """What packets of both kinds have.
 
-    ends: the ids that finish a completion of this node's model. chat: in which it is asked.
+    asked       how this node's model is asked
+    vocabulary  ids from this one on, which a peer's model may have, cannot be read; None: all can
     """
 
-    def __init__(
-        self, run: Run, tokenizer: PreTrainedTokenizerBase, chat: Chat | None = None, vocabulary: int | None = None
-    ) -> None:
-        """
-        Args:
-            vocabulary: ids from this one on, which a peer's model may have, cannot be read; None: all can.
-
-        Raises:
-            UsageError: as `Codec`.
-        """
-        self.chat = chat
-        self.ends = run.eos
-        self._prefix: tuple[int, ...] | None = run.prefix
-        self._run = run
-        self._tokenizer = tokenizer
-        self._vocabulary = vocabulary or len(tokenizer)
+    run: Run
+    tokenizer: PreTrainedTokenizerBase
+    asked: WayOfAsking
+    vocabulary: int | None
 
     def prompt(self, template: str, question: str) -> list[int]:
         """Token ids of the prompt that asks a question, in a chat or in plain text."""
-        return prompt_ids(self._tokenizer, template, question, self.chat, self._prefix)
+        return prompt_ids(self.tokenizer, template, question, self.asked.chat, self.asked.prefix)
 
     def spelled(self, index: int) -> str:
         """A token for people."""
-        return str(self._tokenizer.convert_ids_to_tokens(index))
-
-    def digest(self, text: str, ids: Sequence[int]) -> bytes:
-        """The 8 bytes by which packets name a prompt."""
-        raise NotImplementedError
-
-    def write(self, slot: Slot, prompt: str, ids: Sequence[int], completions: Sequence[Completion]) -> bytes:
-        """The bytes of a packet of this node's own samples."""
-        raise NotImplementedError
-
-    def read(self, data: bytes) -> Reading:
-        """Open an admitted packet. Raises PacketError if it is of the other kind."""
-        raise NotImplementedError
+        return str(self.tokenizer.convert_ids_to_tokens(index))
 
 
-class Reading:
-    """An opened packet: its completions as text, and in this node's tokens."""
-
-    def texts(self, tokens: int | None = None) -> list[Written]:
-        """The texts [G]; of each only so many of its author's tokens."""
-        raise NotImplementedError
-
-    def completions(self, *, own: bool) -> Iterator[Completion | None]:
-        """The completions [G] in this node's tokens; None for one that it cannot train on. own: it made them."""
-        raise NotImplementedError
-
-    def readable(self) -> bool:
-        """Whether this node can train on any of another's completions."""
-        return any(completion is not None for completion in self.completions(own=False))
-
-
-class TokenPackets(Packets):
+class TokenPackets(_OfRun):
     """Versions 1 and 3: every model of the run has the same ids."""
 
     def digest(self, text: str, ids: Sequence[int]) -> bytes:
+        """The 8 bytes by which packets name a prompt."""
         return prompt_digest(ids)
 
     def write(self, slot: Slot, prompt: str, ids: Sequence[int], completions: Sequence[Completion]) -> bytes:
-        turns = self._run.turns > 1
-        group = pack_group(run_id=self._run.id, prompt_ids=ids, completions=completions, turns=turns, **slot._asdict())
+        """The bytes of a packet of this node's own samples."""
+        turns = self.run.turns > 1
+        group = pack_group(run_id=self.run.id, prompt_ids=ids, completions=completions, turns=turns, **slot._asdict())
         return encode(group)
 
     def read(self, data: bytes) -> TokenReading:
+        """Open an admitted packet. Raises PacketError if it is of the other kind."""
         packet = decode(data)
         if isinstance(packet, TextPacket):
             raise PacketError("a packet of text, in a run of one tokenizer")
-        return TokenReading(list(packet.completions()), self._tokenizer, self._vocabulary)
+        return TokenReading(list(packet.completions()), self.tokenizer, self.vocabulary or len(self.tokenizer))
 
 
 @dataclass(frozen=True)
-class TokenReading(Reading):
-    """Token ids, of which those from `vocabulary` on cannot be read."""
+class TokenReading:
+    """An opened packet of token ids, of which those from `vocabulary` on cannot be read."""
 
     read: Sequence[Completion]
     tokenizer: PreTrainedTokenizerBase
     vocabulary: int
 
     def texts(self, tokens: int | None = None) -> list[Written]:
+        """The texts [G]; of each only so many of its author's tokens."""
         written = []
         for completion in self.read:
             ids = completion.token_ids[:tokens].tolist()
@@ -156,54 +122,55 @@ class TokenReading(Reading):
         return written
 
     def completions(self, *, own: bool) -> Iterator[Completion | None]:
+        """The completions [G] in this node's tokens; None for one that it cannot train on. own: it made them."""
         for completion in self.read:
             known = completion.token_ids.max(initial=0) < self.vocabulary
             yield completion if known else None
 
 
-class TextPackets(Packets):
+class TextPackets(_OfRun):
     """Version 2: each model reads the text in its own tokens."""
 
-    def __init__(
-        self, run: Run, tokenizer: PreTrainedTokenizerBase, chat: Chat | None = None, vocabulary: int | None = None
-    ) -> None:
-        super().__init__(run, tokenizer, chat)
-        self.ends = end_ids(tokenizer, chat)
-        self._prefix = None
-        self._codec = Codec(tokenizer, usual_end(tokenizer, chat), vocabulary)
+    def __post_init__(self) -> None:
+        """Raise UsageError as `Codec`."""
+        self.codec = Codec(self.tokenizer, usual_end(self.tokenizer, self.asked.chat), self.vocabulary)
 
     def digest(self, text: str, ids: Sequence[int]) -> bytes:
+        """As of token ids, of the text."""
         return prompt_digest(text)
 
     def write(self, slot: Slot, prompt: str, ids: Sequence[int], completions: Sequence[Completion]) -> bytes:
-        texts = [self._capped(self._codec.to_text(completion)) for completion in completions]
-        return encode(pack_text_group(run_id=self._run.id, prompt=prompt, completions=texts, **slot._asdict()))
+        """As of token ids; each text up to the run's cap in bytes."""
+        texts = [self._capped(self.codec.to_text(completion)) for completion in completions]
+        return encode(pack_text_group(run_id=self.run.id, prompt=prompt, completions=texts, **slot._asdict()))
 
     def read(self, data: bytes) -> TextReading:
+        """Open an admitted packet. Raises PacketError if it is of the other kind."""
         packet = decode(data)
         if not isinstance(packet, TextPacket):
             raise PacketError("a packet of token ids, in a run of any tokenizer")
-        return TextReading(list(packet.completions()), self._codec, self._run.completion_tokens)
+        return TextReading(list(packet.completions()), self.codec, self.run.completion_tokens)
 
     def _capped(self, completion: TextCompletion) -> TextCompletion:
         """The completion up to the piece with which its text reaches the run's cap in bytes."""
         ends = np.cumsum(completion.pieces, dtype=np.int64)
-        if not len(ends) or ends[-1] < self._run.completion_bytes:
+        if not len(ends) or ends[-1] < self.run.completion_bytes:
             return completion
-        kept = int(np.searchsorted(ends, self._run.completion_bytes)) + 1
+        kept = int(np.searchsorted(ends, self.run.completion_bytes)) + 1
         text = completion.text[: int(ends[kept - 1])]
         return TextCompletion(text, completion.pieces[:kept], completion.logprobs[:kept], None)
 
 
 @dataclass(frozen=True)
-class TextReading(Reading):
-    """Texts, which the codec reads in this node's tokens; cap: the run's, in tokens."""
+class TextReading:
+    """An opened packet of texts, which the codec reads in this node's tokens; cap: the run's, in tokens."""
 
     read: Sequence[TextCompletion]
     codec: Codec
     cap: int
 
     def texts(self, tokens: int | None = None) -> list[Written]:
+        """The texts [G]; of each only so many of its author's tokens."""
         written = []
         for completion in self.read:
             size = int(completion.pieces[:tokens].sum(dtype=np.int64))
@@ -212,6 +179,7 @@ class TextReading(Reading):
         return written
 
     def completions(self, *, own: bool) -> Iterator[Completion | None]:
+        """The completions [G] in this node's tokens; None for one that it cannot train on. own: it made them."""
         for completion in self.read:
             found = self.codec.from_text(completion, own=own)
             yield None if isinstance(found, Unreadable) else self._within_cap(found)
@@ -235,6 +203,10 @@ class TextReading(Reading):
         return Completion(found.token_ids[:kept], found.logprobs[:whole], False, found.chunks[:kept], counts)
 
 
+Packets = TokenPackets | TextPackets
+Reading = TokenReading | TextReading
+
+
 def packets_of(
     run: Run, tokenizer: PreTrainedTokenizerBase, settings: Settings, vocabulary: int | None = None
 ) -> Packets:
@@ -243,10 +215,10 @@ def packets_of(
     Raises:
         UsageError: as `Codec` and `chat_in` do.
     """
-    chat = chat_in(run, tokenizer, run.template, settings)
+    asked = asked_in(run, tokenizer, run.template, settings)
     if run.text:
-        return TextPackets(run, tokenizer, chat, vocabulary)
-    return TokenPackets(run, tokenizer, chat, vocabulary)
+        return TextPackets(run, tokenizer, asked, vocabulary)
+    return TokenPackets(run, tokenizer, asked, vocabulary)
 
 
 def chat_in(run: Run | None, tokenizer: PreTrainedTokenizerBase, template: str, settings: Settings) -> Chat | None:

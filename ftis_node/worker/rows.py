@@ -67,14 +67,14 @@ class Evaluations:
         cap = max(task.completion_tokens, self._run.completion_tokens)
         ids = [self._packets.prompt(task.template, example.question) for example in examples]
         refuse_prompts(policy.name, context, ids, examples, name, cap, spelled=self._packets.spelled)
-        episodes = Episodes.of(policy.tokenizer, task.template, self._packets.chat, task.turns)
+        episodes = Episodes.of(policy.tokenizer, task.template, self._packets.asked.chat, task.turns)
         self.sets[name] = EvaluationSet(ids, examples, task.reward, cap, episodes, task.scorer)
         return len(examples)
 
     def evaluate(self, policy: Policy, name: str | None, part: int, parts: int) -> Evaluation:
         """Answer every `parts`-th question of a set, from `part` on."""
         one = self.sets[name]
-        sampling = Sampling(one.completion_tokens, self._run.temperature, self._packets.ends, greedy=True)
+        sampling = Sampling(one.completion_tokens, self._run.temperature, self._packets.asked.ends, greedy=True)
         with scoring(one.reward, one.scorer) as scorer:
             answers = greedy.evaluate(
                 policy,

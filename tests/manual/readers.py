@@ -33,6 +33,7 @@ from ftis_node.policy.score import completion_logprobs
 from ftis_node.swarm.claims import Claims
 from ftis_node.worker.engine import Engine
 from ftis_node.worker.messages import OWN, GroupPart, StepGroup
+from tests.support.objective_batches import add, termed
 
 OUT = Path("build/readers")
 TASK = "ftis_node.lab.owners:public"
@@ -69,7 +70,7 @@ def read(model: str, given: dict[str, Any], any_tokenizer: bool) -> dict[str, An
         `figures`, what a step's diagnostics would say of the peer.
     """
     found = {"log_ratio": [], "place": [], "samples": [], "unreadable": 0}
-    diagnostics = Diagnostics()
+    diagnostics = Diagnostics(OWN)
     with closing(opened(model, any_tokenizer)) as engine:
         groups = [
             StepGroup(row, [GroupPart(PEER, bytes.fromhex(one["packet"]), one["rewards"])])
@@ -107,20 +108,12 @@ def add_group(engine: Engine, group: TrainingGroup, found: dict[str, Any], diagn
         "own": torch.zeros(len(completions), dtype=torch.bool),
         "chunks": chunks,
     }
-    terms = objective.terms(**given)
+    terms = termed(objective, **given)
     chunked = torch.full((len(completions),), chunks is not None)
-    diagnostics.add(
-        terms,
-        advantages=advantages,
-        lengths=lengths,
-        sources=[PEER] * len(completions),
-        own=OWN,
-        entropy=entropy,
-        chunked=chunked,
-    )
+    add(diagnostics, terms, given, [PEER] * len(completions), entropy=entropy, chunked=chunked)
     found["log_ratio"] += [round(value, 5) for value in terms.log_ratio.tolist()]
     found["place"] += [place for length in lengths.tolist() for place in range(length)]
-    by_name = {name: objective.replace(divergence=name).terms(**given).divergence for name in ESTIMATORS}
+    by_name = {name: termed(objective.replace(divergence=name), **given).divergence for name in ESTIMATORS}
     for number, reward in enumerate(rewards.tolist()):
         row = {"reward": reward, "likelihood": float(terms.likelihood[number])}
         row |= {name: float(values[number]) for name, values in by_name.items()}

@@ -30,6 +30,7 @@ from ftis_node.tokenizer.asking import message_of
 from ftis_node.worker.engine import Engine
 from ftis_node.worker.messages import ModelFacts
 from ftis_node.worker.restore import find_checkpoint, settings_for
+from tests.support.objective_batches import termed
 from tests.support.small_models import batch_of, saved_by
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
@@ -221,7 +222,8 @@ def loss(
 
     def slope(claimed: torch.Tensor) -> tuple[float, torch.Tensor]:
         new = trainer.clone().requires_grad_()
-        terms = objective.terms(
+        terms = termed(
+            objective,
             trainer_logprobs=new,
             start_logprobs=trainer,
             sampler_logprobs=claimed,

@@ -1,4 +1,4 @@
-"""Samples of a few numbers, packed as `Objective.terms` takes them."""
+"""Samples of a few numbers, packed as the learner packs them."""
 
 import math
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ftis_node.objective import Objective, Terms
+from ftis_node.objective import Diagnostics, Objective, Terms, pack
 
 # Estimators of the divergence, of one token.
 FORMULAS = {
@@ -25,7 +25,7 @@ Maybe = Samples | None
 def packed(
     start: Samples, advantages: Sequence[float], new: Maybe = None, generator: Maybe = None, **more: Any
 ) -> dict[str, Any]:
-    """The arguments of `terms`, in float64; lists among `more` become tensors.
+    """The arguments of `termed`, in float64; lists among `more` become tensors.
 
     Args:
         start: log-probs of each sample's tokens; `new` and `generator` are the same where nothing else is said.
@@ -44,9 +44,26 @@ def packed(
     }
 
 
+def termed(objective: Objective, *, gate: float | None = None, **batch: Any) -> Terms:
+    """The terms of samples: where nothing else is said one's own, of weight 1, without a sampled end."""
+    every = torch.ones_like(batch["lengths"], dtype=torch.bool)
+    usual = {"weights": torch.ones_like(batch["advantages"]), "ended": ~every, "own": every, "chunks": None}
+    samples = pack(count_end=objective.count_end, **usual | {"written": batch["lengths"]} | batch)
+    return objective.terms(samples, gate)
+
+
 def graded(objective: Objective, batch: dict[str, Any]) -> tuple[Terms, Tensor]:
     """The terms of such arguments, and the gradient of the sum of their values for `trainer_logprobs`."""
     new = batch["trainer_logprobs"].clone().requires_grad_()
-    terms = objective.terms(**batch | {"trainer_logprobs": new})
+    terms = termed(objective, **batch | {"trainer_logprobs": new})
     (gradient,) = torch.autograd.grad(terms.value.sum(), new)
     return terms, gradient
+
+
+def add(diagnostics: Diagnostics, terms: Terms, batch: dict[str, Any], sources: Sequence[str], **more: Any) -> None:
+    """Count a micro-batch: where nothing else is said trusted, not chunked, of no entropy, and evidence on claims."""
+    none = torch.zeros(len(sources), dtype=torch.bool)
+    usual = {"entropy": torch.zeros_like(terms.log_ratio), "distrusted": none, "chunked": none, "judged": ~none}
+    sizes = {name: batch[name] for name in ("advantages", "lengths")}
+    diagnostics.add_clip(terms, sizes["lengths"], sources)
+    diagnostics.add(terms, **sizes, sources=sources, **usual | more)

@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-Ids = np.ndarray[Any, np.dtype[np.int64]]
-Flags = np.ndarray[Any, np.dtype[np.bool_]]
+from ftis_node.packet.arrays import BoolArray, Int64Array
 
 LEAST_WIDTH = 64  # own tokens that attention reads at least where shapes are static
 
@@ -18,7 +17,7 @@ LEAST_WIDTH = 64  # own tokens that attention reads at least where shapes are st
 ALIGNED = 8
 
 
-def closing_up(alive: Flags) -> Ids:
+def closing_up(alive: BoolArray) -> Int64Array:
     """The rows that stay, in an order that moves few: each gap in front is filled by a row from the end."""
     kept = int(alive.sum())
     order = np.arange(kept)
@@ -83,10 +82,10 @@ class SharedCache:
         self._count = 0  # places of prompts that attention reads
         self._line = 0  # rows of one prompt that it reads
         self._read = 0  # own tokens that it reads
-        self._owner: Ids = np.full(size.rows, -1)  # the place of each row's prompt; -1: it has ended
-        self._prompt: Ids = np.full(size.prompts, -1)  # the number of the prompt in each place
-        self._start: Ids = np.zeros(size.rows, np.int64)  # tokens of each row's prompt, and its own
-        self._filled: Ids = np.zeros(size.rows, np.int64)
+        self._owner: Int64Array = np.full(size.rows, -1)  # the place of each row's prompt; -1: it has ended
+        self._prompt: Int64Array = np.full(size.prompts, -1)  # the number of the prompt in each place
+        self._start: Int64Array = np.zeros(size.rows, np.int64)  # tokens of each row's prompt, and its own
+        self._filled: Int64Array = np.zeros(size.rows, np.int64)
         self._bias = torch.zeros(size.rows, size.width + size.tokens, device=like.device)  # fp32, -inf hides
         # of each row's next token: its position, its place in the bias, and those of its keys and values; most of these
         last = self._places(np.full(size.rows, size.width), size.tokens - 1)
@@ -124,7 +123,7 @@ class SharedCache:
         self._bias[:, : self.size.width] = 0.0
         self._bias[:, self.size.width :] = -torch.inf
 
-    def _places(self, start: Ids, filled: Any) -> Ids:
+    def _places(self, start: Int64Array, filled: Any) -> Int64Array:
         """`[2 + 2 · kv heads, rows]` for rows with so many tokens of their prompts and of their own."""
         rows, _, width, tokens, _ = self.size
         row = np.arange(rows)
@@ -138,12 +137,17 @@ class SharedCache:
 
     # --- between tokens: who is there -----------------------------------------------------------------------------
 
-    def leave(self, over: Ids) -> None:
+    def leave(self, over: Int64Array) -> None:
         """These rows have ended: their places, and those of prompts that no other row has, may be taken."""
         self._owner[over] = -1
 
     def enter(
-        self, places: Ids, numbers: Ids, read: Sequence[tuple[Tensor, Tensor]], which: Ids, mask: np.ndarray[Any, Any]
+        self,
+        places: Int64Array,
+        numbers: Int64Array,
+        read: Sequence[tuple[Tensor, Tensor]],
+        which: Int64Array,
+        mask: BoolArray,
     ) -> None:
         """Rows take these places, each behind its prompt, which is kept once.
 
@@ -158,11 +162,11 @@ class SharedCache:
         self._owner[places] = [at[number] for number in numbers.tolist()]
         self._start[places] = mask.sum(1)[which]
         self._filled[places] = 0
-        self._hide_padding(places, mask[which].astype(np.bool_))
+        self._hide_padding(places, mask[which])
         if new:
             self._keep(read, new, mask.shape[1])
 
-    def _give_places(self, numbers: Ids, which: Ids) -> dict[int, int]:
+    def _give_places(self, numbers: Int64Array, which: Int64Array) -> dict[int, int]:
         """Give a free place to each prompt that has none; return which of those read comes into each."""
         used = self._used()
         self._prompt[~used] = -1
@@ -175,7 +179,7 @@ class SharedCache:
                 new[place] = one
         return new
 
-    def _hide_padding(self, places: Ids, known: Flags) -> None:
+    def _hide_padding(self, places: Int64Array, known: BoolArray) -> None:
         """The bias of new rows: they see the tokens of their prompts, which stand on the right, and no own ones yet."""
         hidden = np.full((len(places), self._bias.shape[1]), -np.inf, np.float32)
         width = self.size.width
@@ -190,7 +194,7 @@ class SharedCache:
             for mine, part in zip(prompts, parts, strict=True):
                 mine[:, :, self.size.width - width :].index_copy_(0, to, part.index_select(0, which))
 
-    def shrink(self, rows: int) -> Ids:
+    def shrink(self, rows: int) -> Int64Array:
         """Close the gaps, so that only so many rows are computed; return the old place of each."""
         alive = self._owner[: self.rows] >= 0
         spare = rows - int(alive.sum())
@@ -234,7 +238,7 @@ class SharedCache:
         free = np.flatnonzero(~used[: self._count])
         self._gather_prompts(far, free[: len(far)])
 
-    def _table(self, alive: Ids, owner: Ids, sizes: Ids) -> tuple[Ids, Ids]:
+    def _table(self, alive: Int64Array, owner: Int64Array, sizes: Int64Array) -> tuple[Int64Array, Int64Array]:
         """The row in each cell `[prompts, kv heads, line]` of a table, and the cell of each `[row, kv head]`.
 
         Cells without a row have another's, which nobody asks for.
@@ -253,13 +257,13 @@ class SharedCache:
         back[by_prompt] = (lines[:, None] * self.heads + heads) * self._line + nth[:, None]
         return take, back
 
-    def _used(self) -> Flags:
+    def _used(self) -> BoolArray:
         """Which places of prompts have one that some row reads."""
         used = np.zeros(self.size.prompts, np.bool_)
         used[self._owner[self._owner >= 0]] = True
         return used
 
-    def _gather_prompts(self, far: Ids, to: Ids) -> None:
+    def _gather_prompts(self, far: Int64Array, to: Int64Array) -> None:
         """Move the prompts in these places to others, so that all that are read lie in front."""
         self._move(self._prompts, far, to)
         moved = np.arange(self.size.prompts)
@@ -268,7 +272,7 @@ class SharedCache:
         self._prompt[to] = self._prompt[far]
         self._prompt[far] = -1
 
-    def _move(self, parts: Sequence[Tensor], source: Ids, to: Ids) -> None:
+    def _move(self, parts: Sequence[Tensor], source: Int64Array, to: Int64Array) -> None:
         """Copy what stands at places `source` to the places `to`, in place. All of it is read before any is written, so
         that the two may overlap.
 

@@ -16,7 +16,8 @@ from torch import Tensor
 from ftis_node.fit.memory import PROMPT_WIDTHS
 from ftis_node.host.doing import advance
 from ftis_node.host.interruption import check
-from ftis_node.policy.generate.cache import ALIGNED, Ids, Size, bucket, closing_up
+from ftis_node.packet.arrays import Int64Array
+from ftis_node.policy.generate.cache import ALIGNED, Size, bucket, closing_up
 from ftis_node.policy.generate.decoder import Decoder
 from ftis_node.policy.generate.graphs import Graphs, Step, Tensors
 from ftis_node.policy.generate.kept import kept
@@ -141,14 +142,14 @@ class _Places:
         self._ends = np.zeros(1 + max(policy.vocabulary, *sampling.eos, 0), np.bool_)
         self._ends[list(sampling.eos)] = True
         count = under_way.rows
-        self._number: Ids = np.full(count, -1)  # -1: none
-        self._steps: Ids = np.zeros(count, np.int64)
+        self._number: Int64Array = np.full(count, -1)  # -1: none
+        self._steps: Int64Array = np.zeros(count, np.int64)
         self._over = np.ones(count, np.bool_)
         self.token = torch.zeros(count, dtype=torch.long, device=policy.device)
         self._at = self.token  # of the next token, in the noise
         self._ahead = torch.arange(self._most, device=policy.device)[:, None]
         self._unseen: list[Tensor] = []
-        self.drawn: list[tuple[Ids, Ids, Tensor, Tensor]] = []
+        self.drawn: list[tuple[Int64Array, Int64Array, Tensor, Tensor]] = []
 
     def fill(self) -> bool:
         """Let rows that wait take the places of those that have ended, where it pays; say whether any is under way."""
@@ -190,7 +191,7 @@ class _Places:
             return bucket(alive)
         return alive
 
-    def _enter(self, places: Ids, numbers: Ids, read: Read, token: Tensor, logprob: Tensor) -> None:
+    def _enter(self, places: Int64Array, numbers: Int64Array, read: Read, token: Tensor, logprob: Tensor) -> None:
         self._under_way.enter(places, numbers, read, self._waiting.group)
         self.drawn.append((numbers, np.zeros_like(numbers), token, logprob))
         self._number = self._number.copy()  # others are of what was drawn
@@ -201,7 +202,7 @@ class _Places:
         self.token = self.token.index_copy(0, torch.from_numpy(places).to(self._device), token)
         self._unseen = [self.token]
 
-    def _keep(self, order: Ids) -> None:
+    def _keep(self, order: Int64Array) -> None:
         self._number = self._number[order]
         self._steps = self._steps[order]
         self._over = self._over[order]
@@ -239,8 +240,8 @@ class _Places:
         advance(ended, tokens=len(recent) * int((~before).sum()), begun=begun)
 
 
-def _table(drawn: Sequence[tuple[Ids, Ids, Tensor, Tensor]], rows: int, tokens: int) -> tuple[Any, Any]:
-    """Ids and log-probs `[rows, tokens]` from those of each draw; what was never drawn is 0."""
+def _table(drawn: Sequence[tuple[Int64Array, Int64Array, Tensor, Tensor]], rows: int, tokens: int) -> tuple[Any, Any]:
+    """Int64Array and log-probs `[rows, tokens]` from those of each draw; what was never drawn is 0."""
     number = np.concatenate([one[0] for one in drawn])
     step = np.concatenate([one[1] for one in drawn])
     real = (number >= 0) & (step < tokens)  # others are of places without a row, or whose row has ended
@@ -303,7 +304,7 @@ class _Decoding:
     def rows(self) -> int:
         return self.cache.rows
 
-    def enter(self, places: Ids, numbers: Ids, read: Read, group: int) -> None:
+    def enter(self, places: Int64Array, numbers: Int64Array, read: Read, group: int) -> None:
         """These rows take these places, behind their prompts."""
         prompts = numbers // group
         self.cache.enter(places, prompts, read.layers(), prompts - read.first, read.mask)
@@ -331,14 +332,14 @@ class _Modules:
         self._cache: Any = None
         self._mask = self._positions = torch.zeros(0, dtype=torch.long)
 
-    def leave(self, over: Ids) -> None:
+    def leave(self, over: Int64Array) -> None:
         """These rows have ended."""
         self._alive[over] = False
 
     def settle(self) -> None:
         pass
 
-    def enter(self, places: Ids, numbers: Ids, read: Read, group: int) -> None:
+    def enter(self, places: Int64Array, numbers: Int64Array, read: Read, group: int) -> None:
         """All rows, behind their prompts."""
         self._cache = read.cache
         mask = torch.from_numpy(read.mask).to(self._device).long()
@@ -348,7 +349,7 @@ class _Modules:
         self._positions = self._mask.sum(1)  # of each row's next token
         self._alive = np.ones(len(self._mask), np.bool_)
 
-    def shrink(self, rows: int) -> Ids:
+    def shrink(self, rows: int) -> Int64Array:
         """Keep so many rows, all that have not ended; return the old place of each."""
         order = closing_up(self._alive)
         index = torch.from_numpy(order).to(self._device)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -12,7 +11,8 @@ from transformers.cache_utils import DynamicLayer
 
 from ftis_node.fit.memory import PREFILL_TOKENS
 from ftis_node.host.doing import advance
-from ftis_node.policy.generate.cache import ALIGNED, Ids
+from ftis_node.packet.arrays import BoolArray, Int64Array
+from ftis_node.policy.generate.cache import ALIGNED
 from ftis_node.policy.generate.sampler import choose
 from ftis_node.policy.generate.sampling import Prompts, Sampling, left_padded
 from ftis_node.policy.policy import Policy
@@ -31,7 +31,7 @@ class Read:
     first: int
     logits: Tensor
     cache: DynamicCache
-    mask: np.ndarray[Any, Any]
+    mask: BoolArray
 
     def layers(self) -> list[tuple[Tensor, Tensor]]:
         """Keys and values of each layer, `[prompts, kv heads, width, head_dim]`."""
@@ -126,7 +126,7 @@ class WaitingRows:
         if self.noise is not None:
             self.noise = self.noise[:, : self.sampling.max_new_tokens].to(self.policy.device).contiguous()
 
-    def take(self, count: int) -> Iterator[tuple[Ids, Read, Tensor, Tensor]]:
+    def take(self, count: int) -> Iterator[tuple[Int64Array, Read, Tensor, Tensor]]:
         """So many rows, or all that are left: their numbers, what was read, their first tokens and these' log-probs."""
         while count and self.left:
             number = self.count - self.left

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -10,9 +9,8 @@ from torch import Tensor
 
 from ftis_node.errors import FtisError, UsageError
 from ftis_node.packet import Completion
+from ftis_node.packet.arrays import AnyArray
 from ftis_node.policy.policy import Policy
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class DivergedError(FtisError):
@@ -48,14 +46,16 @@ def left_padded(prompts: Prompts, multiple: int = 1, least: int = 0) -> tuple[Te
     return ids, mask
 
 
-def to_completions(policy: Policy, ids: Array, logprobs: Array, eos: Sequence[int], group: int) -> CompletionGroups:
+def to_completions(
+    policy: Policy, ids: AnyArray, logprobs: AnyArray, eos: Sequence[int], group: int
+) -> CompletionGroups:
     """Rows `[prompts · group, tokens]`, each up to its first EOS, which is its own; what follows counts for nothing.
 
     Raises:
         FtisError: a log-prob is not finite; see `not_finite`.
     """
-    ends: Array = np.asarray(np.isin(ids, eos))
-    finished: Array = np.asarray(ends.any(1))
+    ends: AnyArray = np.asarray(np.isin(ids, eos))
+    finished: AnyArray = np.asarray(ends.any(1))
     lengths = np.where(finished, ends.argmax(1) + 1, ids.shape[1])
     flat = []
     for row, length in enumerate(lengths.tolist()):

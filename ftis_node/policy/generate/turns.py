@@ -6,11 +6,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ftis_node.packet import Completion
+from ftis_node.policy.generate.sampling import CompletionGroups, Prompts
 
 Following = Callable[[int, Completion], Sequence[int]]
 """(number of the prompt, an episode so far) → the ids that an environment puts after it; none: the episode is over."""
 
-Answering = Callable[[Sequence[Sequence[int]], Sequence[tuple[int, int]], int], Sequence[Completion]]
+Answering = Callable[[Prompts, Sequence[tuple[int, int]], int], Sequence[Completion]]
 """(contexts, the number of each one's episode and how many tokens were sampled in it, cap) → an answer to each context,
 of so many tokens at most."""
 
@@ -49,14 +50,14 @@ class _Episode:
 
 
 def go_on(
-    prompts: Sequence[Sequence[int]],
+    prompts: Prompts,
     first: Sequence[Sequence[Completion]],
     *,
     answering: Answering,
     following: Following,
     turns: int,
     cap: int,
-) -> list[list[Completion]]:
+) -> CompletionGroups:
     """Play the episodes that begin with these first answers of each prompt.
 
     All open episodes are answered side by side, with the cap of the one that has the least room left. So no row is

@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from ftis_node.errors import first_line
 from ftis_node.host.files import sync
+from ftis_node.packet.arrays import AnyArray
 from ftis_node.policy.gguf.families import EMBEDDING, FAMILIES, FREQUENCIES, HEAD, Family, configuration, named
 from ftis_node.policy.gguf.folder import FACTS, kind_of, quantisation, read
 from ftis_node.policy.gguf.header import GgufHeader, Stored, UnusableFile
@@ -34,7 +35,7 @@ class _GgufTensors:
         self.family = family
         self.bytes = np.memmap(file, mode="r", dtype=np.uint8)
 
-    def rows(self, name: str, every: int = 1) -> Iterator[np.ndarray[Any, Any]]:
+    def rows(self, name: str, every: int = 1) -> Iterator[AnyArray]:
         """A tensor, or one of so many of its rows, in chunks of (rows, columns).
 
         Raises:
@@ -53,7 +54,7 @@ class _GgufTensors:
                 raise UnusableFile(f"the tensor {name!a} holds values that are no numbers")
             yield values
 
-    def _order(self, name: str, stored: Stored) -> np.ndarray[Any, Any]:
+    def _order(self, name: str, stored: Stored) -> AnyArray:
         """The rows in transformers' order; llama.cpp lays the two halves of a head's rows in pairs."""
         height = _height(stored)
         order = np.arange(height)
