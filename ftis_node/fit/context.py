@@ -1,6 +1,6 @@
 """The tokens that a model takes, and the prompts of a task that do not fit."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -35,7 +35,7 @@ def context_of(config: Any) -> Context:
     text = config.get_text_config()
     tokens = getattr(text, "max_position_embeddings", None) or float("inf")
     limits = [Context(tokens, f"has room for {tokens}")]
-    for rotary in _rotaries(getattr(text, "rope_parameters", None)):
+    for rotary in rotaries(text):
         if rotary.get("rope_type") == "longrope":
             steady = rotary.get("original_max_position_embeddings") or tokens
             limits.append(Context(steady, f"changes its rotary frequencies beyond {steady} tokens (longrope)"))
@@ -43,12 +43,11 @@ def context_of(config: Any) -> Context:
     return replace(least, rows=getattr(text, "vocab_size", None) or float("inf"))
 
 
-def _rotaries(parameters: Any) -> Iterator[Mapping[str, Any]]:
-    """The rotary embeddings of a configuration: one for all layers, or one for each kind of layer."""
-    if not isinstance(parameters, Mapping):
-        return
-    yield parameters
-    yield from (one for one in parameters.values() if isinstance(one, Mapping))
+def rotaries(config: Any) -> list[Mapping[str, Any]]:
+    """The parameters of each rotary embedding of a model of text: one for all layers, or one for each kind of layer."""
+    parameters = getattr(config, "rope_parameters", None) or {}
+    by_kind = [one for one in parameters.values() if isinstance(one, Mapping)]
+    return by_kind or [parameters]
 
 
 def refuse_run(name: str, context: Context, completion_tokens: int) -> None:

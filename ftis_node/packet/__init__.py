@@ -26,7 +26,6 @@ from ftis_node.packet.text_packet import (
     TextCompletion,
     TextPacket,
     decode_text,
-    encode_text,
     pack_text_group,
 )
 from ftis_node.packet.tokens import (
@@ -39,7 +38,6 @@ from ftis_node.packet.tokens import (
     GivenTokens,
     Packet,
     decode_tokens,
-    encode_tokens,
     pack_group,
 )
 
@@ -67,7 +65,7 @@ class Group:
 
 def encode(packet: AnyPacket) -> bytes:
     """The one spelling of a packet. Raises PacketError if its parts do not fit together or the layout."""
-    return encode_text(packet) if isinstance(packet, TextPacket) else encode_tokens(packet)
+    return packet.encoded(packet.version, packet.raw())
 
 
 def decode(data: bytes) -> AnyPacket:

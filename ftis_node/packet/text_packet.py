@@ -64,6 +64,16 @@ class TextPacket(Header):
             byte += size
             claim += length + finished
 
+    def raw(self) -> list[bytes]:
+        """The parts that follow the header. Raises PacketError if they do not fit together or the layout."""
+        count = sum(self.lengths)
+        self.check("pieces", self.pieces, np.uint8, count)
+        self.check("logprobs", self.logprobs, np.float32, count + sum(self.finished))
+        _check_lengths(self.lengths, self.finished)
+        if type(self.text) is not bytes or len(self.text) != int(self.pieces.sum(dtype=np.int64)):
+            raise PacketError(f"{len(self.text)} bytes of text are not those of the pieces")
+        return [self.pieces.tobytes(), self.text, self.logprobs.astype("<f4").tobytes()]
+
 
 def pack_text_group(
     *,
@@ -105,18 +115,6 @@ def pack_text_group(
         b"".join(completion.text for completion in completions),
         np.concatenate(claims).astype(np.float32),
     )
-
-
-def encode_text(packet: TextPacket) -> bytes:
-    """The one spelling of a packet. Raises PacketError if its parts do not fit together or the layout."""
-    count = sum(packet.lengths)
-    packet.check("pieces", packet.pieces, np.uint8, count)
-    packet.check("logprobs", packet.logprobs, np.float32, count + sum(packet.finished))
-    _check_lengths(packet.lengths, packet.finished)
-    if type(packet.text) is not bytes or len(packet.text) != int(packet.pieces.sum(dtype=np.int64)):
-        raise PacketError(f"{len(packet.text)} bytes of text are not those of the pieces")
-    raw = [packet.pieces.tobytes(), packet.text, packet.logprobs.astype("<f4").tobytes()]
-    return packet.encoded(TEXT_PACKET_VERSION, raw)
 
 
 def decode_text(data: bytes, fields: Sequence[Any]) -> TextPacket:

@@ -128,6 +128,29 @@ class Packet(Header):
             begin = end
             yield Completion(ids, logprobs, finished, given=where)
 
+    def raw(self) -> list[bytes]:
+        """The parts that follow the header. Raises PacketError if they do not fit together or the layout."""
+        _check_lengths(self.lengths)
+        tokens = sum(self.lengths)
+        self.check("token_ids", self.token_ids, np.uint32, tokens)
+        self.check("logprobs", self.logprobs, np.float32, tokens)
+        records = np.empty(tokens, _RECORD)
+        records["id"] = self.token_ids
+        records["logprob"] = self.logprobs
+        given = self.given
+        if given is None:
+            return [records.tobytes()]
+        self.check("turns", given.turns, np.uint8, len(self.lengths))
+        self.check("runs", given.runs, np.uint32, int(given.turns.sum(dtype=np.int64)), 2)
+        self.check("given ids", given.ids, np.uint32, int(given.runs[:, 1].sum(dtype=np.int64)))
+        _check_runs(self)
+        return [
+            given.turns.tobytes(),
+            given.runs.astype("<u4").tobytes(),
+            records.tobytes(),
+            given.ids.astype("<u4").tobytes(),
+        ]
+
 
 def _between(sampled: int, runs: Int64Array) -> BoolArray:
     """Which tokens of a completion are given: of so many sampled ones, with these runs between them."""
@@ -208,24 +231,6 @@ def _ids_of(parts: Sequence[AnyArray]) -> Uint32Array:
     return ids.astype(np.uint32)
 
 
-def encode_tokens(packet: Packet) -> bytes:
-    """The one spelling of a packet. Raises PacketError if its parts do not fit together or the layout."""
-    _check_parts(packet)
-    records = np.empty(len(packet.token_ids), _RECORD)
-    records["id"] = packet.token_ids
-    records["logprob"] = packet.logprobs
-    given = packet.given
-    if given is None:
-        return packet.encoded(packet.version, [records.tobytes()])
-    raw = [
-        given.turns.tobytes(),
-        given.runs.astype("<u4").tobytes(),
-        records.tobytes(),
-        given.ids.astype("<u4").tobytes(),
-    ]
-    return packet.encoded(packet.version, raw)
-
-
 def decode_tokens(data: bytes, fields: Sequence[Any]) -> Packet:
     """The packet in these bytes, whose header has these fields. Raises PacketError."""
     turned = fields[0] == TURN_PACKET_VERSION
@@ -252,19 +257,6 @@ def decode_tokens(data: bytes, fields: Sequence[Any]) -> Packet:
     packet = Packet(*header.fields(), records["id"], records["logprob"], given)  # type: ignore[call-arg]
     _check_runs(packet)
     return packet
-
-
-def _check_parts(packet: Packet) -> None:
-    _check_lengths(packet.lengths)
-    tokens = sum(packet.lengths)
-    given = packet.given
-    if given is not None:
-        packet.check("turns", given.turns, np.uint8, len(packet.lengths))
-        packet.check("runs", given.runs, np.uint32, int(given.turns.sum(dtype=np.int64)), 2)
-        packet.check("given ids", given.ids, np.uint32, int(given.runs[:, 1].sum(dtype=np.int64)))
-    packet.check("token_ids", packet.token_ids, np.uint32, tokens)
-    packet.check("logprobs", packet.logprobs, np.float32, tokens)
-    _check_runs(packet)
 
 
 def _check_lengths(lengths: Sequence[int]) -> None:

@@ -45,28 +45,21 @@ def prompt_ids(
 
 
 def end_ids(tokenizer: PreTrainedTokenizerBase, chat: Chat | None = None) -> tuple[int, ...]:
-    """Sorted ids that end a completion: the model's own, see `own_ends`, and those of its family.
+    """Sorted ids that end a completion: the generation config's, the tokenizer's EOS, and those of the model's family.
 
     Raises:
         UsageError: the tokenizer has no end token at all.
     """
     added = tokenizer.added_tokens_decoder.items()
     ids = {index for index, token in added if token.special and token.content in _ENDS}
-    ids.update(own_ends(tokenizer))
+    ids.update(declared_ends(tokenizer))
+    if tokenizer.eos_token_id is not None:
+        ids.add(int(tokenizer.eos_token_id))
     if chat is not None:
         ids.add(chat.end)
     if not ids:
         raise UsageError("This tokenizer has no end-of-sequence token.", "Set eos_token in its tokenizer_config.json.")
     return tuple(sorted(ids))
-
-
-def own_ends(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """The ids at which this very model may end: its generation config's, and the tokenizer's EOS."""
-    ends = declared_ends(tokenizer)
-    eos = tokenizer.eos_token_id
-    if eos is None:
-        return ends
-    return (*ends, int(eos))
 
 
 def usual_end(tokenizer: PreTrainedTokenizerBase, chat: Chat | None) -> int | None:

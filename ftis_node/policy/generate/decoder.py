@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import Gemma3ForCausalLM, LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM
 
+from ftis_node.fit.context import rotaries
 from ftis_node.policy.adapters import LoraLinear
 from ftis_node.policy.generate.cache import SharedCache, Size
 from ftis_node.policy.generate.sampler import blocks_of
@@ -118,25 +119,6 @@ def _weight(module: Any) -> Any:
 
 
 @dataclass(frozen=True, eq=False)
-class _Joined:
-    """Linear modules of one input."""
-
-    parts: Sequence[_Linear]
-
-    @classmethod
-    def of(cls, *modules: Any) -> _Joined:
-        return cls([_Linear.of(module) for module in modules])
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Outputs of all side by side, `[rows, Σ outputs]`."""
-        return torch.cat(self.split(x), 1)
-
-    def split(self, x: Tensor) -> list[Tensor]:
-        """The output of each, `[rows, outputs]`."""
-        return [part(x) for part in self.parts]
-
-
-@dataclass(frozen=True, eq=False)
 class _Norm:
     """RMS norm over the last dimension. Gemma multiplies by 1 + weight, all of it in fp32."""
 
@@ -173,14 +155,17 @@ class _Layer:
     kind: str
     window: int | None
     before_attention: _Norm
-    reading: _Joined  # query, key, value
+    query: _Linear
+    key: _Linear
+    value: _Linear
     query_norm: _Norm | None
     key_norm: _Norm | None
     out: _Linear
     scaling: float
     after_attention: _Norm | None
     before_mlp: _Norm
-    widening: _Joined  # gate, up
+    gate: _Linear
+    up: _Linear
     down: _Linear
     activation: Callable[[Tensor], Tensor]
     after_mlp: _Norm | None
@@ -205,14 +190,17 @@ class _Layer:
             kind=getattr(attention, "layer_type", ""),
             window=getattr(attention, "sliding_window", getattr(config, "sliding_window", None)),
             before_attention=_Norm.of(layer.input_layernorm),
-            reading=_Joined.of(attention.q_proj, attention.k_proj, attention.v_proj),
+            query=_Linear.of(attention.q_proj),
+            key=_Linear.of(attention.k_proj),
+            value=_Linear.of(attention.v_proj),
             query_norm=query_norm,
             key_norm=key_norm,
             out=_Linear.of(attention.o_proj),
             scaling=attention.scaling,
             after_attention=after_attention,
             before_mlp=before_mlp,
-            widening=_Joined.of(mlp.gate_proj, mlp.up_proj),
+            gate=_Linear.of(mlp.gate_proj),
+            up=_Linear.of(mlp.up_proj),
             down=_Linear.of(mlp.down_proj),
             activation=mlp.act_fn,
             after_mlp=after_mlp,
@@ -260,7 +248,7 @@ def understood(model: Any) -> bool:
     config = model.config
     if getattr(config, "final_logit_softcapping", None) or getattr(config, "use_bidirectional_attention", False):
         return False
-    for rotary in _rotaries(config):
+    for rotary in rotaries(config):
         if rotary.get("rope_type") not in _ROTARY or rotary.get("partial_rotary_factor", 1.0) != 1.0:
             return False
     try:
@@ -268,13 +256,6 @@ def understood(model: Any) -> bool:
     except NotUnderstoodError:
         return False
     return True
-
-
-def _rotaries(config: Any) -> list[dict[str, Any]]:
-    """The parameters of each rotary embedding: Gemma 3 has one for each kind of layer."""
-    parameters = getattr(config, "rope_parameters", None) or {}
-    by_kind = [one for one in parameters.values() if isinstance(one, dict)]
-    return by_kind or [parameters]
 
 
 class Decoder:
@@ -333,8 +314,9 @@ class Decoder:
         for index, layer in enumerate(weights.layers):
             found = self._attention(index, layer, layer.before_attention(x), turns[layer.kind], biases[layer.window])
             _add(x, layer.out, found, layer.after_attention)
-            gate, up = layer.widening.split(layer.before_mlp(x))
-            _add(x, layer.down, layer.activation(gate).mul_(up), layer.after_mlp)
+            h = layer.before_mlp(x)
+            gate = layer.activation(layer.gate(h))
+            _add(x, layer.down, gate.mul_(layer.up(h)), layer.after_mlp)
         self.cache.advance()
         x = weights.norm(x)
         head = weights.head[: self._vocabulary]
@@ -353,11 +335,12 @@ class Decoder:
     def _attention(self, index: int, layer: _Layer, h: Tensor, turns: Tensor, bias: Tensor) -> Tensor:
         shape = (len(h), -1, self._dim)
         keys = self.cache.heads
-        if layer.query_norm is None or layer.key_norm is None:
-            heads = layer.reading(h).view(shape)  # those of queries, of keys, of values
-        else:
-            query, key, value = [part.view(shape) for part in layer.reading.split(h)]
-            heads = torch.cat([layer.query_norm(query), layer.key_norm(key), value], 1)
+        query = layer.query(h).view(shape)
+        key = layer.key(h).view(shape)
+        if layer.query_norm is not None and layer.key_norm is not None:
+            query = layer.query_norm(query)
+            key = layer.key_norm(key)
+        heads = torch.cat([query, key, layer.value(h).view(shape)], 1)
         cos, sin = turns.chunk(2, -1)
         turned = heads[:, :-keys]
         halves = turned.roll(self._dim // 2, -1)
