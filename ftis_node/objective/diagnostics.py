@@ -93,7 +93,7 @@ class Diagnostics:
         negative = advantages.cpu() <= 0
         dropped = ~terms.kept.cpu()
         by_sample = {
-            "negative": negative,
+            "negatives": negative,
             "filtered": dropped & negative,
             "gated": dropped & ~negative,
             "distrusted": distrusted.cpu(),

@@ -9,30 +9,28 @@ from ftis_node.objective.divergence import ESTIMATORS
 from ftis_node.objective.quantiles import nearest_rank
 from ftis_node.step_report import BETS
 
+_TOTALS = (
+    *("negatives", "filtered", "gated", "distrusted", "judged", "judged_tokens", "excess", "surprising"),
+    "loss_weight",
+)
+
 
 def sample_figures(some: Columns, every: Columns, *, lost: int) -> dict[str, float]:
     """Figures of the samples `some`; their shares are of those of `every` sample. lost: bets that cannot be won."""
-    negatives = _total(some["negative"])
-    filtered = _total(some["filtered"])
-    return {
+    figures = {name: _total(some[name]) for name in (*_TOTALS, *(f"bet_{bet}" for bet in BETS))}
+    figures |= {f"{name}_p99": _quantiles(some[name], 0.99)[0] for name in ("divergence", *ESTIMATORS)}
+    figures |= {
         "samples": float(len(some)),
-        "negatives": negatives,
-        "filtered": filtered,
-        "filtered_fraction": _ratio(filtered, negatives),
-        "gated": _total(some["gated"]),
-        "distrusted": _total(some["distrusted"]),
+        "filtered_fraction": _ratio(figures["filtered"], figures["negatives"]),
         "divergence_mean": _mean(some["divergence"]),
-        "divergence_p99": _quantiles(some["divergence"], 0.99)[0],
         "likelihood": _mean(some["likelihood"]),
-        **{name: _total(some[name]) for name in ("judged", "judged_tokens", "excess", "surprising")},
         "excess_squares": _total(some["excess"].square()),
-        **{f"bet_{bet}": _total(some[f"bet_{bet}"]) for bet in BETS},
-        "loss_weight": _total(some["loss_weight"]),
-        "loss_share": _ratio(_total(some["loss_weight"]), _total(every["loss_weight"])),
+        "loss_share": _ratio(figures["loss_weight"], _total(every["loss_weight"])),
         "loss_share_per_sample": _ratio(_total(some["token_weight"]), _total(every["token_weight"])),
-        **{f"{name}_p99": _quantiles(some[name], 0.99)[0] for name in ESTIMATORS},
-        **(_chunk_figures(some, lost) if lost or some["chunked"].any() else {}),
     }
+    if lost or some["chunked"].any():
+        figures |= _chunk_figures(some, lost)
+    return figures
 
 
 def _chunk_figures(some: Columns, lost: int) -> dict[str, float]:

@@ -215,9 +215,10 @@ class Engine:
         self.run = run
         self.packets = packets_of(run, policy.tokenizer, settings, policy.vocabulary)
         self.evaluations = Evaluations(run, self.packets, self._room("generation_batch"))
-        self._rows = self._open_rows(run)
+        self._rows = self._open_rows(run, self.task)
+        self._side_scorer = self._scorers.enter_context(scoring(run.reward, self.task.scorer))
         if self.own_task is not None:
-            self._own_rows = self._open_own_rows(run, self.own_task)
+            self._own_rows = self._open_rows(run, self.own_task, own=True)
         self.learner = Learner(
             policy,
             choose_objective(settings, run.task, run.completion_tokens),
@@ -242,32 +243,33 @@ class Engine:
         """As much at a time as the plan has, or at first as an earlier process of this node had room for."""
         return Room(getattr(self._settings, name), self._starting.get(name))
 
-    def _open_rows(self, run: Run) -> TrainingRows:
-        """The run's rows, and the evaluation on those held out."""
-        task = self.task
-        count = self._settings.eval_prompts
-        episodes = Episodes.of(self.policy.tokenizer, run.template, self.packets.asked.chat, run.turns)
-        with doing("tokenising the prompts"):
-            prompts, held_out = prompts_of(run, self.packets, self.policy.name, self._context, task, count)
-        scorer = self._scorers.enter_context(scoring(run.reward, task.scorer))
-        self._side_scorer = self._scorers.enter_context(scoring(run.reward, task.scorer))
-        self.evaluations.sets[None] = EvaluationSet(
-            held_out,
-            task.asked(count),
-            run.reward,
-            run.completion_tokens,
-            episodes,
-            task.scorer,
-        )
-        return TrainingRows(run.template, task.train, prompts, run.completions, scorer, episodes)
+    def _open_rows(self, run: Run, task: Task, *, own: bool = False) -> TrainingRows:
+        """A task's rows, and the evaluation on those held out.
 
-    def _open_own_rows(self, run: Run, own: Task) -> TrainingRows:
-        """As `_open_rows`, of the owner's own data."""
+        Args:
+            own: they are the owner's, under a template and a rule of their own, each answered once by a whole group.
+        """
+        name = None
+        template = run.template
+        reward = run.reward
+        completions = run.completions
+        episodes = None
+        if own:
+            name = m.OWN_DATA
+            template = task.template
+            reward = task.reward
+            completions = run.group
+        else:
+            episodes = Episodes.of(self.policy.tokenizer, template, self.packets.asked.chat, run.turns)
         count = self._settings.eval_prompts
-        prompts, held_out = prompts_of(run, self.packets, self.policy.name, self._context, own, count, own=True)
-        scorer = self._scorers.enter_context(scoring(own.reward, own.scorer))
-        self.evaluations.sets[m.OWN_DATA] = EvaluationSet(held_out, own.asked(count), own.reward, run.completion_tokens)
-        return TrainingRows(own.template, own.train, prompts, run.group, scorer)
+        with doing("tokenising the prompts"):
+            prompts, held_out = prompts_of(run, self.packets, self.policy.name, self._context, task, count, own=own)
+        scorer = self._scorers.enter_context(scoring(reward, task.scorer))
+        asked = task.asked(count)
+        self.evaluations.sets[name] = EvaluationSet(
+            held_out, asked, reward, run.completion_tokens, episodes, task.scorer
+        )
+        return TrainingRows(template, task.train, prompts, completions, scorer, episodes)
 
     def change(self, settings: Settings) -> None:
         """Take over the constants of the objective; `config.settings.changed` has checked them."""

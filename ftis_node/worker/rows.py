@@ -25,7 +25,7 @@ class TrainingRows:
     prompts: list[list[int]]
     completions: int
     scorer: Scorer
-    episodes: Episodes | None = None
+    episodes: Episodes | None
 
     def text(self, row: int) -> str:
         """The prompt as text."""
@@ -41,8 +41,8 @@ class EvaluationSet:
     examples: Sequence[Example]
     reward: str
     completion_tokens: int
-    episodes: Episodes | None = None
-    scorer: Scorer | None = None
+    episodes: Episodes | None
+    scorer: Scorer | None
 
 
 class Evaluations:
