@@ -281,7 +281,7 @@ OTHERS = {
                 "adapter for 'Qwen/Q'"),
     "diffusers": ({}, {"model_index.json": b"{}"}, "pipeline of diffusers"),
     "onnx": ({}, {"model.onnx": b""}, "ONNX"),
-    "gguf": ({}, {"a.gguf": b""}, "config.json is missing"),
+    "gguf": ({}, {"a.gguf": b""}, "weights in a GGUF file"),
     "nothing": ({}, {}, "it is empty"),
     "git without its LFS": (QWEN, {"model.safetensors": b"version https://git-lfs.github.com/spec/v1"}, "Git LFS"),
     "the hub's cache": ({}, {"snapshots/x/config.json": b"{}"}, "hub's cache"),

@@ -7,7 +7,6 @@ from typing import Any
 
 from ftis_node.errors import UsageError
 
-_OURS = "Name a folder in the format of transformers' save_pretrained, with config.json and safetensors."
 _INDEX = "model.safetensors.index.json"
 _POINTER = b"version https://git-lfs"
 # Formats that are not loaded, by a file in the folder.
@@ -40,10 +39,12 @@ def refuse_folder(folder: Path, name: str) -> None:
             f"{name} is an adapter for {base[:200]!a}, and no model.",
             "Name its base model; or merge the adapter into it (peft) and name what comes out.",
         )
+    refuse_config(_json(folder / "config.json"), name)
+    _refuse_missing_files(folder, name)
+    if not any(folder.glob("*.safetensors")):
+        _refuse_other_weights(folder, name)
     if not (folder / "config.json").is_file():
         _refuse_without_config(folder, name)
-    refuse_config(_json(folder / "config.json"), name)
-    _refuse_other_weights(folder, name)
 
 
 def refuse_config(config: Mapping[str, Any], name: str) -> None:
@@ -76,16 +77,36 @@ def _names(value: object) -> list[str]:
     return [str(one) for one in value]  # type: ignore[attr-defined]
 
 
-def _refuse_without_config(folder: Path, name: str) -> None:
+def _refuse_missing_files(folder: Path, name: str) -> None:
+    """Refuse an index of files that are not all there, and pointers in place of weights."""
+    index = _json(folder / _INDEX).get("weight_map")
+    if isinstance(index, Mapping):
+        missing = sorted({str(file) for file in index.values() if not (folder / str(file)).is_file()})
+        if missing:
+            raise UsageError(
+                f"{name} lacks {missing[0][:80]!a} and {len(missing) - 1} more files that its index names.",
+                "Download or copy it again, whole.",
+            )
+    for file in folder.glob("*.safetensors"):
+        with file.open("rb") as opened:
+            if opened.read(len(_POINTER)) == _POINTER:
+                raise UsageError(f"{file} is a pointer of Git LFS, and no weights.", "Run `git lfs pull` there.")
+
+
+def _refuse_other_weights(folder: Path, name: str) -> None:
+    """Refuse weights in other formats, where there are no safetensors."""
     gguf = next(folder.glob("*.gguf"), None)
     if gguf is not None:
-        raise UsageError(
-            f"The folder {name} holds no model (config.json is missing).",
-            f"It holds a GGUF file: name that, --model {gguf}.",
-        )
-    other = _other_format(folder)
-    if other:
-        raise UsageError(f"The folder {name} holds {other}.", _OURS)
+        raise UsageError(f"{name} has its weights in a GGUF file.", f"Name that: --model {gguf}.")
+    for pattern, what in _OTHERS.items():
+        if any(folder.glob(pattern)):
+            raise UsageError(
+                f"{name} has {what}, and no safetensors.",
+                "Use a version with safetensors; or, where you trust it, load it and call save_pretrained.",
+            )
+
+
+def _refuse_without_config(folder: Path, name: str) -> None:
     inside = next(folder.glob("snapshots/*/config.json"), None)
     if inside is not None:
         raise UsageError(f"{name} is a model's place in the hub's cache.", f"Name the folder in it: {inside.parent}.")
@@ -97,43 +118,10 @@ def _refuse_without_config(folder: Path, name: str) -> None:
     why = "config.json is missing"
     if not any(folder.iterdir()):
         why = "it is empty"
-    raise UsageError(f"The folder {name} holds no model ({why}).", _OURS)
-
-
-def _refuse_other_weights(folder: Path, name: str) -> None:
-    """Refuse weights in other formats only, and an index of files that are not all there."""
-    index = _json(folder / _INDEX).get("weight_map")
-    if isinstance(index, Mapping):
-        missing = sorted({str(file) for file in index.values() if not (folder / str(file)).is_file()})
-        if missing:
-            raise UsageError(
-                f"{name} lacks {missing[0][:80]!a} and {len(missing) - 1} more files that its index names.",
-                "Download or copy it again, whole.",
-            )
-    weights = list(folder.glob("*.safetensors"))
-    for file in weights:
-        with file.open("rb") as opened:
-            if opened.read(len(_POINTER)) == _POINTER:
-                raise UsageError(f"{file} is a pointer of Git LFS, and no weights.", "Run `git lfs pull` there.")
-    if weights:
-        return
-    gguf = next(folder.glob("*.gguf"), None)
-    if gguf is not None:
-        raise UsageError(f"{name} has its weights in a GGUF file.", f"Name that: --model {gguf}.")
-    other = _other_format(folder)
-    if other:
-        raise UsageError(
-            f"{name} has {other}, and no safetensors.",
-            "Use a version with safetensors; or, where you trust it, load it and call save_pretrained.",
-        )
-
-
-def _other_format(folder: Path) -> str:
-    """What a folder holds in a format that is not loaded; empty if there is nothing of the kind."""
-    for pattern, what in _OTHERS.items():
-        if any(folder.glob(pattern)):
-            return what
-    return ""
+    raise UsageError(
+        f"The folder {name} holds no model ({why}).",
+        "Name a folder in the format of transformers' save_pretrained, with config.json and safetensors.",
+    )
 
 
 def _json(path: Path) -> dict[str, Any]:

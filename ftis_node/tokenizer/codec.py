@@ -7,7 +7,6 @@ Chunks are the shortest spans of a text at whose ends two tokenizations both hav
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from enum import StrEnum
 from functools import cached_property
 from typing import Any
 from unicodedata import normalize
@@ -37,14 +36,6 @@ _PROBES = (
     "数学 42 は楽しい。 Привет, мир! שלום مرحبا 안녕",
     "\U0001f600 ok \U0001f468‍\U0001f469‍\U0001f467 ✓",
 )
-
-
-class Unreadable(StrEnum):
-    """Why a completion gives no sample here. Such completions are counted, not trained on."""
-
-    NOT_UTF8 = "bytes that are no UTF-8"
-    CANNOT_WRITE = "characters that this tokenizer cannot write"
-    EMPTY = "an unfinished completion of which nothing is left"
 
 
 class Codec:
@@ -97,9 +88,12 @@ class Codec:
                 pieces = np.append(pieces, 0)
         return TextCompletion(self.decode(ids[:length]), pieces.astype(np.uint8), claims[: len(pieces)], end)
 
-    def from_text(self, completion: TextCompletion, *, own: bool = False) -> Completion | Unreadable:
-        """Return the completion in own ids, with the author's claims token by token or, else, chunk by chunk.
+    def from_text(self, completion: TextCompletion, *, own: bool = False) -> Completion | None:
+        """Return the completion in own ids, with the author's claims token by token or, else, chunk by chunk; None if
+        it gives no sample here.
 
+        It gives none if it is no UTF-8, has characters that this tokenizer cannot write, or is unfinished and nothing
+        of it is left.
         Token by token (`chunks` is None) only if the author's pieces are this tokenizer's encoding of the text, and no
         piece could have been another id. Special tokens' spelling is plain text. An unfinished completion loses a
         partial character at its end, a last piece without text and, in chunks, its last chunk. own: this tokenizer
@@ -117,7 +111,7 @@ class Codec:
                 return self._sample(known, claims, completion.end)
         text = _characters(completion.text, finished=completion.finished)
         if text is None:
-            return Unreadable.NOT_UTF8
+            return None
         written = text.encode()
         whole = int(np.searchsorted(np.cumsum(pieces), len(written), "right"))
         pieces = pieces[:whole]
@@ -125,7 +119,7 @@ class Codec:
         ids = self.encode(text)
         sizes = self._sizes[ids]
         if self.decode(ids) != written or not sizes.all():
-            return Unreadable.CANNOT_WRITE
+            return None
         if np.array_equal(sizes, pieces) and not self._ambiguous[ids].any():
             return self._sample(ids, claims, completion.end)
         chunks, claims, counts = align(pieces, claims, sizes)
@@ -174,8 +168,9 @@ class Codec:
         end: float | None,
         chunks: Int64Array | None = None,
         counts: Int64Array | None = None,
-    ) -> Completion | Unreadable:
-        """The completion of these ids, its end as a token and a chunk of its own. counts: pieces of each chunk."""
+    ) -> Completion | None:
+        """The completion of these ids, its end as a token and a chunk of its own; None without any. counts: pieces of
+        each chunk."""
         if end is not None:
             ids = np.append(ids, self.end)
             claims = np.append(claims, np.float32(end))
@@ -184,7 +179,7 @@ class Codec:
             if counts is not None:
                 counts = np.append(counts, 1)
         if not len(ids):
-            return Unreadable.EMPTY
+            return None
         return Completion(ids.astype(np.uint32), claims, end is not None, chunks, counts)
 
 

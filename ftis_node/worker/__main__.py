@@ -19,7 +19,7 @@ with loading():
 
 # These operations need no GPU and must run beside a long step or generation. Each set has a thread of its own: scoring
 # must not wait for a checkpoint of gigabytes.
-_ASIDE = (frozenset({"score", "texts"}), frozenset({"write"}), frozenset({"watch"}), frozenset({"interrupt"}))
+_ASIDE = ({"score", "texts"}, {"write"}, {"watch"}, {"interrupt"})
 
 
 class _Dispatcher:

@@ -27,7 +27,7 @@ from ftis_node.tasks import Example, Task
 from ftis_node.tasks.score_columns import Columns
 from ftis_node.tokenizer.asking import end_ids, prompt_ids, usual_end
 from ftis_node.tokenizer.chat import Chat, chat_wanted, chat_with
-from ftis_node.tokenizer.codec import Codec, Unreadable
+from ftis_node.tokenizer.codec import Codec
 from ftis_node.worker.messages import GroupText, ReadableGroup
 
 # The longest text of one completion to show.
@@ -182,14 +182,14 @@ class TextReading:
         """The completions [G] in this node's tokens; None for one that it cannot train on. own: it made them."""
         for completion in self.read:
             found = self.codec.from_text(completion, own=own)
-            yield None if isinstance(found, Unreadable) else self._within_cap(found)
+            yield self._within_cap(found)
 
-    def _within_cap(self, found: Completion) -> Completion | None:
+    def _within_cap(self, found: Completion | None) -> Completion | None:
         """The completion as far as this model would have written it; a finished one that is longer is none.
 
         The run's cap holds for this node's tokens, too.
         """
-        if len(found) <= self.cap:
+        if found is None or len(found) <= self.cap:
             return found
         if found.finished:
             return None
