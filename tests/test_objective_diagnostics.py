@@ -150,8 +150,8 @@ def test_later_inner_steps_change_only_the_clip():
     before = diagnostics.summary()
     assert before.overall["clipped"] == 0
     # Up by more than log 1.2 with Â > 0, or down by more than log 0.8 with Â < 0.
-    diagnostics.add_clip(terms([0.3, 0.3, -0.3, -0.3]), batch["lengths"], ["me", "a"])
-    diagnostics.add_clip(terms([0.3, 0.1, 0.1, 0.3]), batch["lengths"], ["me", "a"])
+    diagnostics.add_inner(terms([0.3, 0.3, -0.3, -0.3]), batch["lengths"], ["me", "a"])
+    diagnostics.add_inner(terms([0.3, 0.1, 0.1, 0.3]), batch["lengths"], ["me", "a"])
     after = diagnostics.summary()
     assert after.sources["me"]["clipped"] == 3 / 9 and after.sources["a"]["clipped"] == 1 / 3
     assert after.overall == before.overall | {"clipped": 4 / 12}

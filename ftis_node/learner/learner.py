@@ -329,8 +329,8 @@ class Learner:
         for part in computed:
             sources = [sample.source for sample in part.samples]
             lengths = torch.tensor([sample.sampled for sample in part.samples])
-            diagnostics.add_clip(part.terms, lengths, sources)
             if inner:
+                diagnostics.add_inner(part.terms, lengths, sources)
                 continue
             diagnostics.add(
                 part.terms,

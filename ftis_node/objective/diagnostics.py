@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from ftis_node.objective.columns import SourceColumns
+from ftis_node.objective.columns import Columns
 from ftis_node.objective.divergence import ESTIMATORS
 from ftis_node.objective.figures import sample_figures, token_figures
 from ftis_node.objective.loss import Terms
@@ -50,9 +50,9 @@ class Diagnostics:
     unreadable_judged: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
-        self._samples = SourceColumns()
-        self._tokens = SourceColumns()
-        self._clips = SourceColumns()
+        self._samples = Columns()
+        self._tokens = Columns()
+        self._clips = Columns()
         self._numbers: dict[str, int] = {}
 
     def add(
@@ -67,7 +67,7 @@ class Diagnostics:
         chunked: Tensor,
         judged: Tensor,
     ) -> None:
-        """Count a micro-batch at its first inner step, all but the clip.
+        """Count a micro-batch at its first inner step.
 
         Args:
             advantages: `[N]`.
@@ -108,9 +108,10 @@ class Diagnostics:
             by_sample[name] = segment_sum(values, owner, samples) / sizes
         self._samples.add(source, by_sample)
         self._tokens.add(source[owner], by_token)
+        self._clips.add(source[owner], {"clipped": terms.clipped.cpu()[counted]})
 
-    def add_clip(self, terms: Terms, lengths: Tensor, sources: Sequence[str]) -> None:
-        """Count the clipped tokens of a micro-batch, at each inner step."""
+    def add_inner(self, terms: Terms, lengths: Tensor, sources: Sequence[str]) -> None:
+        """Count a micro-batch of a later inner step: only `clipped` changes, which is over all inner steps' tokens."""
         counted, owner, source = self._rows(terms, lengths, sources)
         self._clips.add(source[owner], {"clipped": terms.clipped.cpu()[counted]})
 
@@ -150,9 +151,7 @@ class Diagnostics:
 
         Tokens are the counted ones, see `Terms`.
         """
-        samples = self._samples.columns()
-        tokens = self._tokens.columns()
-        clips = self._clips.columns()
+        every = self._samples.of(self._numbers.values())
 
         def figures(names: set[str]) -> Figures:
             numbers = [self._numbers[name] for name in names if name in self._numbers]
@@ -162,8 +161,8 @@ class Diagnostics:
             made = {"idle": float(idle)}
             if unreadable:
                 made["unreadable"] = float(unreadable)
-            made |= sample_figures(samples.of(numbers), samples, lost=lost)
-            return made | token_figures(tokens.of(numbers), clips.of(numbers))
+            made |= sample_figures(self._samples.of(numbers), every, lost=lost)
+            return made | token_figures(self._tokens.of(numbers), self._clips.of(numbers))
 
         everyone = {*self._numbers, *self.idle, *self.unreadable}
         return StepFigures(

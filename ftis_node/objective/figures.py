@@ -4,7 +4,7 @@ import math
 
 from torch import Tensor
 
-from ftis_node.objective.columns import Columns
+from ftis_node.objective.columns import Rows
 from ftis_node.objective.divergence import ESTIMATORS
 from ftis_node.objective.quantiles import nearest_rank
 from ftis_node.step_report import BETS
@@ -15,12 +15,12 @@ _TOTALS = (
 )
 
 
-def sample_figures(some: Columns, every: Columns, *, lost: int) -> dict[str, float]:
+def sample_figures(some: Rows, every: Rows, *, lost: int) -> dict[str, float]:
     """Figures of the samples `some`; their shares are of those of `every` sample. lost: bets that cannot be won."""
     figures = {name: _total(some[name]) for name in (*_TOTALS, *(f"bet_{bet}" for bet in BETS))}
     figures |= {f"{name}_p99": _quantiles(some[name], 0.99)[0] for name in ("divergence", *ESTIMATORS)}
     figures |= {
-        "samples": float(len(some)),
+        "samples": float(len(some["negatives"])),
         "filtered_fraction": _ratio(figures["filtered"], figures["negatives"]),
         "divergence_mean": _mean(some["divergence"]),
         "likelihood": _mean(some["likelihood"]),
@@ -33,7 +33,7 @@ def sample_figures(some: Columns, every: Columns, *, lost: int) -> dict[str, flo
     return figures
 
 
-def _chunk_figures(some: Columns, lost: int) -> dict[str, float]:
+def _chunk_figures(some: Rows, lost: int) -> dict[str, float]:
     figures = {name: _total(some[name]) for name in ("chunked", "chunk_judged", "chunk_excess")}
     figures["chunk_excess_squares"] = _total(some["chunk_excess"].square())
     for bet in BETS:
@@ -42,12 +42,12 @@ def _chunk_figures(some: Columns, lost: int) -> dict[str, float]:
     return figures
 
 
-def token_figures(tokens: Columns, clips: Columns) -> dict[str, float]:
+def token_figures(tokens: Rows, clips: Rows) -> dict[str, float]:
     """Figures of the tokens of the first inner step; `clips` has those of all inner steps."""
     weight = tokens["importance"]
     figures = {
-        "tokens": float(len(tokens)),
-        "ess": _ratio(_total(weight) ** 2, _total(weight.square()) * len(tokens)),
+        "tokens": float(len(weight)),
+        "ess": _ratio(_total(weight) ** 2, _total(weight.square()) * len(weight)),
         "clipped": _mean(clips["clipped"]),
         "truncated": _mean(tokens["truncated"]),
     }

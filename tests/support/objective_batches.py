@@ -65,5 +65,4 @@ def add(diagnostics: Diagnostics, terms: Terms, batch: dict[str, Any], sources: 
     none = torch.zeros(len(sources), dtype=torch.bool)
     usual = {"entropy": torch.zeros_like(terms.log_ratio), "distrusted": none, "chunked": none, "judged": ~none}
     sizes = {name: batch[name] for name in ("advantages", "lengths")}
-    diagnostics.add_clip(terms, sizes["lengths"], sources)
     diagnostics.add(terms, **sizes, sources=sources, **usual | more)
