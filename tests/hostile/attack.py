@@ -53,9 +53,18 @@ class Attack:
         """A round that was not used yet."""
         return next(self._rounds)
 
-    def refs(self, count: int = 3, size: int = 1000) -> list[PacketRef]:
-        """Slots 0, 1, … with packets of this size in bytes that nobody has."""
-        return [PacketRef(slot, self.rng.randbytes(32), size, 1) for slot in range(count)]
+    def promise(
+        self,
+        author: Identity | None = None,
+        round: int | None = None,
+        *,
+        count: int = 3,
+        size: int = 1000,
+        peer: Hostile | None = None,
+    ) -> ftis_pb2.Entry:
+        """An announcement of packets of this size in bytes that nobody has; by default a stranger's, of a new round."""
+        refs = [PacketRef(slot, self.rng.randbytes(32), size, 1) for slot in range(count)]
+        return (peer or self.peer).promise(author or self.stranger(), round or self.round(), refs)
 
     def sound(
         self, author: Identity, round: int, slots: Sequence[int] = (0,), peer: Hostile | None = None, **options: Any

@@ -87,12 +87,18 @@ class Row38MadeUp(OnTheDht):
     rate = 2.0
 
     async def prepare(self):
-        key = self.key
-        records = made_up(self.world.run.id, "", 64)
-        owners = (OwnerSigned(self.peer.identity, self.world.run.id).owner(record) for record in records)
-        self.nobody = {peer_id(owner) for owner in owners if owner is not None}  # peer ids that it made up
-        shards = {key_bytes(self.world.run.id, "0" * depth): pack(records) for depth in DEPTHS}
-        self.node = DHTProtocol(key[:-1] + bytes([key[-1] ^ 2]), shards | {key: pack(records)}, b"\xdd\xff\xff\xff\xff")
+        run_id = self.world.run.id
+        records = made_up(run_id, "", 64)
+        signer = OwnerSigned(self.peer.identity, run_id)
+        self.nobody: set[str] = set()  # peer ids that it made up
+        for record in records:
+            owner = signer.owner(record)
+            if owner is not None:
+                self.nobody.add(peer_id(owner))
+        answers = {self.key: pack(records)}
+        for depth in DEPTHS:
+            answers[key_bytes(run_id, "0" * depth)] = pack(records)
+        self.node = DHTProtocol(beside(self.key, 2), answers, b"\xdd\xff\xff\xff\xff")
         await self.node.add_p2p_handlers(self.peer.transport.p2p)
 
     async def strike(self):
@@ -100,13 +106,17 @@ class Row38MadeUp(OnTheDht):
         ping = dht_pb2.PingRequest(peer=self.node.info())
         for target in self.peer.targets:
             await self._try(self.peer.meet(target))
-            await self._try(self.dht(target, "rpc_ping", ping, dht_pb2.PingResponse))
+            await self._try(self.dht(target, ping))
 
     async def end(self):
         await self.node.remove_p2p_handlers(self.peer.transport.p2p)
 
 
+def beside(key: bytes, bits: int) -> bytes:
+    """The key with these bits of its last byte changed."""
+    return key[:-1] + bytes([key[-1] ^ bits])
+
+
 def near(run_id: bytes) -> bytes:
     """An id in the DHT that nobody honest will be nearer to the run's first key than."""
-    key = key_bytes(run_id)
-    return DHTID.to_bytes(DHTID.from_bytes(key[:-1] + bytes([key[-1] ^ 1])))
+    return DHTID.to_bytes(DHTID.from_bytes(beside(key_bytes(run_id), 1)))

@@ -24,6 +24,10 @@ class Honest(Attack):
         honest = {target.author for target in self.peer.targets}
         return [made for made in self.peer.heard.values() if made.author in honest]
 
+    def known(self) -> list[int]:
+        """The ids of the latest of these."""
+        return [announcement_id(made.encode()) for made in self.theirs()[-32:]]
+
     async def held(self, count: int = 24, age: float = 0.0) -> list[ftis_pb2.Entry]:
         """The latest of these, asked for now: "I hold all of it"."""
         await self.peer.overhear()
@@ -43,8 +47,11 @@ class Row06Forged(Honest):
     async def strike(self):
         await self.peer.overhear()
         entries = [self._other_run()]
-        for made in self.rng.sample(theirs := self.theirs(), min(4, len(theirs))):
-            entries += [self._forged(made), *await self._stolen(made), self._held(made)]
+        theirs = self.theirs()
+        for made in self.rng.sample(theirs, min(4, len(theirs))):
+            entries.append(self._forged(made))
+            entries += await self._stolen(made)
+            entries.append(self.peer.entry(made.encode(), len(made.packets)))  # what is served is something else
         await self.peer.tell(*entries)
 
     def _forged(self, made: Announcement) -> ftis_pb2.Entry:
@@ -70,11 +77,8 @@ class Row06Forged(Honest):
         bodies = []
         with contextlib.suppress(HolderFault):  # a node that leaves this peer alone gives it nothing
             bodies = [chunk.packet async for _, chunk in found if chunk.packet]
-        return [self.peer.announcement(self.author(), made.round, [(made.packets[0].slot, body)]) for body in bodies]
-
-    def _held(self, made: Announcement) -> ftis_pb2.Entry:
-        """ "I hold all of it": what is served is something else."""
-        return self.peer.entry(made.encode(), len(made.packets))
+        slot = made.packets[0].slot
+        return [self.peer.announcement(self.author(), made.round, [(slot, body)]) for body in bodies]
 
     def _other_run(self) -> ftis_pb2.Entry:
         author = self.author()
@@ -100,8 +104,9 @@ class Row07Replayed(Honest):
         entries = await self.held()
         author = self.author()
         round = self.round()
+        hours_ago = int(time.time()) - 4 * 3600
         entries += [self.sound(author, round, slots) for slots in ((0,), (0, 1))]
-        entries.append(self.sound(self.author(), 1, issued_at=int(time.time()) - 4 * 3600))
+        entries.append(self.sound(self.author(), 1, issued_at=hours_ago))
         await self.peer.tell(*entries)
         await self.peer.tell(*entries)
 
@@ -148,8 +153,10 @@ class Row15Sybils(Crowd):
 
     async def strike(self):
         for peer in self.peers:
-            authors = peer.identity, self.author()
-            await peer.tell(*(self.sound(author, self.round(), range(3), peer=peer) for author in authors))
+            entries = []
+            for author in (peer.identity, self.author()):
+                entries.append(self.sound(author, self.round(), range(3), peer=peer))
+            await peer.tell(*entries)
 
 
 class Row31Calls(Attack):
@@ -161,10 +168,12 @@ class Row31Calls(Attack):
     BYTES = 2000
 
     async def strike(self):
-        garbage = ftis_pb2.ExchangeRequest(entries=[ftis_pb2.Entry(announcement=self.rng.randbytes(self.BYTES))])
+        garbage = ftis_pb2.Entry(announcement=self.rng.randbytes(self.BYTES))
+        request = ftis_pb2.ExchangeRequest(entries=[garbage])
         for target in self.peer.targets:
             await self._try(self.peer.transport.connect(target.author, [target.address]))
-            calls = [self.peer.stub(target).rpc_exchange(garbage, timeout=CALL_SECONDS) for _ in range(self.CALLS)]
+            stub = self.peer.stub(target)
+            calls = [stub.rpc_exchange(request, timeout=CALL_SECONDS) for _ in range(self.CALLS)]
             await asyncio.gather(*calls, return_exceptions=True)
 
 
@@ -178,7 +187,7 @@ class Row31Flood(Attack):
         self.peer.serve = always(ftis_pb2.FetchChunk.GONE)
 
     async def strike(self):
-        entries = [self.peer.promise(self.stranger(), self.round(), self.refs()) for _ in range(32)]
+        entries = [self.promise() for _ in range(32)]
         mentions = [ftis_pb2.Mention(id=self.rng.getrandbits(64), held=b"\xff") for _ in range(32)]
         await self.peer.tell(*entries, more=mentions)
 
@@ -190,7 +199,8 @@ class Row61Again(Honest):
     rate = 16.0
 
     async def strike(self):
-        wanted = [announcement_id(made.encode()) for made in self.theirs()[-32:]]
-        for asked in map(self.peer.stub, self.peer.targets):
-            again = (asked.rpc_exchange(ftis_pb2.ExchangeRequest(wanted=wanted, again=True)) for _ in range(2))
-            await asyncio.gather(*again, asked.rpc_handshake(greeting(None, [])), return_exceptions=True)
+        request = ftis_pb2.ExchangeRequest(wanted=self.known(), again=True)
+        for target in self.peer.targets:
+            stub = self.peer.stub(target)
+            calls = (stub.rpc_exchange(request), stub.rpc_exchange(request), stub.rpc_handshake(greeting(None, [])))
+            await asyncio.gather(*calls, return_exceptions=True)

@@ -19,7 +19,7 @@ class Row34Contradictions(Attack):
         for _ in range(8):
             who = self.stranger()
             round = self.round()
-            entries += [self.peer.promise(who, round, self.refs(count, SIZE)) for count in (1, 2)]
+            entries += [self.promise(who, round, count=count, size=SIZE) for count in (1, 2)]
         await self.peer.tell(*entries)
 
 
@@ -46,7 +46,7 @@ class Row37Introducers(Crowd):
 
     async def strike(self):
         for peer in self.peers:
-            told = [self.peer.promise(self.stranger(), self.round(), self.refs(3, SIZE)) for _ in range(12)]
+            told = [self.promise(size=SIZE, peer=peer) for _ in range(12)]
             await peer.tell(*told)
 
 
@@ -59,6 +59,6 @@ class Row44Large(Attack):
 
     async def strike(self):
         for count in (self.world.run.slots, 4096):
-            await self.peer.tell(self.peer.promise(self.stranger(), self.round(), self.refs(count, SIZE)))
+            await self.peer.tell(self.promise(count=count, size=SIZE))
         mentions = [ftis_pb2.Mention(id=self.rng.getrandbits(64), held=b"\xff" * 4096) for _ in range(32)]
         await self.peer.tell(more=mentions)

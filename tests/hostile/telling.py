@@ -8,7 +8,6 @@ from pathlib import Path
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.certificates import Certificate, Removal, encode
 from ftis_node.swarm.identity import SIGNATURE_BYTES
-from ftis_node.swarm.known import announcement_id
 from tests.hostile.attack import Attack, Crowd
 from tests.hostile.identity import Honest
 from tests.hostile.peer import always, hostile
@@ -24,18 +23,19 @@ class Row67Records(Attack):
     rate = 5.0
 
     async def strike(self):
+        now = int(time.time())
         for target in self.peer.targets:
             made = {
                 "run_id": self.world.run.id,
                 "issuer": target.author,
+                "issued_at": now,
                 "signature": self.rng.randbytes(SIGNATURE_BYTES),
             }
-            now = int(time.time())
             records = []
             for _ in range(8):
                 member = self.stranger().author
-                records.append(encode(Removal(**made, member=member, issued_at=now)))
-                records.append(encode((Certificate(**made, member=member, issued_at=now, expires=now + 9999),)))
+                records.append(encode(Removal(**made, member=member)))
+                records.append(encode((Certificate(**made, member=member, expires=now + 9999),)))
             await self._try(self.peer.exchange(target, roster=records))
 
 
@@ -50,9 +50,9 @@ class Row68Deaf(Honest):
         self.peer.on_exchange = self._never
 
     async def strike(self):
-        wanted = [announcement_id(made.encode()) for made in self.theirs()[-32:]]
+        latest = self.strikes % 2 == 1
         for target in self.peer.targets:
-            await self._try(self.peer.exchange(target, again=True, latest=bool(self.strikes % 2), wanted=wanted))
+            await self._try(self.peer.exchange(target, again=True, latest=latest, wanted=self.known()))
 
     async def _never(self, request: ftis_pb2.ExchangeRequest, peer: bytes) -> ftis_pb2.ExchangeResponse:
         await asyncio.sleep(self.HOURS)

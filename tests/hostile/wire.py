@@ -22,10 +22,19 @@ from tests.support.swarm import store_request
 EXT_TUPLE = 0x40
 
 
+CALLS = {
+    dht_pb2.PingRequest: ("rpc_ping", dht_pb2.PingResponse),
+    dht_pb2.FindRequest: ("rpc_find", dht_pb2.FindResponse),
+    dht_pb2.StoreRequest: ("rpc_store", dht_pb2.StoreResponse),
+}
+
+
 class OnTheDht(Attack):
     """An attack by calls of hivemind's DHT."""
 
-    async def dht(self, target: Target, call: str, request: Any, answer: Any) -> Any:
+    async def dht(self, target: Target, request: Any) -> Any:
+        """The answer to a request."""
+        call, answer = CALLS[type(request)]
         calling = self.peer.transport.p2p.call_protobuf_handler(
             PeerID(target.author), f"DHTProtocol.{call}", request, answer
         )
@@ -33,7 +42,7 @@ class OnTheDht(Attack):
 
     async def store(self, target: Target, *records: tuple[bytes, bytes, bytes, float]) -> list[bool]:
         """Stores (key, subkey, value, expiration)."""
-        answer = await self.dht(target, "rpc_store", store_request(*records), dht_pb2.StoreResponse)
+        answer = await self.dht(target, store_request(*records))
         return list(answer.store_ok)
 
     @property
@@ -74,18 +83,19 @@ class Row02DhtCalls(OnTheDht):
     async def strike(self):
         odd = dht_pb2.NodeInfo(node_id=self.rng.randbytes(100))
         swelling = b"\xdd" + self.ELEMENTS.to_bytes(4, "big") + b"\x80" * self.ELEMENTS
+        requests = [
+            dht_pb2.PingRequest(peer=odd, validate=True),
+            dht_pb2.FindRequest(keys=[b"\xff" * 1000], peer=odd),
+            dht_pb2.FindRequest(keys=[b""] * self.KEYS),
+            dht_pb2.StoreRequest(keys=[self.key] * 3, peer=odd),
+            store_request((self.key, b"", swelling, time.time() + 100)),
+        ]
+        for _ in range(20):
+            another = dht_pb2.NodeInfo(node_id=self.rng.randbytes(20))
+            requests.append(dht_pb2.PingRequest(peer=another))
         for target in self.peer.targets:
-            for call, request, answer in (
-                ("rpc_ping", dht_pb2.PingRequest(peer=odd, validate=True), dht_pb2.PingResponse),
-                ("rpc_find", dht_pb2.FindRequest(keys=[b"\xff" * 1000], peer=odd), dht_pb2.FindResponse),
-                ("rpc_find", dht_pb2.FindRequest(keys=[b""] * self.KEYS), dht_pb2.FindResponse),
-                ("rpc_store", dht_pb2.StoreRequest(keys=[self.key] * 3, peer=odd), dht_pb2.StoreResponse),
-            ):
-                await self._try(self.dht(target, call, request, answer))
-            await self._try(self.store(target, (self.key, b"", swelling, time.time() + 100)))
-            for _ in range(20):
-                another = dht_pb2.NodeInfo(node_id=self.rng.randbytes(20))
-                await self._try(self.dht(target, "rpc_ping", dht_pb2.PingRequest(peer=another), dht_pb2.PingResponse))
+            for request in requests:
+                await self._try(self.dht(target, request))
 
 
 class Row03Oversize(Attack):
@@ -101,20 +111,22 @@ class Row03Oversize(Attack):
 
     async def strike(self):
         many = ftis_pb2.ExchangeRequest(mentions=[ftis_pb2.Mention()] * self.TINY)
+        large = ftis_pb2.Entry(announcement=bytes(MAX_PACKET_BYTES - 100))
+        big = ftis_pb2.ExchangeRequest(entries=[large])
         for target in self.peer.targets:
-            await self._try(self.peer.stub(target).rpc_exchange(many, timeout=CALL_SECONDS))
-            big = ftis_pb2.ExchangeRequest(entries=[ftis_pb2.Entry(announcement=bytes(MAX_PACKET_BYTES - 100))])
-            await self._try(self.peer.stub(target).rpc_exchange(big, timeout=CALL_SECONDS))
+            for request in (many, big):
+                await self._try(self.peer.stub(target).rpc_exchange(request, timeout=CALL_SECONDS))
             await self._try(self._lie_of_length(target))
         for size in (MAX_PACKET_BYTES, 1000):  # more than the run has room for, and what `_endless` will exceed
-            await self.peer.tell(self.peer.promise(self.author(), self.round(), self.refs(size=size)))
+            await self.peer.tell(self.promise(self.author(), size=size))
 
     async def _lie_of_length(self, target: Target):
         """Four gigabytes are on their way, and then more than a message may have."""
         for length in (4 << 30, 2 * MAX_PACKET_BYTES):
             _, writer = await self.peer.open_stream(target)
             try:
-                writer.write(P2P.MESSAGE_MARKER + length.to_bytes(P2P.HEADER_LEN, P2P.BYTEORDER) + bytes(1 << 20))
+                head = P2P.MESSAGE_MARKER + length.to_bytes(P2P.HEADER_LEN, P2P.BYTEORDER)
+                writer.write(head + bytes(1 << 20))
                 await asyncio.wait_for(writer.drain(), 2.0)
             finally:
                 writer.close()
@@ -141,17 +153,17 @@ class Row16Eclipse(OnTheDht):
             await self.peer.meet(target)
             await self.peer.exchange(target)
             nowhere = pack_addresses(self._nowhere(8))
-            owners = [msgpack.packb(peer_id(owner)) for owner in (target.author, self.author().author)]
+            soon = time.time() + 200
             stored = await self.store(
                 target,
-                (self.key, owners[0], nowhere + bytes(64), time.time() + 200),
-                self._signed(nowhere, time.time() + 10 * 365 * 86400),
-                self._signed(bytes(100_000), time.time() + 200),
-                (self.rng.randbytes(20), owners[1], nowhere + bytes(64), time.time() + 200),
+                (self.key, msgpack.packb(peer_id(target.author)), nowhere + bytes(64), soon),
+                self._signed(nowhere, soon + 10 * 365 * 86400),
+                self._signed(bytes(100_000), soon),
+                (self.rng.randbytes(20), msgpack.packb(self.author().peer_id), nowhere + bytes(64), soon),
             )
             if any(stored):
                 self.errors = [*self.errors, f"the DHT took records that it must not: {stored}"]
-            await self.store(target, *(self._signed(nowhere, time.time() + 200) for _ in range(8)))
+            await self.store(target, *(self._signed(nowhere, soon) for _ in range(8)))
 
     def _signed(self, value: bytes, expiration: float) -> tuple[bytes, bytes, bytes, float]:
         owner = self.stranger()
@@ -186,7 +198,7 @@ class Row17Holders(Honest):
 
     async def strike(self):
         entries = await self.held(16)
-        entries += [self.peer.promise(self.author(), self.round(), self.refs()) for _ in range(16)]
+        entries += [self.promise(self.author()) for _ in range(16)]
         await self.peer.tell(*entries)
 
     async def _crawl(self, request: ftis_pb2.FetchRequest, _: bytes) -> AsyncIterator[ftis_pb2.FetchChunk]:
