@@ -29,15 +29,16 @@ WARM_UP_SECONDS = 10.0
 
 async def play(ring: Arena, kinds: Sequence[type[Attack]], seconds: float, *, together: bool, seed: int) -> Any:
     """Everything, one after another or at once."""
-    acts = [list(kinds)] if together else [[kind] for kind in kinds]
+    acts = {kind.__name__: [kind] for kind in kinds}
+    if together:
+        acts = {"together": list(kinds)}
     told = {}
     with tempfile.TemporaryDirectory(prefix="hostile-") as scratch:
         stage = Stage(ring, Path(scratch), seed)
         await stage.watch(min(WARM_UP_SECONDS, seconds / 4))
-        for act in acts:
-            name = "together" if together else act[0].__name__
-            told[name] = found = await stage.act(act, seconds / len(acts))
-            print(json.dumps({name: brief(found)}), file=sys.stderr, flush=True)
+        for name, act in acts.items():
+            told[name] = await stage.act(act, seconds / len(acts))
+            print(json.dumps({name: brief(told[name])}), file=sys.stderr, flush=True)
     return told
 
 
@@ -79,18 +80,21 @@ def main():
         kinds = chosen(options.rows, version=2 if options.mixed else 1)
     except ValueError as error:
         parser.error(str(error))
+    shape = {"work": options.work, "mixed": options.mixed, "private": options.private}
     with (
         tempfile.TemporaryDirectory(prefix="arena-") as folder,
-        arena(Path(folder), options.nodes, work=options.work, mixed=options.mixed, private=options.private) as ring,
+        arena(Path(folder), options.nodes, **shape) as ring,
     ):
         cores = sorted(os.sched_getaffinity(0))
         if not options.sharing and len(cores) > 1:
             ring.spread(cores[:-1], cores[-1:])
         told = uvloop.run(play(ring, kinds, options.seconds, together=options.together, seed=options.seed))
     found = problems(told)
-    slow = {name: seen["pace"]["ratio"] for name, seen in told.items() if seen["pace"]["ratio"] < SLOW}
-    print(json.dumps({"problems": found, "slow": slow, "attacks": told}, indent=None if options.json else 1))
-    sys.exit(1 if found else 0)
+    paces = {name: seen["pace"]["ratio"] for name, seen in told.items()}
+    slow = {name: pace for name, pace in paces.items() if pace < SLOW}
+    indent = None if options.json else 1
+    print(json.dumps({"problems": found, "slow": slow, "attacks": told}, indent=indent))
+    sys.exit(bool(found))
 
 
 if __name__ == "__main__":

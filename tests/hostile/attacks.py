@@ -11,7 +11,9 @@ ROOMS = (content, text, identity, wire, directory, streams, reputation, telling)
 def _attacks() -> Iterator[type[Attack]]:
     """Every class of the rooms that is named after a row; what several share has no row of its own."""
     for room in ROOMS:
-        yield from (value for name, value in vars(room).items() if name.startswith("Row"))
+        for name, value in vars(room).items():
+            if name.startswith("Row"):
+                yield value
 
 
 ATTACKS = tuple(sorted(_attacks(), key=lambda attack: attack.row))
@@ -25,7 +27,10 @@ def chosen(rows: str, version: int = 1) -> list[type[Attack]]:
     """
     fitting = [attack for attack in ATTACKS if version in attack.versions]
     known = {attack.row for attack in fitting}
-    wanted = known if rows == "all" else {int(row) for row in rows.split(",")}
-    if wanted - known:
-        raise ValueError(f"there are no attacks for rows {sorted(wanted - known)}")
+    wanted = known
+    if rows != "all":
+        wanted = {int(row) for row in rows.split(",")}
+    lacking = sorted(wanted - known)
+    if lacking:
+        raise ValueError(f"there are no attacks for rows {lacking}")
     return [attack for attack in fitting if attack.row in wanted]

@@ -7,7 +7,7 @@ import numpy as np
 
 from ftis_node.store.packets import milliseconds
 from tests.hostile.attack import Lies
-from tests.hostile.world import LIKELY, Said
+from tests.hostile.world import Said
 
 
 class Row01Malformed(Lies):
@@ -17,14 +17,14 @@ class Row01Malformed(Lies):
     refusals = frozenset({"malformed"})
 
     def packets(self, author: bytes, round: int) -> Sequence[bytes]:
-        good = [self.world.pack(author, round, slot) for slot in range(3)]
+        first, second, third = (self.world.pack(author, round, slot) for slot in range(3))
         made = [
-            good[0][: self.rng.randrange(1, len(good[0]))],
-            bytes([good[1][0] + 1]) + good[1][1:],
+            first[: self.rng.randrange(1, len(first))],
+            bytes([second[0] + 1]) + second[1:],
             b"\x91" * 400,
             b"\x82\xa1a\x01\xa1a\x02",
-            good[2] + b"\x00",
-            good[0][:1] + b"\xcc" + good[0][1:],  # the version as a byte more than it needs
+            third + b"\x00",
+            first[:1] + b"\xcc" + first[1:],  # the version as a byte more than it needs
             self.rng.randbytes(200),
         ]
         return self.rng.sample(made, 3)
@@ -66,7 +66,8 @@ class Row05LogProbs(Lies):
 
     def completions(self, row: int, slot: int) -> list[Said]:
         group = self.world.mixed(row)
-        group[0].logprobs[0] = self.rng.choice([np.nan, np.inf, -np.inf, 0.5, 1e-2, -1e9, -60.0])
+        lies = [np.nan, np.inf, -np.inf, 0.5, 1e-2, -1e9, -60.0]
+        group[0].logprobs[0] = self.rng.choice(lies)
         return group
 
 
@@ -77,10 +78,12 @@ class Row08Reward(Lies):
     refusals = frozenset({"malformed"})
 
     def packets(self, author: bytes, round: int) -> Sequence[bytes]:
+        fields = ([1.0] * self.world.run.group, b"\x3f\x80", {b"reward": 1})
         made = []
-        for slot, rewards in enumerate(([1.0] * self.world.run.group, b"\x3f\x80", {b"reward": 1})):
+        for slot, reward in enumerate(fields):
             packet = self.world.pack(author, round, slot)
-            made.append(bytes([packet[0] + 1]) + packet[1:] + msgpack.packb(rewards))
+            longer = bytes([packet[0] + 1])  # of a list of one field more
+            made.append(longer + packet[1:] + msgpack.packb(reward))
         return made
 
 
@@ -107,8 +110,10 @@ class Row09SkippedRounds(Lies):
 
     def round(self) -> int:
         author = self.authors[-1].author  # the one who is about to announce
-        start = milliseconds() + self.rng.randrange(-(1 << 22), 1 << 22)  # within others' fence
-        return next(round for round in range(start, start + 100_000) if self.world.row(author, round, 0) < self.LIKED)
+        round = milliseconds() + self.rng.randrange(-(1 << 22), 1 << 22)  # within others' fence
+        while self.world.row(author, round, 0) >= self.LIKED:
+            round += 1
+        return round
 
     def packets(self, author: bytes, round: int) -> Sequence[bytes]:
         return [self.world.pack(author, round, 0)]
@@ -121,7 +126,7 @@ class Row10LyingLogProbs(Lies):
 
     def completions(self, row: int, slot: int) -> list[Said]:
         lie = (-15.0, -8.0, 0.0)[slot]
-        return self.alternate(self.world.right(row, logprob=lie), self.world.wrong(row, logprob=LIKELY))
+        return self.alternate(self.world.right(row, logprob=lie), self.world.wrong(row))
 
 
 class Row11MaliciousText(Lies):
@@ -141,7 +146,8 @@ class Row12Padded(Lies):
 
     def completions(self, row: int, slot: int) -> list[Said]:
         room = self.world.run.completion_tokens - len(self.world.right(row))
-        return self.alternate(self.world.right(row, "0" * room), self.world.wrong(row))
+        padded = self.world.right(row, "0" * room)
+        return self.alternate(padded, self.world.wrong(row))
 
 
 class Row13HangingAnswers(Lies):
@@ -180,4 +186,5 @@ class Row32NoSignal(Lies):
     SLOTS = 32
 
     def completions(self, row: int, slot: int) -> list[Said]:
-        return [self.world.right(row) if slot % 2 else self.world.wrong(row)] * self.world.run.group
+        said = self.world.right(row) if slot % 2 else self.world.wrong(row)
+        return [said] * self.world.run.group

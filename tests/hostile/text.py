@@ -7,7 +7,14 @@ from itertools import pairwise
 import numpy as np
 
 from ftis_node import packet
-from ftis_node.packet import PIECE_BYTES_MAX, TEXT_PACKET_VERSION, TextCompletion, encode, pack_group
+from ftis_node.packet import (
+    PIECE_BYTES_MAX,
+    TEXT_PACKET_VERSION,
+    TextCompletion,
+    encode,
+    pack_group,
+    pack_text_group,
+)
 from tests.hostile.attack import Lies
 from tests.hostile.world import LIKELY, TextWorld
 
@@ -24,9 +31,8 @@ class Text(Lies):
 
     def right(self, row: int, thought: bytes) -> TextCompletion:
         """A right answer after any bytes, byte by byte."""
-        return self.text.pieces(
-            *_bytes(b"<think>" + thought + f"</think><answer>{self.text.answers[row]}</answer>".encode())
-        )
+        answer = self.text.answers[row].encode()
+        return self.text.pieces(*_bytes(b"<think>" + thought + b"</think><answer>" + answer + b"</answer>"))
 
 
 class Row01Layout(Text):
@@ -98,7 +104,8 @@ class Row05Ends(Text):
     refusals = frozenset({"log-prob out of range"})
 
     def completions(self, row: int, slot: int) -> list[TextCompletion]:
-        end = self.rng.choice([np.nan, -np.inf, np.inf, 0.5, self.world.run.logprob_min - 0.5])
+        below = self.world.run.logprob_min - 0.5
+        end = self.rng.choice([np.nan, -np.inf, np.inf, 0.5, below])
         return [self.text.pieces(b"1", end=end), *self.text.mixed(row)[1:]]
 
 
@@ -109,13 +116,17 @@ class Row06OtherVersion(Lies):
     refusals = frozenset({"other packet version"})
 
     def packets(self, author: bytes, round: int) -> Sequence[bytes]:
-        place = {"run_id": self.world.run.id, "author": author, "round": round, "policy_step": 0}
-        group = self.world.run.group
-        if self.world.run.text:
-            said = [self.world.completion([1, 2, 3])] * group
-            return [encode(pack_group(**place, slot=slot, prompt_ids=[1], completions=said)) for slot in range(3)]
-        text = [TextCompletion(b"1", np.ones(1, np.uint8), np.full(1, LIKELY, np.float32), LIKELY)] * group
-        return [encode(packet.pack_text_group(**place, slot=slot, prompt="1", completions=text)) for slot in range(3)]
+        run = self.world.run
+        made = []
+        for slot in range(self.SLOTS):
+            place = {"run_id": run.id, "author": author, "round": round, "slot": slot, "policy_step": 0}
+            if run.text:
+                said = self.world.completion([1, 2, 3])
+                made.append(pack_group(**place, prompt_ids=[1], completions=[said] * run.group))
+            else:
+                text = TextCompletion(b"1", np.ones(1, np.uint8), np.full(1, LIKELY, np.float32), LIKELY)
+                made.append(pack_text_group(**place, prompt="1", completions=[text] * run.group))
+        return [encode(one) for one in made]
 
 
 class Row47Unreadable(Text):
@@ -125,9 +136,9 @@ class Row47Unreadable(Text):
     THOUGHTS = (b"\xff", b"\xc0\x80", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"1\xf0\x9f\x98")
 
     def completions(self, row: int, slot: int) -> list[TextCompletion]:
-        right = [self.right(row, thought) for thought in self.THOUGHTS]
+        right = self.right(row, self.rng.choice(self.THOUGHTS))
         wrong = self.text.pieces(b"<think>", b"\xfe", b"</think>")
-        return [self.rng.choice(right) if index % 2 else wrong for index in range(self.world.run.group)]
+        return self.alternate(right, wrong)
 
 
 class Row47Markers(Text):
@@ -171,8 +182,9 @@ class Row47Cuts(Text):
         return replace(made, logprobs=claims, end=0.0)
 
     def _by_chance(self, made: TextCompletion) -> TextCompletion:
-        places = sorted(self.rng.sample(range(1, len(made.text)), self.rng.randrange(len(made.text) - 1)))
-        ends = [0, *places, len(made.text)]
+        size = len(made.text)
+        cuts = self.rng.sample(range(1, size), self.rng.randrange(size - 1))
+        ends = [0, *sorted(cuts), size]
         pieces = [made.text[start:end] for start, end in pairwise(ends)]
         return self.text.pieces(*pieces, logprob=self.IN_ALL / (len(pieces) + 1))
 
@@ -208,7 +220,8 @@ class Row47Empty(Text):
 
     def completions(self, row: int, slot: int) -> list[TextCompletion]:
         nothing = self.rng.choice([self.text.pieces(), self.text.pieces(b"", finished=False)])
-        return self.alternate(self.text.right(row) if slot else nothing, nothing)
+        right = self.text.right(row) if slot else nothing
+        return self.alternate(right, nothing)
 
 
 def _bytes(text: bytes) -> list[bytes]:

@@ -32,7 +32,7 @@ from ftis_node.observe.metrics import read_events
 from ftis_node.swarm.addresses import free_port
 from ftis_node.tasks import load_task
 from tests.support.daemons import Daemon, run_cli
-from tests.support.models import random_speaker, taught
+from tests.support.learning import pair
 
 ROOT = Path(__file__).parents[2]
 VERSION = "0.32.0"
@@ -120,12 +120,7 @@ def main():
 
 def models(place: Path) -> list[Path]:
     """Two models that know the format and guess. vLLM's attention on a CPU takes heads of 32 and more."""
-    task = load_task("arithmetic")
-    made = []
-    for name, hidden, seed in (("small", 64, 1), ("large", 128, 2)):
-        model = random_speaker(place / name, hidden=hidden, layers=2, seed=seed)
-        shown = {"answers": "0123456789", "template": task.template, "steps": 300, "learning_rate": 4e-3}
-        made.append(taught(model, [row.question for row in task.train], seed=seed, **shown))
+    made = pair(place, load_task("arithmetic"), "0123456789", widths=(64, 128))
     padded = AutoModelForCausalLM.from_pretrained(made[1])
     known = padded.config.vocab_size
     padded.resize_token_embeddings(known + 90)

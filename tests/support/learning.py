@@ -14,12 +14,14 @@ from tests.support.models import random_speaker, taught
 STEPS = 60
 
 
-def pair(path: Path, task: Task, answers: Sequence[str], later: Sequence[str] = ()) -> list[Path]:
+def pair(
+    path: Path, task: Task, answers: Sequence[str], later: Sequence[str] = (), widths: tuple[int, int] = (48, 64)
+) -> list[Path]:
     """Two models that are asked in a chat, know the format, and guess; also after these later messages."""
     questions = [row.question for row in task.train]
     made = []
-    for name, hidden, seed in (("small", 48, 1), ("large", 64, 2)):
-        model = random_speaker(path / name, hidden=hidden, layers=2, seed=seed)
+    for seed, name in enumerate(("small", "large"), start=1):
+        model = random_speaker(path / name, hidden=widths[seed - 1], layers=2, seed=seed)
         shown = {"answers": answers, "template": task.template, "later": later, "steps": 500, "learning_rate": 4e-3}
         made.append(taught(model, questions, seed=seed, **shown))
     return made
