@@ -148,22 +148,10 @@ async def test_row_01_08_what_is_no_packet_is_refused_and_its_author_ignored(sta
     assert fight.used_by_attackers() == 0
 
 
-@pytest.mark.parametrize(
-    ("kind", "strikes", "found"),
-    [
-        (wire.Row02ExtBomb, 3, {}),
-        (wire.Row02DhtCalls, 3, {}),
-        (streams.Row39Relay, 2, {"relays": 0}),
-        (streams.Row40Debug, 2, {"found": set()}),
-    ],
-)
-async def test_row_02_39_40_odd_values_and_calls_do_no_harm_and_no_node_relays_or_shows_debug_pages(
-    stage, kind, strikes, found
-):
-    """Nested values, bad records and odd calls in the DHT; what strangers send one another; pages of p2pd."""
+@pytest.mark.parametrize("kind", [wire.Row02ExtBomb, wire.Row02DhtCalls])
+async def test_row_02_nested_values_bad_records_and_odd_calls_in_the_dht_do_no_harm(stage, kind):
     async with attacked(stage, kind) as fight:
-        await until(fight.has_struck(strikes), "it has struck, asked or looked")
-    assert {name: getattr(fight.attack, name) for name in found} == found
+        await until(fight.has_struck(3), "it has struck")
 
 
 async def test_row_03_lengths_that_lie_and_messages_over_the_limits_are_refused(stage):

@@ -114,10 +114,10 @@ class Hostile(Answers):
     def stub(self, target: Target) -> Any:
         return FtisSwarm.get_stub(self.transport.p2p, PeerID(target.author))
 
-    async def open_stream(self, target: Target, protocol: str = FETCH) -> Stream:
-        """Dials anew where the connection was cut."""
+    async def open_stream(self, target: Target) -> Stream:
+        """A stream of requests for packets. Dials anew where the connection was cut."""
         await self.transport.connect(target.author, [target.address])
-        calling = self.transport.p2p._client.stream_open(PeerID(target.author), (protocol,))
+        calling = self.transport.p2p._client.stream_open(PeerID(target.author), (FETCH,))
         _, reader, writer = await asyncio.wait_for(calling, OPEN_SECONDS)
         return reader, writer
 

@@ -66,16 +66,13 @@ class Stage:
         calm = [await self.watch(length)]
         fights = []
         played = []
-        said = {name: set() for name in ring.daemons}
         for _ in range(turns):
             async with self.under(kinds) as attacks:
                 fights.append(await self.watch(length))
-                for name, texts in (await asyncio.to_thread(self._said_of, attacks)).items():
-                    said[name] |= texts
             played += attacks
             calm.append(await self.watch(length))
         after = await asyncio.to_thread(ring.statuses)
-        authors = _authors(played)
+        authors = {peer_id(author.author) for attack in played for author in attack.authors}
         errors = {error for attack in played for error in attack.errors}
         # What the first attack of its kind takes is among the peaks; what every further one adds is in `memory_grown`.
         warm = calm[min(1, turns - 1)]
@@ -92,26 +89,10 @@ class Stage:
             "announcements": _more(before, after, "announcements"),
             "attackers_groups_used": _used(after, authors) - _used(before, authors),
             "groups_used": _used(after) - _used(before),
-            "said_of_the_attackers": {name: sorted(texts) for name, texts in said.items()},
             "innocents_blamed": await asyncio.to_thread(ring.innocents_blamed),
             "dead": await asyncio.to_thread(ring.dead),
             "tracebacks": ring.new_tracebacks(),
         }
-
-    def _said_of(self, attacks: Sequence[Attack]) -> dict[str, set[str]]:
-        """Why each node ignores the attackers that it has met or leaves them out."""
-        guilty = _authors(attacks)
-        found = {}
-        for name, report in self.ring.peers().items():
-            said = [peer["standing"] for peer in report.get("peers", []) if peer["id"] in guilty]
-            said += [peer["reason"] for peer in report.get("left_out", []) if peer["id"] in guilty]
-            found[name] = {text for text in said if text}
-        return found
-
-
-def _authors(attacks: Sequence[Attack]) -> set[str]:
-    """The peer ids under which these attacks announced anything."""
-    return {peer_id(author.author) for attack in attacks for author in attack.authors}
 
 
 def _used(statuses: dict[str, dict[str, Any]], authors: set[str] | None = None) -> int:

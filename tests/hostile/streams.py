@@ -1,21 +1,16 @@
-"""Attacks on what carries the calls: rows 33 (with the streams of 17), 39, 40, 41 and 62."""
+"""Attacks on what carries the calls: rows 33 (with the streams of 17), 41 and 62."""
 
 import asyncio
 import contextlib
 import random
 
-import psutil
 from hivemind.p2p import P2P
-from hivemind.p2p.p2p_daemon_bindings.utils import ControlFailure
 
 from ftis_node.swarm import ftis_pb2
 from tests.hostile.attack import Attack, Crowd
 from tests.hostile.peer import OPEN_SECONDS, Hostile, Target
 
 STREAMS = 4  # of one peer that a node keeps
-HOP = "/libp2p/circuit/relay/0.2.0/hop"
-RESERVE = b"\x02\x08\x00"  # circuit v2, a HopMessage of type RESERVE
-DEBUG = ("/debug/pprof/cmdline", "/debug/vars", "/metrics")
 
 
 async def ask_ahead(writer: asyncio.StreamWriter, rng: random.Random, size: int):
@@ -104,60 +99,6 @@ class Row33HalfOpen(Attack):
                 writer.transport.abort()
             else:
                 self._held.append(writer)
-
-
-class Row39Relay(Attack):
-    """Asks each node to pass on what others send to it. `relays`: how often one agreed."""
-
-    row = 39
-    rate = 2.0
-
-    async def prepare(self):
-        self.relays = 0
-
-    async def strike(self):
-        for target in self.peer.targets:
-            with contextlib.suppress(ControlFailure):  # it does not speak that
-                reader, writer = await self.peer.open_stream(target, HOP)
-                writer.write(RESERVE)
-                self.relays += bool(await asyncio.wait_for(reader.read(1000), OPEN_SECONDS))
-                writer.close()
-
-
-class Row40Debug(Attack):
-    """Another user of the machine, or a web page by DNS rebinding, looks for p2pd's debug pages. `found`: where."""
-
-    row = 40
-    rate = 1.0
-
-    async def prepare(self):
-        self.found: set[str] = set()
-
-    async def strike(self):
-        for target in self.peer.targets:
-            for port in await asyncio.to_thread(self._ports, target.port):
-                for page in DEBUG:
-                    await self._try(self._get(port, page))
-
-    @staticmethod
-    def _ports(known: int) -> set[int]:
-        """All on which the process listens that listens on the one that is known."""
-        listening = [
-            (one.pid, one.laddr.port)
-            for one in psutil.net_connections("tcp")
-            if one.laddr and one.status == psutil.CONN_LISTEN
-        ]
-        pids = {pid for pid, port in listening if port == known}
-        return {port for pid, port in listening if pid in pids}
-
-    async def _get(self, port: int, page: str):
-        reader, writer = await asyncio.wait_for(asyncio.open_connection("127.0.0.1", port), OPEN_SECONDS)
-        try:
-            writer.write(f"GET {page} HTTP/1.0\r\nHost: page.example\r\n\r\n".encode())
-            if (await asyncio.wait_for(reader.read(100), OPEN_SECONDS)).startswith(b"HTTP/"):
-                self.found.add(f"{port}{page}")
-        finally:
-            writer.close()
 
 
 class Row41Requests(Attack):

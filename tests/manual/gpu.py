@@ -1,6 +1,6 @@
 """``make gpu``: what only a card can tell, beside what was predicted, in ten minutes: gpu.md for an issue, gpu.json.
 
-    python -m tests.manual.gpu [--list] [--parts machine,tests] [--again] [--json]
+    python -m tests.manual.gpu [--list] [--parts machine,tests] [--again]
     python -m tests.manual.gpu --device cpu --small     # every part in a tiny form, which shows that it runs
     python -m tests.manual.gpu --predict                # the table of docs/performance.md, without measuring anything
 
@@ -89,7 +89,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--small", action="store_true", help="A tiny form, which shows only that it runs.")
     parser.add_argument("--again", action="store_true", help="Measure again what is done.")
     parser.add_argument("--out", type=Path, help="Default: build/gpu; of a CPU or the tiny form build/gpu-tried.")
-    parser.add_argument("--json", action="store_true", help="Print the JSON in place of the page.")
     parser.add_argument("--into", type=Path, help=argparse.SUPPRESS)
     asked = parser.parse_args(arguments)
     measures = not (asked.list or asked.predict)
@@ -125,7 +124,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command = shlex.join(["python", "-m", "tests.manual.gpu", *(sys.argv[1:] if arguments is None else arguments)])
     text = page(found, command)
     (out / "gpu.md").write_text(text + "\n")
-    print(json.dumps(found) if asked.json else text)
+    print(text)
     return int(any(one["state"] == "failed" for one in found))
 
 

@@ -5,14 +5,13 @@ Three daemons on loopback with the built-in models, as in the demo; Chromium wit
 watch-3.png. watch-30.png shows thirty nodes of a simulation, whose pass@1 is made up.
 """
 
-import argparse
 import asyncio
 import io
 import shutil
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import msgspec
@@ -30,6 +29,8 @@ from tests.support.browser import Browser
 from tests.support.daemons import WHOLE, Daemon
 from tests.support.watched import watched
 
+OUT = Path("docs/img")
+STEPS = 60
 BEGINNING = 1148  # pixels
 TOKEN = "t" * 43
 FULL_SPEED = ("--set", "learning_rate=2e-4")
@@ -42,20 +43,19 @@ KINDS = {
 
 
 @contextmanager
-def swarm(place: Path, steps: int) -> Iterator[Daemon]:
-    """Three daemons that learn from one another; A, after so many steps. All are ended afterwards."""
-    daemons = []
-    try:
+def swarm(place: Path) -> Iterator[Daemon]:
+    """Three daemons that learn from one another; A, after its steps. All are ended afterwards."""
+    with ExitStack() as stack:
+        daemons = []
         for number, (name, flags) in enumerate(KINDS.items()):
-            peers = ("--peers", daemons[0].address()) if daemons else ()
             own = ("--name", name, "--seed", str(number))
-            common = (*own, "--set", "min_peers=2", "--set", "patience=90", *WHOLE)
-            daemons.append(Daemon(place / name.lower(), *flags, *common, *peers).start())
-        daemons[0].wait(lambda status: status.get("step", 0) >= steps, f"{steps} steps", seconds=280)
+            daemon = Daemon(place / name.lower(), *flags, *own, "--set", "min_peers=2", "--set", "patience=90", *WHOLE)
+            if daemons:
+                daemon.flags += ("--peers", daemons[0].address())
+            stack.callback(daemon.clean_up)
+            daemons.append(daemon.start())
+        daemons[0].wait(lambda status: status.get("step", 0) >= STEPS, f"{STEPS} steps", seconds=280)
         yield daemons[0]
-    finally:
-        for daemon in daemons:
-            daemon.clean_up()
 
 
 def link_of(daemon: Daemon) -> str:
@@ -64,7 +64,7 @@ def link_of(daemon: Daemon) -> str:
     return link(address, read_token(daemon.home.page_token))
 
 
-def take(url: str, out: Path):
+def take(url: str):
     """Light and dark at a desk's width, and the beginning at a phone's."""
     for name, width, dark, end in (
         ("page-light", 1280, False, "footer"),
@@ -74,13 +74,13 @@ def take(url: str, out: Path):
         with Browser(width, 900, dark=dark) as browser:
             browser.open(url)
             browser.wait("return document.querySelectorAll('.group').length > 1 && document.querySelector('path.line')")
-            browser.picture(out / f"{name}.png", end)
-        shrink(out / f"{name}.png")
-    with Image.open(out / "page-light.png") as picture:
-        picture.crop((0, 0, picture.width, BEGINNING)).save(out / "page.png", optimize=True)
+            browser.picture(OUT / f"{name}.png", end)
+        shrink(OUT / f"{name}.png")
+    with Image.open(OUT / "page-light.png") as picture:
+        picture.crop((0, 0, picture.width, BEGINNING)).save(OUT / "page.png", optimize=True)
 
 
-def terminal(daemon: Daemon, place: Path, out: Path):
+def terminal(daemon: Daemon, place: Path):
     """What `ftis-node top` shows, as a picture."""
     console = Console(record=True, width=100, file=io.StringIO(), force_terminal=True)
     socket = daemon.home.api_socket()
@@ -93,11 +93,11 @@ def terminal(daemon: Daemon, place: Path, out: Path):
     )
     with Browser(1240, 900) as browser:
         browser.open(page.as_uri())
-        browser.picture(out / "top.png", "footer")
-    shrink(out / "top.png")
+        browser.picture(OUT / "top.png", "footer")
+    shrink(OUT / "top.png")
 
 
-def watch(url: str, name: str, out: Path, click: str = ""):
+def watch(url: str, name: str, click: str = ""):
     """The swarm's page down to the graph and the first nodes. click: what leads to it from the page at `url`."""
     with Browser(1280, 900) as browser:
         browser.open(url)
@@ -105,11 +105,11 @@ def watch(url: str, name: str, out: Path, click: str = ""):
             browser.wait(f"return document.querySelector('.tile') && document.querySelector(`{click}`)")
             browser.run(f"document.querySelector(`{click}`).click()")
         browser.wait("return document.querySelectorAll('.taught').length > 2", 150)  # reports come each minute
-        browser.picture(out / f"{name}.png", ".nodes tbody tr:nth-child(8), footer")
-    shrink(out / f"{name}.png")
+        browser.picture(OUT / f"{name}.png", ".nodes tbody tr:nth-child(8), footer")
+    shrink(OUT / f"{name}.png")
 
 
-def thirty(out: Path):
+def thirty():
     """Thirty simulated nodes, two of which say nothing of themselves, on the real page."""
     seen = watched(
         Scenario(nodes=30, seconds=1500.0, seed=3, session_seconds=60_000.0), lambda number: number not in (7, 19)
@@ -125,7 +125,7 @@ def thirty(out: Path):
     async def serve():
         server = Web(TOKEN, [json_route("/swarm.json", answer)], "watch.html")
         await server.start("127.0.0.1", 0)
-        await asyncio.to_thread(watch, link(server.address, TOKEN), "watch-30", out)
+        await asyncio.to_thread(watch, link(server.address, TOKEN), "watch-30")
         await server.close()
 
     asyncio.run(serve())
@@ -139,22 +139,18 @@ def shrink(path: Path):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--out", type=Path, default=Path("docs/img"))
-    arguments = parser.parse_args()
     place = Path(tempfile.mkdtemp(prefix="ftis-pictures-"))
     began = time.monotonic()
     try:
-        with swarm(place, arguments.steps) as daemon:
-            arguments.out.mkdir(parents=True, exist_ok=True)
-            take(link_of(daemon), arguments.out)
-            terminal(daemon, place, arguments.out)
-            watch(link_of(daemon), "watch-3", arguments.out, "a[href='watch.html']")
-        thirty(arguments.out)
+        with swarm(place) as daemon:
+            OUT.mkdir(parents=True, exist_ok=True)
+            take(link_of(daemon))
+            terminal(daemon, place)
+            watch(link_of(daemon), "watch-3", "a[href='watch.html']")
+        thirty()
     finally:
         shutil.rmtree(place, ignore_errors=True)
-    print(f"{arguments.out}: seven pictures in {time.monotonic() - began:.0f} s")
+    print(f"{OUT}: seven pictures in {time.monotonic() - began:.0f} s")
 
 
 if __name__ == "__main__":

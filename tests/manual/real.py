@@ -1,6 +1,6 @@
 """``make real``: real pretrained models through every door, beside plain transformers and peft; a table at the end.
 
-    python -m tests.manual.real [--models FOLDER] [--only NAME,…] [--parts asked,text,…] [--again] [--json]
+    python -m tests.manual.real [--models FOLDER] [--only NAME,…] [--parts asked,text,…] [--again]
 
 A model is a folder in FOLDER (the environment variable MODELS), else one of the hub's. Each part of each model is a
 process of its own. What it found is kept in build/real-suite/MODEL.PART.json and not measured again without `--again`,
@@ -98,7 +98,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--parts", help="Only these parts, by commas.")
     parser.add_argument("--dtype", default="float32", help="bfloat16 is faster on a CPU with AMX.")
     parser.add_argument("--again", action="store_true", help="Make the checks again that are made.")
-    parser.add_argument("--json", action="store_true", help="Print JSON in place of the table.")
     parser.add_argument("--into", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--sources", nargs="+", help=argparse.SUPPRESS)
     asked = parser.parse_args(arguments)
@@ -136,7 +135,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"{' + '.join(subjects)}: {part} …", file=sys.stderr, flush=True)
             kept = run(part, subjects, [sources[name] for name in subjects], asked.dtype, file)
         found.append(kept)
-    print(json.dumps(found, indent=1) if asked.json else table(found))
+    print(table(found))
     return int(any(not row["passed"] for one in found for row in one["checks"]))
 
 
