@@ -20,6 +20,7 @@ import time
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,19 +42,20 @@ class Swarm:
     """One Compose project, by whichever Compose there is."""
 
     def __init__(self, environment: Mapping[str, str]):
-        self._environment = {**os.environ, **environment}
-        two = subprocess.run(["docker", "compose", "version"], capture_output=True, env=self._environment)
-        self._compose = ("docker", "compose") if two.returncode == 0 else ("docker-compose",)
+        self.environment = os.environ | environment
+        second = subprocess.run(["docker", "compose", "version"], capture_output=True, env=self.environment)
+        self._compose = ("docker-compose",)
+        if second.returncode == 0:
+            self._compose = ("docker", "compose")
         self.project = f"ftis-test-{os.getpid()}"
 
-    def run(self, *line: str, check: bool = True, echo: bool = False) -> str:
+    def run(self, *line: str, echo: bool = False) -> str:
         """Runs a command and returns what it printed; with `echo` that goes to stderr instead."""
-        told = subprocess.run(
-            line, env=self._environment, text=True, stdout=sys.stderr if echo else subprocess.PIPE, stderr=sys.stderr
-        )
-        if check and told.returncode:
-            raise RuntimeError(f"{' '.join(line)} ended with {told.returncode}: {told.stdout or ''}")
-        return told.stdout or ""
+        printed = sys.stderr if echo else subprocess.PIPE
+        done = subprocess.run(line, env=self.environment, text=True, stdout=printed, stderr=sys.stderr)
+        if done.returncode:
+            raise RuntimeError(f"{' '.join(line)} ended with {done.returncode}: {done.stdout or ''}")
+        return done.stdout or ""
 
     def compose(self, *arguments: str, echo: bool = True) -> str:
         file = str(ROOT / "deploy" / "compose.yaml")
@@ -61,7 +63,9 @@ class Swarm:
 
     def down(self):
         """Takes everything away: containers, those of every profile too, the network and the volumes."""
-        profiles = [word for name in sorted(PROFILES) for word in ("--profile", name)]
+        profiles = []
+        for name in sorted(PROFILES):
+            profiles += ["--profile", name]
         self.compose(*profiles, "down", "--volumes", "--remove-orphans", "--timeout", "60")
 
     def container(self, service: str) -> str:
@@ -72,14 +76,17 @@ class Swarm:
 
     def status(self, service: str) -> dict[str, Any]:
         """What the node says; {} while it cannot."""
-        try:
-            told = json.loads(self.within(service, "ftis-node", "status", "--json"))
-        except (RuntimeError, ValueError):
-            return {}
-        return told
+        status = {}
+        with contextlib.suppress(RuntimeError, ValueError):
+            status = json.loads(self.within(service, "ftis-node", "status", "--json"))
+        return status
 
     def inspect(self, service: str, what: str) -> str:
         return self.run("docker", "inspect", "--format", f"{{{{{what}}}}}", self.container(service)).strip()
+
+    def used(self, service: str) -> set[str]:
+        """The authors whose groups it has trained on."""
+        return set(self.status(service).get("foreign_groups_used", {}))
 
     def signal(self, service: str, name: str):
         """Sends a signal to the daemon itself; its process is not the container's first, which is tini."""
@@ -93,9 +100,10 @@ def main():
     told = {"base": options.base}
     with contextlib.ExitStack() as stack:
         environment = {"DOCKER_HOST": stack.enter_context(engine())}
-        if options.base == "debootstrap":
+        base = options.base
+        if base == "debootstrap":
             make_base(environment)
-        base = LOCAL_BASE if options.base == "debootstrap" else options.base
+            base = LOCAL_BASE
         port = free_port("127.0.0.1")
         chosen = {"BASE": base, "PROMETHEUS_IMAGE": LOCAL_PROMETHEUS, "PROMETHEUS_PORT": str(port)}
         swarm = Swarm(environment | chosen | {"CHECKPOINT_MINUTES": "0"})  # every step is saved: a kill loses none
@@ -124,67 +132,78 @@ def play(swarm: Swarm, told: dict[str, Any], port: int):
         told[name] = round(time.monotonic() - began)
         print(f"{told[name]} s: {name}", file=sys.stderr, flush=True)
 
-    def known(name: str) -> str:
-        told = eventually(lambda: swarm.within(name, "ftis-node", "id", "--json"), f"{name} has a key")
-        return str(json.loads(told)["id"])
-
-    ids = {name: known(name) for name in NODES}
-    for name in NODES:
-        others = [ids[other] for other in NODES if other != name]
-        eventually(lambda name=name, others=others: used(swarm, name) >= set(others), f"{name} learns from all others")
+    learn_from_one_another(swarm)
     since("trained_on_one_another_after_seconds")
+    told["killed"] = survive_a_kill(swarm)
+    since("back_after_a_kill_after_seconds")
+    see_a_frozen_daemon(swarm)
+    since("healthy_after_seconds")
+    told["prometheus"] = scraped(port)
+    since("scraped_after_seconds")
+    swarm.compose("stop", "--timeout", "60")
+    for name in ("bootstrap", *NODES):
+        container = swarm.compose("ps", "--all", "--quiet", name, echo=False).strip()
+        code = swarm.run("docker", "inspect", "--format", "{{.State.ExitCode}}", container).strip()
+        assert code == "0", f"{name} ended with {code}"
+    since("stopped_after_seconds")
+
+
+def learn_from_one_another(swarm: Swarm):
+    """Every node trains on groups of every other; the bootstrap trains nothing."""
+    ids = {}
+    for name in NODES:
+        key = eventually(partial(swarm.within, name, "ftis-node", "id", "--json"), f"{name} has a key")
+        ids[name] = json.loads(key)["id"]
+    for name in NODES:
+        others = {id for other, id in ids.items() if other != name}
+
+        def learned(name: str = name, others: set[str] = others) -> bool:
+            return swarm.used(name) >= others
+
+        eventually(learned, f"{name} learns from all others")
     bootstrap = swarm.status("bootstrap")
     assert bootstrap["state"] == "PAUSED" and bootstrap["step"] == 0, f"the bootstrap trains nothing: {bootstrap}"
     assert swarm.within("a", "id", "-u").strip() == "10001", "the daemon is not root"
 
+
+def survive_a_kill(swarm: Swarm) -> dict[str, int]:
+    """A daemon that is killed goes on from its checkpoint; returns its steps before, then and after."""
     before = swarm.status(VICTIM)
     swarm.signal(VICTIM, "KILL")
     eventually(lambda: int(swarm.inspect(VICTIM, ".RestartCount")) >= 1, "the engine starts it again")
     eventually(lambda: later(swarm.status(VICTIM), before), "it is back")
     log = swarm.within(VICTIM, "cat", f"{HOME}/metrics.jsonl")
-    resumed = [event for event in map(json.loads, log.splitlines()) if event["event"] == "resumed"]
-    assert len(resumed) == 1 and resumed[0]["step"] >= before["step"] - 1, f"it goes on where it was: {resumed}"
-    at = resumed[0]["step"]
-    after = eventually(lambda: more(swarm.status(VICTIM), at), "it takes steps beyond its checkpoint")
-    told["killed"] = {"step_before": before["step"], "resumed_at": resumed[0]["step"], "step_after": after["step"]}
-    since("back_after_a_kill_after_seconds")
+    events = [json.loads(line) for line in log.splitlines()]
+    (resumed,) = [event["step"] for event in events if event["event"] == "resumed"]
+    assert resumed >= before["step"] - 1, f"it goes on from step {resumed}, and was at {before['step']}"
+    after = eventually(partial(step_beyond, swarm, resumed), "it takes steps beyond its checkpoint")
+    return {"step_before": before["step"], "resumed_at": resumed, "step_after": after}
 
+
+def see_a_frozen_daemon(swarm: Swarm):
+    """The health check is right of a daemon that answers, and of one that does not."""
     for name in ("bootstrap", *NODES):
-        eventually(lambda name=name: swarm.inspect(name, ".State.Health.Status") == "healthy", f"{name} is healthy")
+        healthy = partial(swarm.inspect, name, ".State.Health.Status")
+        eventually(lambda healthy=healthy: healthy() == "healthy", f"{name} is healthy")
+    check = ["docker", "exec", swarm.container("a"), "ftis-node", "health"]
     swarm.signal("a", "STOP")
-    frozen = subprocess.run(["docker", "exec", swarm.container("a"), "ftis-node", "health"], env=swarm._environment)
+    frozen = subprocess.run(check, env=swarm.environment)
     swarm.signal("a", "CONT")
     assert frozen.returncode == 1, "the health check sees a frozen daemon"
-    swarm.within("a", "ftis-node", "health")
-    since("healthy_after_seconds")
-
-    told["prometheus"] = scraped(port)
-    since("scraped_after_seconds")
-    swarm.compose("stop", "--timeout", "60")
-    codes = {
-        name: int(swarm.run("docker", "inspect", "--format", "{{.State.ExitCode}}", container).strip())
-        for name in ("bootstrap", *NODES)
-        for container in [swarm.compose("ps", "--all", "--quiet", name, echo=False).strip()]
-    }
-    assert set(codes.values()) == {0}, f"all end by themselves: {codes}"
-    since("stopped_after_seconds")
+    swarm.run(*check)
 
 
-def used(swarm: Swarm, name: str) -> set[str]:
-    """The authors whose groups a node has trained on."""
-    return set(swarm.status(name).get("foreign_groups_used", {}))
+def step_beyond(swarm: Swarm, step: int) -> int:
+    """The step of the killed node once it is beyond another; 0 before."""
+    reached = swarm.status(VICTIM).get("step", 0)
+    return reached if reached > step else 0
 
 
-def more(status: dict[str, Any], step: int) -> dict[str, Any] | None:
-    return status if status.get("step", 0) > step else None
-
-
-def later(status: dict[str, Any], before: dict[str, Any]) -> dict[str, Any] | None:
-    """The status of a node that was started anew and has gone beyond an earlier step, with new groups of others."""
+def later(status: dict[str, Any], before: dict[str, Any]) -> bool:
+    """Whether a node was started anew and has gone beyond an earlier step, with new groups of others."""
     if status.get("step", 0) <= before["step"] or status["uptime"] >= before["uptime"]:
-        return None
-    grown = sum(status["foreign_groups_used"].values()) > sum(before["foreign_groups_used"].values())
-    return status if grown else None
+        return False
+    return sum(status["foreign_groups_used"].values()) > sum(before["foreign_groups_used"].values())
 
 
 def scraped(port: int) -> dict[str, Any]:
@@ -200,7 +219,8 @@ def scraped(port: int) -> dict[str, Any]:
         return {one["metric"]["node"] for one in found} == set(NODES)
 
     eventually(steps, "Prometheus has the steps of all nodes")
-    up = {one["metric"]["node"]: one["value"][1] for one in ask("query", query="up")["result"]}
+    targets = ask("query", query="up")["result"]
+    up = {one["metric"]["node"]: one["value"][1] for one in targets}
     assert up == dict.fromkeys(("bootstrap", *NODES), "1"), f"all are scraped, and nothing else: {up}"
     rules = [rule for group in ask("rules")["groups"] for rule in group["rules"]]
     assert rules and all(rule["health"] in ("ok", "unknown") for rule in rules), f"the rules are sound: {rules}"
@@ -211,8 +231,8 @@ def scraped(port: int) -> dict[str, Any]:
         asked = query.replace("$node", ".+").replace("$__rate_interval", "1m")
         if not ask("query", query=asked)["result"]:
             silent.append(query)
-    unforeseen = [query for query in silent if not any(part in query for part in SELDOM)]
-    assert not unforeseen, f"the dashboard shows nothing for {unforeseen}"
+    for query in silent:
+        assert any(part in query for part in SELDOM), f"the dashboard shows nothing for {query}"
     return {"up": up, "rules": len(rules), "queries": len(queries), "queries_without_an_answer": silent}
 
 
@@ -221,7 +241,8 @@ def eventually(condition: Callable[[], Any], what: str, seconds: float = PATIENC
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError, RuntimeError):
-            if found := condition():
+            found = condition()
+            if found:
                 return found
         time.sleep(2)
     raise AssertionError(f"not within {seconds:.0f} s: {what}")
@@ -260,7 +281,8 @@ def install(*commands: str, packages: tuple[str, ...]):
 def make_base(environment: Mapping[str, str]):
     """A minimal Debian as a base image, for where no registry can be reached."""
     known = os.environ | environment
-    if subprocess.run(["docker", "image", "inspect", LOCAL_BASE], env=known, capture_output=True).returncode == 0:
+    there = subprocess.run(["docker", "image", "inspect", LOCAL_BASE], env=known, capture_output=True)
+    if there.returncode == 0:
         return
     install("debootstrap", packages=("debootstrap",))
     with tempfile.TemporaryDirectory(prefix="ftis-base-") as folder:

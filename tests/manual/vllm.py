@@ -134,20 +134,19 @@ def measured(python: Path, place: Path, running: list[Server | Daemon]) -> dict[
     """Plays it all; SystemExit or AssertionError if something does not hold."""
     small, large = models(place)
     run = place / "run.toml"
-    made = run_cli(
-        "run", "new", "--model", str(small), "--task", "arithmetic", "--completion-tokens", "64", "-o", str(run)
-    )
+    asked_for = ("--model", str(small), "--task", "arithmetic", "--completion-tokens", "64")
+    made = run_cli("run", "new", *asked_for, "-o", str(run))
     assert made.returncode == 0, made.stderr
     servers = [Server(python, place, model, *FLAGS, *LORA) for model in (small, large)]
     for server in servers:
         running.append(server)
         server.start()
-    begun = ("--run", str(run))
-    first = Daemon(place / "first", "--model", str(small), *begun, *TASK, *_at(servers[0])).start()
+    begun = ("--model", str(small), "--run", str(run), *TASK)
+    first = Daemon(place / "first", *begun, *_at(servers[0])).start()
     running.append(first)
     first.wait(lambda s: s.get("step", 0) > 0, "it takes a step", PATIENCE)
-    peers = ("--peers", first.address())
-    second = Daemon(place / "second", "--model", str(large), *peers, *TASK, *_at(servers[1])).start()
+    joined = ("--model", str(large), "--peers", first.address(), *TASK)
+    second = Daemon(place / "second", *joined, *_at(servers[1])).start()
     running.append(second)
     for node in (first, second):
         node.wait(lambda s: s.get("step", 0) >= STEPS and s["foreign_groups_used"], "it takes steps", PATIENCE)
@@ -155,25 +154,31 @@ def measured(python: Path, place: Path, running: list[Server | Daemon]) -> dict[
     for kind, told in figures.items():
         assert told["by_server"] == told["steps"], f"{kind}: the server sampled in every step"
         assert told["foreign_groups"] > 0 and told["mismatch_max"] < 1e-3, f"{kind}: {told}"
-
-    servers[0].clean_up()
-    at = int(first.status()["step"])
-    first.wait(lambda s: s["step"] >= at + 5 and s["last_step"]["generator"]["away"], "it goes on by itself", PATIENCE)
-    servers[0].start()
-    first.wait(lambda s: s["last_step"]["generator"]["away"] is None, "it uses the server again", PATIENCE)
-    assert "This node generates itself" in first.log() and "is back" in first.log()
+    _goes_on_without(servers[0], first)
     for node in (first, second):
         assert node.stop() == 0
+    for server in servers:
+        server.clean_up()
     refused = []
-    for number, (flags, missing) in enumerate(((LORA, FLAGS[0]), (FLAGS, LORA[0]))):
-        servers[number].clean_up()
+    for flags, missing in ((LORA, FLAGS[0]), (FLAGS, LORA[0])):
         wrong = Server(python, place, small, "--generation-config", "vllm", *flags)
         running.append(wrong)
         wrong.start()
-        refused.append(_refusal(place / f"refused-{number}", "--model", str(small), *begun, *TASK, *_at(wrong)))
-        assert missing in refused[-1], refused[-1]
+        said = _refusal(place / f"without{missing}", *begun, *_at(wrong))
+        assert missing in said, said
+        refused.append(said)
         wrong.clean_up()
     return figures | {"refused": refused, "vllm": VERSION}
+
+
+def _goes_on_without(server: Server, node: Daemon):
+    """The node generates by itself while its server is away, and uses it again later."""
+    server.clean_up()
+    at = int(node.status()["step"])
+    node.wait(lambda s: s["step"] >= at + 5 and s["last_step"]["generator"]["away"], "it goes on by itself", PATIENCE)
+    server.start()
+    node.wait(lambda s: s["last_step"]["generator"]["away"] is None, "it uses the server again", PATIENCE)
+    assert "This node generates itself" in node.log() and "is back" in node.log()
 
 
 def _at(server: Server) -> Sequence[str]:
@@ -182,10 +187,11 @@ def _at(server: Server) -> Sequence[str]:
 
 def _figures(node: Daemon) -> dict[str, Any]:
     steps = read_events(node.home.metrics, "step")
-    mismatches = [step["generator"]["mismatch"] for step in steps if step["generator"]["mismatch"] is not None]
+    generators = [step["generator"] for step in steps]
+    mismatches = [one["mismatch"] for one in generators if one["mismatch"] is not None]
     return {
         "steps": len(steps),
-        "by_server": sum(step["generator"]["away"] is None for step in steps),
+        "by_server": sum(one["away"] is None for one in generators),
         "foreign_groups": sum(step["foreign_groups"] for step in steps),
         "mismatch_mean": sum(mismatches) / len(mismatches),
         "mismatch_max": max(mismatches),
