@@ -1,5 +1,6 @@
 """Valid inputs of every target, and some that are refused late: fuzzing starts from these."""
 
+from collections.abc import Sequence
 from dataclasses import astuple, replace
 
 import msgpack
@@ -25,30 +26,46 @@ from tests.fuzz.world import AUTHOR, EOS, HORIZONTAL, NOW, PEERS, RUN, TEXT, TUR
 from tests.support.swarm import CAP, content, episode, store_request
 
 
+def packets() -> list[bytes]:
+    """One of each kind of run, and of other rounds and slots."""
+    rounds = (packet(), packet(HORIZONTAL), packet(slot=5), packet(round=1 << 60))
+    return [*rounds, text_packet(), turn_packet()]
+
+
 def packet(run: Run = RUN, round: int = 7, slot: int = 3) -> bytes:
     """A packet that is admitted: finished completions and one that reached the cap."""
-    cut_off = Completion(np.arange(CAP, dtype=np.uint32), np.full(CAP, -0.5, np.float32), False)
-    completions = [cut_off]
+    completions = [_completion(CAP, finished=False)]
     for length in range(2, run.completions + 1):
-        ids = np.arange(length, dtype=np.uint32)
-        ids[-1] = EOS[length % 2]
-        completions.append(Completion(ids, np.full(length, -0.5, np.float32), True))
+        one = _completion(length, finished=True)
+        one.token_ids[-1] = EOS[length % 2]
+        completions.append(one)
     return encode(content(run, AUTHOR.author, round, slot, completions, policy_step=40))
 
 
-def text_packet(round: int = 7, slot: int = 3) -> bytes:
+def _completion(length: int, *, finished: bool) -> Completion:
+    claims = np.full(length, -0.5, np.float32)
+    return Completion(np.arange(length, dtype=np.uint32), claims, finished)
+
+
+def text_packet() -> bytes:
     """A packet of text that is admitted: finished completions, one at the cap in tokens, one that was aborted."""
-    completions = []
-    for sizes, end in (([2, 3, 1], -0.5), ([1] * TEXT.completion_tokens, None), ([4, 0], None), ([], -0.25)):
-        text = "é12345".encode()[: sum(sizes)].ljust(sum(sizes), b"x")
-        claims = np.full(len(sizes), -0.5, np.float32)
-        completions.append(TextCompletion(text, np.array(sizes, np.uint8), claims, end))
-    place = {"run_id": TEXT.id, "author": AUTHOR.author, "round": round, "slot": slot, "policy_step": 40}
+    place = {"run_id": TEXT.id, "author": AUTHOR.author, "round": 7, "slot": 3, "policy_step": 40}
+    completions = [
+        _text("é1234".encode(), [2, 3, 1], -0.5),
+        _text(b"x" * TEXT.completion_tokens, [1] * TEXT.completion_tokens, None),
+        _text("é12".encode(), [4, 0], None),
+        _text(b"", [], -0.25),
+    ]
     made = pack_text_group(**place, prompt="", completions=completions)
-    return encode(replace(made, prompt_digest=drawn_digest(TEXT, AUTHOR.author, round, slot)))
+    return encode(replace(made, prompt_digest=drawn_digest(TEXT, AUTHOR.author, 7, 3)))
 
 
-def turn_packet(round: int = 7, slot: int = 3) -> bytes:
+def _text(text: bytes, sizes: Sequence[int], end: float | None) -> TextCompletion:
+    claims = np.full(len(sizes), -0.5, np.float32)
+    return TextCompletion(text, np.array(sizes, np.uint8), claims, end)
+
+
+def turn_packet() -> bytes:
     """A packet of episodes that is admitted: of one, two and three answers, and one that was cut off."""
     completions = [
         episode([1, 998]),
@@ -56,18 +73,7 @@ def turn_packet(round: int = 7, slot: int = 3) -> bytes:
         episode([999], [4], [5, 998], [6], [7, 999]),
         episode([8] * CAP, finished=False),
     ]
-    return encode(content(TURNS, AUTHOR.author, round, slot, completions, policy_step=40, turns=True))
-
-
-def packets() -> list[bytes]:
-    """One of each kind of run, and of other rounds and slots."""
-    return [packet(), packet(HORIZONTAL), packet(slot=5), packet(round=1 << 60), text_packet(), turn_packet()]
-
-
-def announcement(who: Identity = AUTHOR, round: int = 1, packets: int = 3) -> Announcement:
-    digests = [*HELD, *[bytes(32)] * 9]
-    refs = [PacketRef(slot, digest, 500 + slot, 1) for slot, digest in enumerate(digests[:packets])]
-    return announce(who, run_id=RUN.id, round=round, policy_step=round, issued_at=NOW, packets=refs)
+    return encode(content(TURNS, AUTHOR.author, 7, 3, completions, policy_step=40, turns=True))
 
 
 def announcements() -> list[bytes]:
@@ -75,46 +81,61 @@ def announcements() -> list[bytes]:
     return [announcement(packets=count).encode() for count in (3, 1, 12)]
 
 
+def announcement(who: Identity = AUTHOR, round: int = 1, packets: int = 3) -> Announcement:
+    """Of so many packets: first of those that this node holds, then of others."""
+    digests = [*HELD, *[bytes(32)] * 9]
+    refs = []
+    for slot in range(packets):
+        refs.append(PacketRef(slot, digests[slot], 500 + slot, 1))
+    return announce(who, run_id=RUN.id, round=round, policy_step=round, issued_at=NOW, packets=refs)
+
+
 def _said(kind: int, peer: int, message: Message) -> Frame:
     return Frame(kind, peer, message.SerializeToString())
 
 
 def conversations() -> list[bytes]:
-    told = [announcement(who, round).encode() for who in PEERS[1:4] for round in (1, 2)]
-    contradiction = announcement(AUTHOR, 1, 2).encode()
+    """Exchanges: everything at once; a contradiction; an answer that got lost."""
+    told = []
+    for who in PEERS[1:4]:
+        told += [announcement(who, 1).encode(), announcement(who, 2).encode()]
+    contradiction = ftis_pb2.Entry(announcement=announcement(AUTHOR, 1, 2).encode())
     entries = [ftis_pb2.Entry(announcement=data, age_ms=1500, held=b"\x05") for data in told]
     mentions = [ftis_pb2.Mention(id=announcement_id(data), held=b"\x03") for data in told]
     wanted = [mention.id for mention in mentions]
     ask = ftis_pb2.ExchangeRequest
     answer = ftis_pb2.ExchangeResponse
-    everything = [_said(0, 2, ask(entries=entries, mentions=mentions, wanted=wanted, again=True))]
+    everything = ask(entries=entries, mentions=mentions, wanted=wanted, again=True)
     contradicted = [
         _said(0, 2, ask(mentions=mentions)),
         _said(1, 2, answer(entries=entries[:3], mentions=mentions, wanted=wanted)),
         Frame(2, 2, bytes(60)),
-        _said(0, 4, ask(entries=[ftis_pb2.Entry(announcement=contradiction)])),
+        _said(0, 4, ask(entries=[contradiction])),
     ]
     lost = [
         _said(0, 3, ask(mentions=mentions)),
         Frame(1, 3, b"\xff"),
         _said(1, 3, answer(entries=entries, stranger=True, peers=ADDRESSES)),
     ]
-    return [join(everything), join(contradicted), join(lost)]
+    return [join([_said(0, 2, everything)]), join(contradicted), join(lost)]
 
 
 def handshakes() -> list[bytes]:
-    hello = greeting(RUN, ADDRESSES[3:5])
-    other = greeting(HORIZONTAL, [])
+    """Of peers of this run, with all that there may be in one; of another run; of another version."""
     told = greeting(RUN, ADDRESSES[2:3])
     told.peers.extend(ADDRESSES)
     told.run_file = run_file_as_json(RunFile(run=RUN))
     told.limits.CopyFrom(LIMITS.message())
-    refusing = ftis_pb2.Handshake(major=3, refusal="you speak \x1b[31manother protocol", agent="\u202eanother/1")
-    return [
-        join([_said(0, 3, hello), _said(0, 4, greeting(None, []))]),
-        join([_said(1, 2, told), _said(2, 2, told)]),
-        join([_said(kind, 5, message) for kind in range(3) for message in (other, refusing)]),
+    greetings = [
+        _said(0, 3, greeting(RUN, ADDRESSES[3:5])),
+        _said(0, 4, greeting(None, [])),
     ]
+    other = greeting(HORIZONTAL, [])
+    refusing = ftis_pb2.Handshake(major=3, refusal="you speak \x1b[31manother protocol", agent="\u202eanother/1")
+    refused = []
+    for kind in range(3):
+        refused += [_said(kind, 5, other), _said(kind, 5, refusing)]
+    return [join(greetings), join([_said(1, 2, told), _said(2, 2, told)]), join(refused)]
 
 
 def _store(*records: DHTRecord) -> bytes:
@@ -127,7 +148,8 @@ def dht_records() -> list[bytes]:
     for who in PEERS[1:3]:
         value = MSGPackSerializer.dumps(pack_addresses(ADDRESSES))
         unsigned = DHTRecord(key, MSGPackSerializer.dumps(who.peer_id), value, NOW + 240.0)
-        made.append(replace(unsigned, value=OwnerSigned(who, RUN.id).sign_value(unsigned)))
+        signed = OwnerSigned(who, RUN.id).sign_value(unsigned)
+        made.append(replace(unsigned, value=signed))
     whole = DictionaryDHTValue()
     with stopped_clock():
         for who, record in zip(PEERS[1:3], made, strict=True):
@@ -158,14 +180,22 @@ def run_files() -> list[bytes]:
 def streams() -> list[bytes]:
     chunk = ftis_pb2.FetchChunk
     first, second, _ = HELD
-    here = [_said(0, 0, chunk(digest=digest, packet=body)) for digest, body in HELD.items()]
+    here = []
+    for digest, body in HELD.items():
+        here.append(_said(0, 0, chunk(digest=digest, packet=body)))
     gone = _said(0, 0, chunk(digest=first, status=chunk.GONE))
     busy = _said(0, 0, chunk(digest=second, status=chunk.BUSY))
     wrong = _said(0, 0, chunk(digest=first, packet=HELD[second]))
     error = Frame(1, 0, b"\x0a\x02no")
-    huge = Frame(2, 0, P2P.MESSAGE_MARKER + (1 << 32).to_bytes(P2P.HEADER_LEN, "big"))
-    told = (here, [gone, busy, here[2]], [here[0], wrong], [here[0], error], [huge])
-    return [join(frames) for frames in told]
+    length = (1 << 32).to_bytes(P2P.HEADER_LEN, "big")
+    huge = Frame(2, 0, P2P.MESSAGE_MARKER + length)
+    return [
+        join(here),
+        join([gone, busy, here[2]]),
+        join([here[0], wrong]),
+        join([here[0], error]),
+        join([huge]),
+    ]
 
 
 def requests() -> list[bytes]:

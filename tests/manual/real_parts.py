@@ -58,8 +58,8 @@ Part = Callable[..., Iterator[Check]]
 
 def opened(source: str, dtype: str, *, cap: int = STEP_TOKENS, **chosen: Any) -> tuple[Engine, ModelFacts, Run]:
     """A model on the first rows of GSM8K, in a run of its own, as a node opens it."""
-    asked_for = {"model": source, "device": "cpu", "dtype": dtype, "lora": True}
-    settings = Settings(**asked_for | {"batch_groups": 2, "eval_prompts": 4, "micro_batch_tokens": 1024} | chosen)
+    small = {"batch_groups": 2, "eval_prompts": 4, "micro_batch_tokens": 1024}
+    settings = Settings(model=source, device="cpu", dtype=dtype, **{"lora": True} | small | chosen)
     engine = Engine()
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder) / "gsm8k-begin.jsonl"
@@ -95,7 +95,8 @@ def asked(source: str, dtype: str, *, full: bool) -> Iterator[Check]:
 def expected_prompt(tokenizer: Any, run: Run, example: Any) -> list[int]:
     """The prompt's ids by transformers alone: its chat template, or its tokenizer with what it puts in front."""
     if run.chat:
-        turn = [{"role": "user", "content": message_of(run.template, example.question).strip()}]
+        message = message_of(run.template, example.question).strip()
+        turn = [{"role": "user", "content": message}]
         written = tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
         ids = tokenizer(written, add_special_tokens=False)["input_ids"]
         return ids
@@ -140,8 +141,9 @@ def text(source: str, dtype: str, *, full: bool) -> Iterator[Check]:
 
 def own_logprobs(engine: Engine, prompt: Sequence[int], completion: Sequence[int]) -> torch.Tensor:
     """Log-probs `[T]` of the completion's tokens as a node scores them."""
+    prefixed = Prefixed(prompt, [np.array(completion)])
     with torch.no_grad():
-        return completion_logprobs(engine.policy, [Prefixed(prompt, [np.array(completion)])], 1.0)[0]
+        return completion_logprobs(engine.policy, [prefixed], 1.0)[0]
 
 
 def greedy(engine: Engine, run: Run, model: Any, tokenizer: Any, rows: Sequence[int]) -> Check:
@@ -156,9 +158,11 @@ def greedy(engine: Engine, run: Run, model: Any, tokenizer: Any, rows: Sequence[
     model.generation_config = config
     for row, (completion,) in zip(rows, ours, strict=True):
         prompt = torch.tensor([expected_prompt(tokenizer, run, engine.task.train[row])])
+        everything = torch.ones_like(prompt)
         with torch.no_grad():
-            written = model.generate(prompt, generation_config=config, attention_mask=torch.ones_like(prompt))
-        equal += completion.token_ids.tolist() == written[0, prompt.shape[1] :].tolist()
+            written = model.generate(prompt, generation_config=config, attention_mask=everything)
+        theirs = written[0, prompt.shape[1] :]
+        equal += completion.token_ids.tolist() == theirs.tolist()
     return Check(f"{GREEDY_TOKENS} greedy tokens", equal == len(rows), f"{equal} of {len(rows)} equal to `generate`")
 
 
@@ -174,7 +178,8 @@ def plain_logprobs(model: Any, prompt: Sequence[int], completion: Sequence[int])
     ids = torch.tensor([[*prompt, *completion]])
     with torch.no_grad():
         logits = model(input_ids=ids, logits_to_keep=len(completion) + 1).logits[0, :-1]
-    return logits.float().log_softmax(-1).gather(1, ids[0, len(prompt) :, None])[:, 0]
+    logprobs = logits.float().log_softmax(-1)
+    return logprobs.gather(1, ids[0, len(prompt) :, None])[:, 0]
 
 
 # --- losses: every objective on one recorded batch --------------------------------------------------------------------
@@ -217,7 +222,8 @@ def loss(
         trainer, sampler: log-probs, `[T]`. lengths: of the samples, `[N]`. most: the share of tokens that may be cut;
             None: the samples are a peer's, and any may.
     """
-    advantages = objective.advantages(torch.tensor([0.0, 1.0, 0.0, 1.0])).repeat(LOSS_GROUPS)
+    rewards = torch.tensor([0.0, 1.0, 0.0, 1.0])
+    advantages = objective.advantages(rewards).repeat(LOSS_GROUPS)
     own = torch.full_like(lengths, most is not None, dtype=torch.bool)
 
     def slope(claimed: torch.Tensor) -> tuple[float, torch.Tensor]:
@@ -240,7 +246,8 @@ def loss(
     _, exact = slope(trainer)
     norm = float(sampled.norm())
     cut = (sampled == 0) & (exact != 0)
-    samples = sum(bool(some.all()) for some in cut.split(lengths.tolist())) / len(lengths)
+    whole = [bool(some.all()) for some in cut.split(lengths.tolist())]
+    samples = sum(whole) / len(whole)
     tokens = float(cut.float().mean())
     sound = math.isfinite(value) and math.isfinite(norm) and norm > 0
     if most is not None:
@@ -252,15 +259,17 @@ def loss(
 def ratios(log_ratio: torch.Tensor, lengths: torch.Tensor, most: float) -> Iterator[Check]:
     """How far trainer and sampler are apart, `[T]`: of tokens, and of whole samples; `most` nats a token."""
     apart = log_ratio.abs()
-    ratio = log_ratio.exp()
-    pieces = log_ratio.split(lengths.tolist())
-    beyond = float(((ratio < 0.5) | (ratio > 5)).float().mean())
     figure = f"{apart.mean():.2g} nats a token, p99 {apart.quantile(0.99):.2g}"
     yield Check("trainer beside sampler", bool(apart.mean() <= most), figure)
+    ratio = log_ratio.exp()
+    outside = (ratio < 0.5) | (ratio > 5)
+    beyond = float(outside.float().mean())
     yield Check("ρ beyond [0.5, 5]", beyond <= MOST_CUT, f"{beyond:.2%} of {len(ratio)} tokens")
-    for what, values in (("ρ", log_ratio), ("Π ρ of a sample", torch.stack([piece.sum() for piece in pieces]))):
-        quantiles = values.exp().quantile(torch.tensor([0.0, 0.01, 0.5, 0.99, 1.0])).tolist()
-        yield Check(f"{what}: least, p1, p50, p99, most", True, ", ".join(f"{value:.3f}" for value in quantiles))
+    of_samples = torch.stack([piece.sum() for piece in log_ratio.split(lengths.tolist())]).exp()
+    for what, values in (("ρ", ratio), ("Π ρ of a sample", of_samples)):
+        quantiles = values.quantile(torch.tensor([0.0, 0.01, 0.5, 0.99, 1.0]))
+        figures = [f"{value:.3f}" for value in quantiles.tolist()]
+        yield Check(f"{what}: least, p1, p50, p99, most", True, ", ".join(figures))
 
 
 # --- steps: training in both ways, and what export makes of it --------------------------------------------------------
@@ -273,7 +282,8 @@ def steps(source: str, dtype: str, *, full: bool) -> Iterator[Check]:
         engine, facts, run = opened(source, dtype, lora=lora)
         for name in STEP_OBJECTIVES:
             engine.learner.objective = PRESETS[name]
-            report = engine.step(batch_of([0, 1], engine.generate([0, 1]).groups, uneven=True))
+            made = engine.generate([0, 1])
+            report = engine.step(batch_of([0, 1], made.groups, uneven=True))
             sound = report.skipped is None and math.isfinite(report.loss) and report.gradient_norm > 0
             yield Check(f"step, {kind}, `{name}`", sound, f"loss {report.loss:.3g}, norm {report.gradient_norm:.3g}")
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
