@@ -1,6 +1,5 @@
 """The page: shown to its owner only, under its own name only, and never acting."""
 
-import asyncio
 import json
 import math
 import re
@@ -23,7 +22,7 @@ from ftis_node.observe.web import Route, Web, json_route
 from ftis_node.store.home import Home
 from ftis_node.worker.client import WorkerDied
 from ftis_node.worker.messages import GroupText
-from tests.support.daemons import Daemon, run_cli
+from tests.support.daemons import run_cli
 from tests.support.served import opens, taken_port
 
 TOKEN = "t" * 43
@@ -76,9 +75,10 @@ def test_a_homes_token_is_made_once_and_only_its_owner_can_read_it(tmp_path):
 
 @pytest.mark.parametrize("path", ["/", "/page.js", "/page.css", "/api/status", "/closed", "/nothing"])
 async def test_without_the_token_only_how_to_get_it_is_shown(page, browser, path):
-    for headers in ({}, bearer("wrong"), bearer(""), {"Authorization": TOKEN}, {"Cookie": f"{page._cookie}=wrong"}):
+    _, cookie = await opens(link(page.address, TOKEN))
+    for headers in ({}, bearer("wrong"), bearer(""), {"Authorization": TOKEN}, {"Cookie": f"{cookie}wrong"}):
         async with browser.get(page.address.rstrip("/") + path, headers=headers) as response:
-            assert response.status == 401 and response.content_type == "text/plain"
+            assert (response.status, response.content_type) == (401, "text/plain")
             assert "ftis-node page" in await response.text()
 
 
@@ -90,14 +90,15 @@ async def test_the_link_becomes_a_cookie_for_this_site_alone(page, browser, path
         cookie = response.headers["Set-Cookie"]
     assert {"HttpOnly", "Path=/", "SameSite=Strict"} <= set(cookie.split("; "))
     async with browser.get(page.address + path) as response:
-        assert response.status == 200 and response.content_type == "text/html"
+        assert (response.status, response.content_type) == (200, "text/html")
         assert TOKEN not in await response.text()
 
 
 async def test_a_wrong_link_gives_no_cookie(page, browser):
     for wrong in ("", "x", TOKEN[:-1], "ü" * 43):
         async with browser.get(link(page.address, wrong), allow_redirects=False) as response:
-            assert response.status == 401 and "Set-Cookie" not in response.headers
+            assert response.status == 401
+            assert "Set-Cookie" not in response.headers
 
 
 async def test_a_route_may_be_open_and_no_other_is(page, browser):
@@ -127,7 +128,7 @@ async def test_it_is_to_be_looked_at_only_and_head_answers_without_a_body(page, 
         async with browser.request(method, f"{page.address}api/status", headers=bearer()) as response:
             assert (response.status, response.headers["Allow"]) == (405, "GET, HEAD")
     async with browser.head(page.address, headers=bearer()) as response:
-        assert response.status == 200 and await response.read() == b""
+        assert (response.status, await response.read()) == (200, b"")
 
 
 @pytest.mark.parametrize(("path", "status"), [("", 200), ("api/status", 200), ("nothing", 404), ("broken", 500)])
@@ -135,7 +136,9 @@ async def test_every_answer_has_its_safety_headers(page, browser, path, status):
     async with browser.get(page.address + path, headers=bearer()) as response:
         assert response.status == status
         policy = response.headers["Content-Security-Policy"]
-        assert "default-src 'self'" in policy and "frame-ancestors 'none'" in policy and "unsafe" not in policy
+        assert "default-src 'self'" in policy
+        assert "frame-ancestors 'none'" in policy
+        assert "unsafe" not in policy
         assert response.headers["X-Content-Type-Options"] == "nosniff"
         assert response.headers["Referrer-Policy"] == "no-referrer"
         assert "Access-Control-Allow-Origin" not in response.headers
@@ -146,7 +149,8 @@ async def test_hostile_text_comes_as_a_string_of_json_and_as_nothing_else(page, 
     async with browser.get(f"{page.address}api/status", headers=bearer()) as response:
         assert response.content_type == "application/json"
         body = await response.text()
-    assert "<" not in body and body.isascii()
+    assert "<" not in body
+    assert body.isascii()
 
     def refuse(name):
         raise AssertionError(f"{name} is not JSON")
@@ -159,8 +163,8 @@ async def test_the_page_needs_nothing_from_elsewhere(page, browser):
         async with browser.get(page.address + path, headers=bearer()) as response:
             assert response.status == 200
             text = (await response.text()).replace("http://www.w3.org/2000/svg", "")
-        assert "://" not in text, path
-        assert "innerHTML" not in text and "insertAdjacentHTML" not in text, path
+        for foreign in ("://", "innerHTML", "insertAdjacentHTML"):
+            assert foreign not in text, path
 
 
 # --- what the page knows ------------------------------------------------------------------------------------------
@@ -179,7 +183,9 @@ def test_the_page_has_a_shape_and_a_colour_for_every_state():
 async def test_a_port_that_is_taken_is_told_with_what_to_do():
     with taken_port() as port, pytest.raises(UserError) as caught:
         await Web(TOKEN, []).start("127.0.0.1", port)
-    assert str(port) in caught.value.what and "http_port" in caught.value.fix and "page=false" in caught.value.fix
+    assert str(port) in caught.value.what
+    assert "http_port" in caught.value.fix
+    assert "page=false" in caught.value.fix
 
 
 # --- the texts ----------------------------------------------------------------------------------------------------
@@ -197,7 +203,8 @@ def test_of_the_latest_groups_a_few_are_kept_own_and_foreign_apart():
         recent.add([shown(number, None)])
     groups = recent.groups()
     assert [(group.step, group.author) for group in groups] == [(9, None), (8, None), (7, None), (6, None), (1, "peer")]
-    assert recent.step == 9 and len([group for group in groups if group.author is None]) == GROUPS_KEPT
+    assert recent.step == 9
+    assert [group.author for group in groups].count(None) == GROUPS_KEPT
     assert {(len(group.lengths), len(group.rewards)) for group in groups} == {(SHOWN, SHOWN)}
 
 
@@ -256,36 +263,39 @@ async def test_who_wants_no_page_gets_none(tmp_path):
 
 
 @pytest.mark.slow
-async def test_a_daemon_serves_its_page_before_and_while_it_trains(tmp_path, browser, monkeypatch):
+async def test_a_daemon_serves_its_page_before_and_while_it_trains(tmp_path, browser, join, monkeypatch):
     program = tmp_path / "browser"
     program.write_text(f'#!/bin/sh\nprintf %s "$1" > {tmp_path}/opened\n')
     program.chmod(0o700)
     monkeypatch.setenv("BROWSER", f"{program} %s")
-    daemon = Daemon(tmp_path / "home", "--model", "tiny-a").start()
-    try:
-        await asyncio.to_thread(daemon.wait, lambda status: status["state"] == "LOADING" and status["page"], "a page")
-        told = await asyncio.to_thread(run_cli, "page", "--json", "--home", str(daemon.home.path))
-        found = json.loads(told.stdout)
-        assert found["page"].startswith(daemon.status()["page"]) and not found["opened"]
-        told = await asyncio.to_thread(run_cli, "page", "--open", "--json", "--home", str(daemon.home.path))
-        assert json.loads(told.stdout)["opened"]
-        invited = (tmp_path / "opened").read_text()
-        assert read_token(daemon.home.page_token) not in invited, "all can read a browser's command line"
-        assert (await opens(invited))[0] == 200 and (await opens(invited))[0] == 401
-        await asyncio.to_thread(daemon.wait, lambda status: status.get("step", 0) >= 2, "two steps")
-        async with browser.get(found["page"]) as response:
-            assert response.status == 200 and "ftis-node" in await response.text()
-        answers = {}
-        for what in ("status", "peers", "history", "completions"):
-            async with browser.get(f"{daemon.status()['page']}api/{what}") as response:
-                answers[what] = await response.json()
-        assert answers["status"]["state"] == "ALONE"
-        assert answers["peers"] == {"peers": [], "left_out": [], "observers": [], "names": {}}
-        assert answers["history"]["steps"]["step"][:1] == [1] and answers["history"]["evaluations"]["step"] == [0]
-        groups = answers["completions"]["groups"]
-        assert groups and all("<answer>" in one["text"] or one["reward"] < 1 for one in groups[0]["completions"])
-        assert read_token(daemon.home.page_token) not in daemon.log(), "the log may be shown to others"
-        assert daemon.status()["page"] in daemon.log()
-        assert await asyncio.to_thread(daemon.stop) == 0
-    finally:
-        daemon.clean_up()
+    daemon = join("home", "--model", "tiny-a")
+    address = daemon.wait(lambda status: status["state"] == "LOADING" and status["page"], "a page")["page"]
+    token = read_token(daemon.home.page_token)
+
+    def page(*more):
+        return json.loads(run_cli("page", "--json", "--home", str(daemon.home.path), *more).stdout)
+
+    found = page()
+    assert found["page"].startswith(address)
+    assert not found["opened"]
+    assert page("--open")["opened"]
+    invited = (tmp_path / "opened").read_text()
+    assert token not in invited, "all can read a browser's command line"
+    assert (await opens(invited))[0] == 200
+    assert (await opens(invited))[0] == 401
+    daemon.wait(lambda status: status.get("step", 0) >= 2, "two steps")
+    async with browser.get(found["page"]) as response:
+        assert response.status == 200
+        assert "ftis-node" in await response.text()
+    answers = {}
+    for what in ("status", "peers", "history", "completions"):
+        async with browser.get(f"{address}api/{what}") as response:
+            answers[what] = await response.json()
+    assert answers["status"]["state"] == "ALONE"
+    assert answers["peers"] == {"peers": [], "left_out": [], "observers": [], "names": {}}
+    assert answers["history"]["steps"]["step"][0] == 1
+    assert answers["history"]["evaluations"]["step"] == [0]
+    for completion in answers["completions"]["groups"][0]["completions"]:
+        assert "<answer>" in completion["text"] or completion["reward"] < 1
+    assert token not in daemon.log(), "the log may be shown to others"
+    assert address in daemon.log()
