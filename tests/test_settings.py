@@ -15,14 +15,8 @@ from ftis_node.policy.names import built_in
 DEFAULT = Settings()
 
 
-def settled(
-    *,
-    task="gsm8k",
-    flags=None,
-    file=None,
-    environment=None,
-):
-    return collect(task=task, flags=flags or {}, file=file, environment=environment or {})
+def settled(**layers):
+    return collect(**{"task": "gsm8k", "flags": {}, "environment": {}} | layers)
 
 
 def refused(**layers):
@@ -47,16 +41,17 @@ def test_the_highest_layer_that_names_a_setting_decides(tmp_path, file, environm
         environment={f"FTIS_{key.upper()}": str(value) for key, value in environment.items()},
         flags=flags,
     )
-    layers = [
-        ("default", DEFAULT.model_dump()),
-        ("task arithmetic", TASKS["arithmetic"].settings),
-        (f"file {path}", file),
-    ]
-    layers += [(f"environment FTIS_{key.upper()}", {key: value}) for key, value in environment.items()]
-    layers += [("flags", flags)]
+    layers = {
+        "default": DEFAULT.model_dump(),
+        "task arithmetic": TASKS["arithmetic"].settings,
+        f"file {path}": file,
+        **{f"environment FTIS_{key.upper()}": {key: value} for key, value in environment.items()},
+        "flags": flags,
+    }
     for name in Settings.model_fields:
-        origin, value = [(origin, values[name]) for origin, values in layers if name in values][-1]
-        assert (origins[name], getattr(settings, name)) == (origin, value)
+        origin = [layer for layer, values in layers.items() if name in values][-1]
+        assert origins[name] == origin
+        assert getattr(settings, name) == layers[origin][name]
 
 
 def test_a_flag_that_was_not_given_overrules_nothing():
@@ -91,20 +86,24 @@ def test_none_takes_a_filter_away():
     parts = {"threshold": None, "importance": "none", "gate": None}
     assert settings.objective_parts("arithmetic", filters=True).items() >= parts.items(), "it is an importance, too"
     error = refused(flags={"threshold": "nothing"})
-    assert "'threshold'" in error.what and not isinstance(error, Several), "one mistake, whatever forms there are"
+    assert "'threshold'" in error.what
+    assert not isinstance(error, Several), "one mistake, whatever forms there are"
 
 
 def test_each_wrong_value_of_a_list_is_told():
     error = refused(flags={"defences": ["claims", "lenght", "nonsense"]})
     assert isinstance(error, Several)
-    assert "(got 'lenght')" in error.what and "(got 'nonsense')" in error.what and ", or: " not in error.what
+    assert "(got 'lenght')" in error.what
+    assert "(got 'nonsense')" in error.what
+    assert ", or: " not in error.what
 
 
 def test_an_unknown_key_names_its_layer_and_the_nearest_key(tmp_path):
     file = tmp_path / "s.toml"
     file.write_text("batch_group = 3\n")
     error = refused(file=file)
-    assert f"'batch_group' in file {file}" in error.what and "'batch_groups'" in error.fix
+    assert f"'batch_group' in file {file}" in error.what
+    assert "'batch_groups'" in error.fix
     assert "config show" in refused(flags={"zzzzzz": 1}).fix
 
 
@@ -112,7 +111,8 @@ def test_a_wrong_value_names_its_layer(tmp_path):
     file = tmp_path / "s.toml"
     file.write_text('wait = "long"\n')
     error = refused(file=file)
-    assert f"'wait' from file {file}" in error.what and "'long'" in error.what
+    assert f"'wait' from file {file}" in error.what
+    assert "'long'" in error.what
     assert "'port' from environment FTIS_PORT" in refused(environment={"FTIS_PORT": "http"}).what
     assert "'steps' from flags" in refused(flags={"steps": 0}, environment={"FTIS_STEPS": "5"}).what
 
@@ -143,7 +143,8 @@ def test_a_flag_can_mend_a_wrong_value_below_it():
 
 def test_lists_may_be_written_with_commas():
     settings, _ = settled(flags={"betas": "0.8,0.9"}, environment={"FTIS_LORA_TARGETS": "q_proj, k_proj"})
-    assert settings.betas == (0.8, 0.9) and settings.lora_targets == ("q_proj", "k_proj")
+    assert settings.betas == (0.8, 0.9)
+    assert settings.lora_targets == ("q_proj", "k_proj")
 
 
 @given(st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=12))
@@ -167,7 +168,8 @@ def test_other_programs_variables_are_left_alone():
 )
 def test_a_misspelt_variable_names_the_nearest(name, meant):
     error = refused(environment={name: "1"})
-    assert name in error.what and meant in error.fix
+    assert name in error.what
+    assert meant in error.fix
 
 
 def test_settings_survive_the_way_to_the_compute_process():

@@ -1,27 +1,27 @@
 """The rhythm of a node: what it makes itself and what it asks of others."""
 
 import asyncio
-import dataclasses
-import math
 import sqlite3
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 from ftis_node.host.clocks import boot_seconds, unix_seconds
 from ftis_node.node.assembly import refill_pool
-from ftis_node.node.demand import OWN_SHARE_FLOOR, Demand, Waiting, foreign
+from ftis_node.node.demand import Demand, Waiting, foreign
 from ftis_node.node.maker import beside
 from ftis_node.node.progress import Progress
 from ftis_node.step_report import DeviceSeconds
-from ftis_node.swarm.certificates import Certificate, Removal, encode
+from ftis_node.swarm.certificates import encode
 from ftis_node.swarm.known import Arrival
 from ftis_node.swarm.roster import Roster
 from ftis_node.worker.messages import Generated, ScoredPacket, Step
 from tests.support.clock import Clock
+from tests.support.members import ANN, BEN, FOUNDER, PRIVATE, certificate, removal
 from tests.support.steppers import BATCH, stepper, vertical
 from tests.support.steps import step_report
-from tests.support.swarm import CONTEXT, RUN, group, identity, packet, scored
+from tests.support.swarm import CONTEXT, group, identity, packet, scored
 
 NOTHING = Waiting(0)
 
@@ -29,7 +29,7 @@ NOTHING = Waiting(0)
 @pytest.mark.parametrize(("others", "own"), [(0, 24), (1, 12), (2, 8), (3, 6), (4, 6), (50, 6)])
 def test_a_node_makes_its_part_of_the_batch_but_no_less_than_a_quarter(tmp_path, others, own):
     node = stepper(tmp_path, others)
-    assert vertical(node).own_quota() == own == math.ceil(max(1 / (1 + others), OWN_SHARE_FLOOR) * BATCH)
+    assert vertical(node).own_quota() == own
     assert node.want().groups == 2 * (BATCH - own), "one step and one ahead"
 
 
@@ -37,13 +37,13 @@ def test_a_node_counts_on_what_comes_and_not_on_who_announces():
     demand = Demand()
     assert demand.groups_to_make(BATCH, 6, NOTHING) == 6, "before the first step there is only who announced"
     demand.stepped(0, NOTHING)
-    assert (demand.groups_to_make(BATCH, 6, NOTHING), foreign(18, 2, NOTHING)) == (BATCH, 36), (
-        "it still pulls, and waits for none"
-    )
+    assert demand.groups_to_make(BATCH, 6, NOTHING) == BATCH, "it waits for none"
+    assert foreign(18, 2, NOTHING) == 36, "it still pulls"
     came = 0
     for each, own in ((10, BATCH - 10), (30, 6)):
         for _ in range(40):
-            demand.stepped(came := came + each, NOTHING)
+            came += each
+            demand.stepped(came, NOTHING)
         assert demand.groups_to_make(BATCH, 6, NOTHING) == pytest.approx(own, abs=each < 18), "never less than its part"
 
 
@@ -53,9 +53,8 @@ def test_what_waits_need_not_come_and_what_has_no_room_in_a_batch_is_not_counted
         waiting = Waiting(10, 10, room)
         demand.stepped(0, NOTHING)
         demand.stepped(10, waiting)
-        assert demand.groups_to_make(BATCH, 6, waiting) == BATCH - first, (
-            "those that have room, and 2 that a step brings"
-        )
+        to_make = demand.groups_to_make(BATCH, 6, waiting)
+        assert to_make == BATCH - first, "those that have room, and 2 that a step brings"
         for _ in range(40):
             demand.stepped(10, waiting)
         assert demand.groups_to_make(BATCH, 6, waiting) == BATCH - later
@@ -108,24 +107,26 @@ async def test_after_a_restart_the_pool_has_again_what_is_young_enough_at_the_no
 def test_of_a_banned_author_nothing_waits(tmp_path):
     node = stepper(tmp_path)
     ours, theirs = (scored(number, 0, 0, boot_seconds()) for number in (1, 2))
-    assert node.pool.add(ours) and node.pool.add(theirs)
+    for one in (ours, theirs):
+        assert node.pool.add(one)
     node.means.reputation.ban(theirs.group.author, "it lied")
-    assert node.pool.take(9) == [ours] and not node.pool.add(theirs) and len(node.pool) == 0
+    assert node.pool.take(9) == [ours]
+    assert not node.pool.add(theirs)
+    assert len(node.pool) == 0
 
 
 async def test_of_a_removed_member_nothing_waits_once_the_removal_is_heard(tmp_path):
-    founder = identity(1)
-    ann = identity(2)
-    who = {"run_id": RUN.id, "member": ann.author, "issuer": founder.author, "issued_at": int(unix_seconds())}
-    roster = Roster(RUN.id, founder.peer_id, identity(3))
-    roster.hear([encode((Certificate(**who, expires=2**40).signed_by(founder),))], ann.author)
-    node = stepper(tmp_path, run=RUN, welcomes=roster.admits)
-    waiting, later = (scored(2, number, 0, boot_seconds()) for number in range(2))
-    theirs = dataclasses.replace(waiting, group=dataclasses.replace(waiting.group, author=ann.author))
-    assert node.pool.add(theirs) and len(node.pool) == 1
-    roster.hear([encode(Removal(**who).signed_by(founder))], founder.author)
-    assert len(node.pool) == 0 and node.pool.take(9) == []
-    node.source.inbox.score_later(dataclasses.replace(later.group, author=ann.author), later.born)
+    roster = Roster(PRIVATE.id, FOUNDER.peer_id, BEN)
+    roster.hear([encode((certificate(FOUNDER, ANN, expires=2**40),))], ANN.author)
+    node = stepper(tmp_path, run=PRIVATE, welcomes=roster.admits)
+    of_another = scored(2, 0, 0, boot_seconds())
+    anns = replace(of_another.group, author=ANN.author)
+    assert node.pool.add(replace(of_another, group=anns))
+    assert len(node.pool) == 1
+    roster.hear([encode(removal(FOUNDER, ANN, at=unix_seconds()))], FOUNDER.author)
+    assert len(node.pool) == 0
+    assert node.pool.take(9) == []
+    node.source.inbox.score_later(anns, boot_seconds())
     await node.source.inbox.scored()
     assert len(node.pool) == 0, "nor what was scored meanwhile"
 
@@ -152,7 +153,8 @@ def test_progress_survives_the_way_through_a_checkpoints_facts():
     progress = Progress(step=7, own_weight=1.0, foreign_weight=3.0)
     progress.foreign_groups_used.update({"somebody": 5})
     again = Progress.from_facts(progress.facts())
-    assert again == progress and again.foreign_weight_share == 0.75
+    assert again == progress
+    assert again.foreign_weight_share == 0.75
     again.foreign_groups_used["somebody"] += 1
     assert progress.foreign_groups_used["somebody"] == 5
 
@@ -193,7 +195,8 @@ async def test_a_round_is_announced_with_the_time_of_that_before_the_first_evalu
     told = []
     node.means.swarm.announce = lambda round, step, refs, issued_at: told.append(issued_at)
     last = await node.step(asyncio.Event(), evaluate)
-    assert told == [1100, "evaluated"] and last.seconds.total == 200.0
+    assert told == [1100, "evaluated"]
+    assert last.seconds.total == 200.0
 
 
 async def test_where_the_disk_is_full_the_worker_is_not_waited_for():

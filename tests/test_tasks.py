@@ -20,6 +20,15 @@ def write(path, *rows):
     return path
 
 
+def every(task):
+    """All rows, those that are held out too."""
+    return [*task.train, *task.held_out]
+
+
+def asked(rows):
+    return {row.question for row in rows}
+
+
 def questions(count, first=0):
     return [{"question": f"What is {i} + 1?", "answer": i + 1} for i in range(first, first + count)]
 
@@ -29,18 +38,17 @@ def questions(count, first=0):
 
 def test_arithmetic_has_1899_prompts_and_holds_out_at_least_500():
     task = load_task("arithmetic")
-    train = {e.question for e in task.train}
-    held_out = {e.question for e in task.held_out}
-    assert len(train) + len(held_out) == len(task.train) + len(task.held_out) == 1899
-    assert not train & held_out and len(held_out) >= 500 and {e.question[0] for e in task.asked(40)} == {*"123456789"}
+    assert len(every(task)) == len(asked(every(task))) == 1899
+    assert len(task.held_out) >= 500
+    assert {question[0] for question in asked(task.asked(40))} == {*"123456789"}
 
 
 def test_arithmetic_answers_are_right_and_nothing_on_the_way_is_negative():
-    for example in (*load_task("arithmetic").train, *load_task("arithmetic").held_out):
+    for example in every(load_task("arithmetic")):
         a, first, b, second, c, end = example.question
-        middle = int(a) + int(b) if first == "+" else int(a) - int(b)
+        middle = int(a) + int(first + b)
         assert middle >= 0
-        assert int(example.answer) == (middle + int(c) if second == "+" else middle - int(c)) >= 0
+        assert int(example.answer) == middle + int(second + c) >= 0
         assert end == "="
 
 
@@ -63,7 +71,7 @@ def test_a_text_run_lets_through_what_a_token_run_does(tmp_path):
 def test_the_caps_of_a_text_run_fit_the_problems_and_solutions_of_gsm8k():
     task = load_task("gsm8k", data=DATA / "gsm8k_train.jsonl")
     solutions = [json.loads(line)["answer"] for line in (DATA / "gsm8k_train.jsonl").read_text().splitlines()]
-    assert max(len(task.prompt(e).encode()) for e in (*task.train, *task.held_out)) <= task.text.prompt_bytes
+    assert max(len(task.prompt(e).encode()) for e in every(task)) <= task.text.prompt_bytes
     assert max(len(solution.encode()) for solution in solutions) < task.text.completion_bytes
 
 
@@ -75,15 +83,15 @@ def test_gsm8k_holds_every_row_and_every_gold_is_an_integer():
     task = load_task("gsm8k", data=DATA / "gsm8k_train.jsonl")  # the test file is found beside it
     assert (len(task.train), len(task.held_out)) == (7473, 1319)
     assert task.data == gsm8k.TRAIN.sha256
-    assert all(str(int(e.answer)) == e.answer for e in (*task.train, *task.held_out))
-    assert sum(e.answer.startswith("-") for e in (*task.train, *task.held_out)) == 5
+    assert all(str(int(e.answer)) == e.answer for e in every(task))
+    assert sum(e.answer.startswith("-") for e in every(task)) == 5
 
 
 def test_gsm8k_golds_follow_the_hashes(tmp_path):
     golds = {"12 is it\n#### 12": "12", "#### 1,234": "1234", "one #### two\n#### -5": "-5", "####  7 ": "7"}
     file = write(tmp_path / "g.jsonl", *({"question": f"q{text}?", "answer": text} for text in golds))
     task = load_task("gsm8k", data=file)
-    assert {e.question[1:-1]: e.answer for e in (*task.train, *task.held_out)} == golds
+    assert {e.question[1:-1]: e.answer for e in every(task)} == golds
 
 
 def test_gsm8k_without_a_gold_names_the_line(tmp_path):
@@ -109,9 +117,10 @@ def test_the_template_is_plain_text_and_leaves_braces_in_questions_alone(tmp_pat
 def test_a_tenth_of_a_local_file_is_held_out_by_its_hash(tmp_path):
     file = write(tmp_path / "mine.jsonl", *questions(1000))
     task = load_task(str(file))
-    assert len(task.train) + len(task.held_out) == 1000 and 70 <= len(task.held_out) <= 130
-    assert not set(task.train) & set(task.held_out)
-    assert task.name == "mine.jsonl" and task.data == hashlib.sha256(file.read_bytes()).hexdigest()
+    assert len(asked(every(task))) == len(every(task)) == 1000
+    assert 70 <= len(task.held_out) <= 130
+    assert task.name == "mine.jsonl"
+    assert task.data == hashlib.sha256(file.read_bytes()).hexdigest()
     assert load_task("mine.jsonl", data=file) == task
 
 
@@ -120,18 +129,20 @@ def test_the_prompts_of_a_run_do_not_depend_on_what_a_node_evaluates_on(tmp_path
     other = write(tmp_path / "b.jsonl", *questions(4, first=100))
     task = load_task(str(file), eval_data=other)
     assert task.train == load_task(str(file)).train
-    assert [e.question for e in task.held_out] == [f"What is {i} + 1?" for i in range(100, 104)]
+    assert asked(task.held_out) == {f"What is {i} + 1?" for i in range(100, 104)}
 
 
 @pytest.mark.parametrize("count", range(2, 12))
 def test_at_least_one_row_is_held_out_and_one_is_left(tmp_path, count):
     task = load_task(str(write(tmp_path / "few.jsonl", *questions(count))))
-    assert task.train and task.held_out and len(task.train) + len(task.held_out) == count
+    assert task.train
+    assert task.held_out
+    assert len(every(task)) == count
 
 
 def test_equal_questions_are_never_on_both_sides(tmp_path):
     task = load_task(str(write(tmp_path / "twice.jsonl", *questions(20), *questions(20))))
-    assert not {e.question for e in task.train} & {e.question for e in task.held_out}
+    assert not asked(task.train) & asked(task.held_out)
 
 
 @pytest.mark.parametrize("name", ["w.jsonl", "W.JSONL"])
@@ -141,7 +152,7 @@ def test_blank_lines_windows_line_ends_and_a_byte_order_mark_are_accepted(tmp_pa
     lines = (f'{{"question": "q{number}", "answer": {answer}}}\r\n\r\n' for number, answer in rows)
     file.write_bytes(b"\xef\xbb\xbf" + "".join(lines).encode())
     task = load_task(str(file))
-    assert {e.answer for e in (*task.train, *task.held_out)} == {"1", "2", "3", "4", "-5", "6000"}
+    assert {e.answer for e in every(task)} == {"1", "2", "3", "4", "-5", "6000"}
 
 
 GOOD_LINE = b'{"question": "a", "answer": 1}\n'
@@ -238,7 +249,8 @@ def test_without_network_a_person_is_told_to_name_a_file(tmp_path, monkeypatch):
     monkeypatch.setattr(gsm8k, "TRAIN", Remote(f"{url}/good", len(CONTENT), DIGEST))
     with pytest.raises(UserError, match="Cannot download") as caught:
         load_task("gsm8k")
-    assert "--data" in caught.value.fix and caught.value.exit_code == 1, "it may be there in a minute"
+    assert "--data" in caught.value.fix
+    assert caught.value.exit_code == 1, "it may be there in a minute"
     assert not (tmp_path / "ftis-node").exists()
 
 

@@ -10,17 +10,28 @@ from ftis_node.swarm.reputation import Reputation
 
 def figures(samples: int = 8, excess: float = 0.0, squares: float = 0.0, paid: float = 0.0) -> dict[str, float]:
     """Of a step's samples, as the learner tells them; `paid`: of each bet, in nats."""
-    told = {"samples": float(samples), "tokens": 10.0 * samples, "excess": excess, "excess_squares": squares}
-    judged = {"judged": float(samples), "judged_tokens": 10.0 * samples, **{f"bet_{bet}": paid for bet in BETS}}
-    return {**told, **judged, "surprising": 0.0, "likelihood": -1.0, "loss_share": 0.5}
+    return {
+        "samples": float(samples),
+        "tokens": 10.0 * samples,
+        "excess": excess,
+        "excess_squares": squares,
+        "judged": float(samples),
+        "judged_tokens": 10.0 * samples,
+        "surprising": 0.0,
+        "likelihood": -1.0,
+        "loss_share": 0.5,
+        **{f"bet_{bet}": paid for bet in BETS},
+    }
 
 
 def of_ratios(log_ratio: np.ndarray) -> dict[str, float]:
     """Of judged samples whose tokens have these log ρ, `[samples, tokens]`."""
     x = (np.minimum(np.exp(log_ratio), HONEST_CAP) - 1.0).sum(1)
-    bets = {f"bet_{bet}": float(np.log1p(bet * np.expm1(log_ratio - TOLERANCE)).sum()) for bet in BETS}
     told = figures(len(log_ratio), float(x.sum()), float((x**2).sum()))
-    return told | bets | {"tokens": float(log_ratio.size), "judged_tokens": float(log_ratio.size)}
+    told["tokens"] = told["judged_tokens"] = float(log_ratio.size)
+    for bet in BETS:
+        told[f"bet_{bet}"] = float(np.log1p(bet * np.expm1(log_ratio - TOLERANCE)).sum())
+    return told
 
 
 def established(reputation: Reputation, author: bytes):

@@ -56,16 +56,30 @@ def write_steps(log: Path, steps: int, *, alone: bool = False):
         write(file, 0, evaluated(0.2))
         for number in range(1, steps + 1):
             swing = wave(number, 7.0)
-            others = {"foreign_groups": 0, "foreign_reward": None, "peers": 0, "pool": 0}
+            foreign_groups = 0
+            foreign_reward = None
+            sent = number / 3
             if not alone:
-                others = {"foreign_groups": round(16 * swing), "foreign_reward": 0.4 + 0.4 * swing}
-            others |= {"peers": 2 + number % 3, "pool": round(9 * swing)}
-            others["seconds"] = {"wait": 1.0, "train": 2.0, "total": PEAKS.get(10 * number / steps, 6.0)}
-            facts = step(number, own_groups=24 - others["foreign_groups"], own_reward=0.3 + 0.5 * swing, **others)
-            foreign = facts["diagnostics"]["foreign"] | {"excess": 2.0 - 4.0 * swing}  # over its 100 tokens
-            facts["diagnostics"]["foreign"] = {} if alone else foreign
-            sent = number / 3 if alone else 40_000 * number + 9_000 * swing
-            write(file, number, facts | {"event": "step", "bytes_in": sent, "bytes_out": sent / 2})
+                foreign_groups = round(16 * swing)
+                foreign_reward = 0.4 + 0.4 * swing
+                sent = 40_000 * number + 9_000 * swing
+            facts = step(
+                number,
+                event="step",
+                own_groups=24 - foreign_groups,
+                own_reward=0.3 + 0.5 * swing,
+                foreign_groups=foreign_groups,
+                foreign_reward=foreign_reward,
+                peers=2 + number % 3,
+                pool=round(9 * swing),
+                seconds={"wait": 1.0, "train": 2.0, "total": PEAKS.get(10 * number / steps, 6.0)},
+                bytes_in=sent,
+                bytes_out=sent / 2,
+            )
+            facts["diagnostics"]["foreign"]["excess"] = 2.0 - 4.0 * swing  # over its 100 tokens
+            if alone:
+                facts["diagnostics"]["foreign"] = {}
+            write(file, number, facts)
             if number % max(5, steps // EVALUATIONS) == 0:
                 write(file, number, evaluated(0.2 + 0.6 * number / steps))
 
@@ -82,7 +96,8 @@ def minutes(steps: int, end: float) -> Trend:
     """What an observer keeps of so many minutes until `end`, and a night: nodes, groups a minute, mean pass@1."""
     curve = Trend(HISTORY_ROWS)
     for number in range(steps):
-        swing = wave(number, 30.0)
-        time = end - MINUTE * (steps - number) - (NIGHT if number < steps // 2 else 0.0)
-        curve.add(time, 3 + number % 2, 100 * swing, 0.2 + 0.6 * number / steps)
+        at = end - MINUTE * (steps - number)
+        if number < steps // 2:
+            at -= NIGHT
+        curve.add(at, 3 + number % 2, 100 * wave(number, 30.0), 0.2 + 0.6 * number / steps)
     return curve

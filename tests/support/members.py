@@ -16,8 +16,15 @@ NOW = 1_760_000_000.0
 
 def certificate(signer: Identity, who: Identity, claimed: Identity | None = None, **changes: Any) -> Certificate:
     """A certificate of a week, of its signer or of a claimed issuer; what changes is changed before it is signed."""
-    fields = dict(run_id=PRIVATE.id, member=who.author, issuer=(claimed or signer).author, issued_at=int(NOW) - DAY)
-    return Certificate(**{**fields, "expires": int(NOW) + 6 * DAY, "invites": True, **changes}).signed_by(signer)
+    fields = {
+        "run_id": PRIVATE.id,
+        "member": who.author,
+        "issuer": (claimed or signer).author,
+        "issued_at": int(NOW) - DAY,
+        "expires": int(NOW) + 6 * DAY,
+        "invites": True,
+    }
+    return Certificate(**fields | changes).signed_by(signer)
 
 
 def removal(remover: Identity, who: Identity, at: float = NOW) -> Removal:
@@ -30,13 +37,14 @@ ADDRESSES = [f"/ip4/8.8.4.{number}/tcp/4001/p2p/{FOUNDER.peer_id}" for number in
 
 
 def invitation(who: Identity = FOUNDER, **changes: Any) -> Invitation:
-    options = dict(now=NOW, seconds=DAY, membership=30 * DAY)
+    options = {"now": NOW, "seconds": DAY, "membership": 30 * DAY}
     addresses = [address.replace(FOUNDER.peer_id, who.peer_id) for address in ADDRESSES]
-    return invite(who, PRIVATE.id, addresses, **{**options, **changes})
+    return invite(who, PRIVATE.id, addresses, **options | changes)
 
 
 def order(home: Path, *removed: Removal):
     """What `ftis-node remove` leaves to the daemon."""
-    (home / "orders").mkdir(exist_ok=True)
+    orders = home / "orders"
+    orders.mkdir(exist_ok=True)
     for number, record in enumerate(removed):
-        (home / "orders" / f"{number}.removal").write_bytes(encode(record))
+        (orders / f"{number}.removal").write_bytes(encode(record))

@@ -131,12 +131,18 @@ def group(author: bytes, body: bytes, run: Run = RUN) -> Group:
     return Group(author, draw(run.id, author, read.round, read.slot, ROWS), read, packet_digest(body), body)
 
 
+def refs_of(bodies: Sequence[bytes]) -> list[PacketRef]:
+    """What an announcement says of packets, in each of which one completion is right."""
+    return [PacketRef(slot, packet_digest(body), len(body), 1) for slot, body in enumerate(bodies)]
+
+
 def announcement(
     author: Identity, round: int, bodies: list[bytes], *, run: Run = RUN, issued_at: int | None = None
 ) -> Announcement:
-    issued_at = int(time.time()) if issued_at is None else issued_at
-    refs = [PacketRef(slot, packet_digest(body), len(body), 1) for slot, body in enumerate(bodies)]
-    return announce(author, run_id=run.id, round=round, policy_step=round, issued_at=issued_at, packets=refs)
+    if issued_at is None:
+        issued_at = int(time.time())
+    packets = refs_of(bodies)
+    return announce(author, run_id=run.id, round=round, policy_step=round, issued_at=issued_at, packets=packets)
 
 
 async def eventually(condition: Callable[[], bool], what: str, seconds: float = PATIENCE):
@@ -250,8 +256,7 @@ class Member:
         round = take_round(self.store)
         bodies = [packet(self.author, round, slot, run=self.run, **lies) for slot in range(count)]
         self.store.add([group(self.author, body, self.run) for body in bodies], own=True)
-        refs = [PacketRef(slot, packet_digest(body), len(body), 1) for slot, body in enumerate(bodies)]
-        self.swarm.announce(round, policy_step=round, packets=refs)
+        self.swarm.announce(round, policy_step=round, packets=refs_of(bodies))
         return {(self.author, round, slot) for slot in range(count)}
 
     def met(self, *others: Member) -> bool:
