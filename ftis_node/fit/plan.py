@@ -287,14 +287,15 @@ def _reasons(
             "12 bytes a parameter; --full trains them all."
         )
     elif setup.lora:
-        way, need = min(((w, n) for w, n in full_size if not w.lora), key=lambda pair: pair[1].total)
+        way, need = _smallest([pair for pair in full_size if not pair[0].lora])
         state = need.weights + need.master + need.gradients + need.optimiser
         yield (
             f"LoRA, because {_label(way)} needs {rounded(need.total)} and there are {rounded(budget)}: "
             f"{rounded(state)} are weights, gradients and optimiser state of every parameter."
         )
     elif setup.sharded and wishes.sharded is None:
-        way, need = min(((w, n) for w, n in full_size if not w.lora and not w.sharded), key=lambda pair: pair[1].total)
+        whole = [pair for pair in full_size if not pair[0].lora and not pair[0].sharded]
+        way, need = _smallest(whole)
         yield (
             f"Full training in shards over {setup.devices} devices: it needs {rounded(memory.total)} in each, and "
             f"{_label(way)} without shards {rounded(need.total)}, where there are {rounded(budget)}."
@@ -334,6 +335,10 @@ def _reasons(
             f"Nothing that is allowed fits in {rounded(budget)}: the smallest needs {rounded(memory.training)} to "
             f"train and {rounded(memory.generating)} to generate, so {enough_gb(memory.total):g} GB would do."
         )
+
+
+def _smallest(needs: list[tuple[Setup, Memory]]) -> tuple[Setup, Memory]:
+    return min(needs, key=lambda pair: pair[1].total)
 
 
 def slow_parts(geometry: Geometry) -> Iterator[str]:

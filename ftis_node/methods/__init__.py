@@ -9,9 +9,21 @@ from ftis_node.methods.choices import PART_NAMES, Parts
 __all__ = ["METHODS", "NAMES"]
 
 _ALL = (
-    *(ftis.ftis, ftis.grpo, ftis.nois, ftis.vis, ftis.tis, ftis.f_nois, ftis.f_vis, ftis.ftis_author),
-    *(gated.gated, peers.graft, peers.sgt, peers.hacpo),
-    *(policy_gradient.gspo, policy_gradient.cispo, policy_gradient.dapo),
+    ftis.ftis,
+    ftis.grpo,
+    ftis.nois,
+    ftis.vis,
+    ftis.tis,
+    ftis.f_nois,
+    ftis.f_vis,
+    ftis.ftis_author,
+    gated.gated,
+    peers.graft,
+    peers.sgt,
+    peers.hacpo,
+    policy_gradient.gspo,
+    policy_gradient.cispo,
+    policy_gradient.dapo,
 )
 METHODS: Mapping[str, Callable[[], Parts]] = {method.__name__.replace("_", "-"): method for method in _ALL}
 NAMES: Mapping[str, tuple[str, ...]] = {"objective": tuple(METHODS), **PART_NAMES}

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ftis_node.packet.arrays import Float32Array, Uint8Array
+from ftis_node.packet.arrays import Float32Array, Uint8Array, total
 from ftis_node.packet.layout import MAX_PACKET_BYTES, Header, PacketError, header_for, header_of, raw_part, spelled
 
 TEXT_PACKET_VERSION = 2
@@ -57,7 +57,7 @@ class TextPacket(Header):
         piece = byte = claim = 0
         for length, finished in zip(self.lengths, self.finished, strict=True):
             pieces = self.pieces[piece : piece + length]
-            size = int(pieces.sum(dtype=np.int64))
+            size = total(pieces)
             end = float(self.logprobs[claim + length]) if finished else None
             yield TextCompletion(self.text[byte : byte + size], pieces, self.logprobs[claim : claim + length], end)
             piece += length
@@ -70,7 +70,7 @@ class TextPacket(Header):
         self.check("pieces", self.pieces, np.uint8, count)
         self.check("logprobs", self.logprobs, np.float32, count + sum(self.finished))
         _check_lengths(self.lengths, self.finished)
-        if type(self.text) is not bytes or len(self.text) != int(self.pieces.sum(dtype=np.int64)):
+        if type(self.text) is not bytes or len(self.text) != total(self.pieces):
             raise PacketError(f"{len(self.text)} bytes of text are not those of the pieces")
         return [self.pieces.tobytes(), self.text, self.logprobs.astype("<f4").tobytes()]
 
@@ -92,7 +92,7 @@ def pack_text_group(
     for completion in completions:
         if np.shape(completion.pieces) != np.shape(completion.logprobs) or np.ndim(completion.pieces) != 1:
             raise PacketError("every piece of a completion needs one size and one log-prob")
-        if int(np.sum(completion.pieces, dtype=np.int64)) != len(completion.text):
+        if total(completion.pieces) != len(completion.text):
             raise PacketError("the pieces of a completion are not its text")
     header = header_for(
         run_id,
@@ -126,7 +126,7 @@ def decode_text(data: bytes, fields: Sequence[Any]) -> TextPacket:
     claims = count + sum(header.finished)
     pieces, at = raw_part(data, 0, start, count)
     sizes = np.frombuffer(pieces, np.uint8)
-    text, at = raw_part(data, at, b"", int(sizes.sum(dtype=np.int64)))
+    text, at = raw_part(data, at, b"", total(sizes))
     logprobs, at = raw_part(data, at, b"", 4 * claims)
     if at != len(data):
         raise PacketError(f"{len(data) - at} bytes follow the packet")

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from ftis_node.packet.arrays import AnyArray, BoolArray, Float32Array, Int64Array, Uint8Array, Uint32Array
+from ftis_node.packet.arrays import AnyArray, BoolArray, Float32Array, Int64Array, Uint8Array, Uint32Array, total
 from ftis_node.packet.layout import MAX_PACKET_BYTES, Header, PacketError, header_for, header_of, raw_part, spelled
 
 PACKET_VERSION = 1
@@ -94,7 +94,7 @@ class Packet(Header):
         """Tokens of each completion, sampled and given."""
         if self.given is None:
             return list(self.lengths)
-        more = (int(runs[:, 1].sum()) for runs in self.given.by_completion())
+        more = (total(runs[:, 1]) for runs in self.given.by_completion())
         return [length + given for length, given in zip(self.lengths, more, strict=True)]
 
     @property
@@ -121,7 +121,7 @@ class Packet(Header):
                 yield Completion(own, logprobs, finished)
                 continue
             where = _between(len(own), runs)
-            end = begin + int(runs[:, 1].sum())
+            end = begin + total(runs[:, 1])
             ids = np.empty(len(where), np.uint32)
             ids[~where] = own
             ids[where] = self.given.ids[begin:end]
@@ -141,8 +141,8 @@ class Packet(Header):
         if given is None:
             return [records.tobytes()]
         self.check("turns", given.turns, np.uint8, len(self.lengths))
-        self.check("runs", given.runs, np.uint32, int(given.turns.sum(dtype=np.int64)), 2)
-        self.check("given ids", given.ids, np.uint32, int(given.runs[:, 1].sum(dtype=np.int64)))
+        self.check("runs", given.runs, np.uint32, total(given.turns), 2)
+        self.check("given ids", given.ids, np.uint32, total(given.runs[:, 1]))
         _check_runs(self)
         return [
             given.turns.tobytes(),
@@ -154,7 +154,7 @@ class Packet(Header):
 
 def _between(sampled: int, runs: Int64Array) -> BoolArray:
     """Which tokens of a completion are given: of so many sampled ones, with these runs between them."""
-    last = sampled - int(runs[:, 0].sum())
+    last = sampled - total(runs[:, 0])
     lengths = [*runs.reshape(-1), last]
     given = np.arange(len(lengths)) % 2 == 1  # sampled and given runs take turns
     return np.repeat(given, lengths)
@@ -248,10 +248,10 @@ def decode_tokens(data: bytes, fields: Sequence[Any]) -> Packet:
     given = None
     if turned:
         turns = part(len(header.lengths), np.uint8)
-        runs = part(8 * int(turns.sum(dtype=np.int64)), "<u4").reshape(-1, 2)
+        runs = part(8 * total(turns), "<u4").reshape(-1, 2)
     records = part(RECORD_BYTES * sum(header.lengths), _RECORD)
     if turned:
-        given = GivenTokens(turns, runs, part(4 * int(runs[:, 1].sum(dtype=np.int64)), "<u4"))
+        given = GivenTokens(turns, runs, part(4 * total(runs[:, 1]), "<u4"))
     if at != len(data):
         raise PacketError(f"{len(data) - at} bytes follow the packet")
     packet = Packet(*header.fields(), records["id"], records["logprob"], given)  # type: ignore[call-arg]
@@ -270,5 +270,5 @@ def _check_runs(packet: Packet) -> None:
     if not packet.given.runs.all():
         raise PacketError("a run of tokens is empty")
     for length, runs in zip(packet.lengths, packet.given.by_completion(), strict=True):
-        if int(runs[:, 0].sum()) >= length:
+        if total(runs[:, 0]) >= length:
             raise PacketError("a completion must end with a sampled token")

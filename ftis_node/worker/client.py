@@ -76,6 +76,9 @@ class Worker:
             threads: of the CPU that it may use; by default as many as it finds.
             nice: its scheduling priority, and that of the processes that it starts.
         """
+        environment = dict(os.environ)
+        if threads is not None:
+            environment["OMP_NUM_THREADS"] = str(threads)
         self._connection, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
@@ -85,7 +88,7 @@ class Worker:
                 stdout=log or sys.stderr,
                 stderr=log or sys.stderr,
                 start_new_session=True,
-                env={**os.environ, **({"OMP_NUM_THREADS": str(threads)} if threads else {})},
+                env=environment,
             )
         if nice > os.getpriority(os.PRIO_PROCESS, 0):
             os.setpriority(os.PRIO_PROCESS, self._process.pid, nice)

@@ -23,6 +23,7 @@ from ftis_node.packet import (
     pack_text_group,
     prompt_digest,
 )
+from ftis_node.packet.arrays import total
 from ftis_node.tasks import Example, Task
 from ftis_node.tasks.score_columns import Columns
 from ftis_node.tokenizer.asking import end_ids, prompt_ids, usual_end
@@ -173,7 +174,7 @@ class TextReading:
         """The texts [G]; of each only so many of its author's tokens."""
         written = []
         for completion in self.read:
-            size = int(completion.pieces[:tokens].sum(dtype=np.int64))
+            size = total(completion.pieces[:tokens])
             text = completion.text[:size].decode(errors="replace")
             written.append(Written(text, completion.finished, cut=size < len(completion.text)))
         return written

@@ -390,10 +390,13 @@ def decoded(body: bytes | msgspec.Raw, kind: type[Message]) -> Message:
 def receive(connection: socket.socket, kind: type[Message]) -> Message | None:
     """Read one message, blocking; None at the end of the stream."""
     header = _exactly(connection, HEADER.size)
-    body = _exactly(connection, HEADER.unpack(header)[0]) if header else None
-    if body:
-        return decoded(body, kind)
-    return None
+    if header is None:
+        return None
+    (size,) = HEADER.unpack(header)
+    body = _exactly(connection, size)
+    if not body:
+        return None
+    return decoded(body, kind)
 
 
 def _exactly(connection: socket.socket, count: int) -> bytes | None:

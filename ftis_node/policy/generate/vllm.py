@@ -281,13 +281,21 @@ class Server:
     def _ask(self, path: str, body: Mapping[str, Any] | None = None, seconds: float = ANSWER_SECONDS) -> Any:
         """Return the server's answer. Raises AwayError, RefusedError; Interrupted if asked to while it waits."""
         parts = urlsplit(self.url)
-        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        kind = http.client.HTTPConnection
+        if parts.scheme == "https":
+            kind = http.client.HTTPSConnection
         connection = kind(parts.hostname or "", parts.port, timeout=seconds)
-        headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {self.key}"} if self.key else {})
-        data = None if body is None else json.dumps(body).encode()
+        headers = {"Content-Type": "application/json"}
+        if self.key:
+            headers["Authorization"] = f"Bearer {self.key}"
+        method = "GET"
+        data = None
+        if body is not None:
+            method = "POST"
+            data = json.dumps(body).encode()
 
         def exchanged() -> tuple[int, bytes]:
-            connection.request("GET" if data is None else "POST", parts.path + path, data, headers)
+            connection.request(method, parts.path + path, data, headers)
             answer = connection.getresponse()
             return answer.status, answer.read()
 
@@ -327,7 +335,7 @@ def server_of(settings: Settings) -> Server | None:
 
 def body_of(model: str, prompts: Prompts, group: int, sampling: Sampling, padding: Sequence[int]) -> dict[str, Any]:
     """The question for a group of completions of each prompt; padding: ids that have a row but no token."""
-    return {
+    body = {
         "model": model,
         "prompt": [list(prompt) for prompt in prompts],
         "n": group,
@@ -343,10 +351,12 @@ def body_of(model: str, prompts: Prompts, group: int, sampling: Sampling, paddin
         "repetition_penalty": 1.0,
         "presence_penalty": 0.0,
         "frequency_penalty": 0.0,
+    }
+    if padding:
         # Not `allowed_token_ids`: vLLM keeps all of them for each sequence, and its newer runner takes 1,024 at most.
         # -100 is the least that it takes, before the temperature; what is sampled all the same is refused.
-        **({"logit_bias": {str(token): -100.0 for token in padding}} if padding else {}),
-    }
+        body["logit_bias"] = {str(token): -100.0 for token in padding}
+    return body
 
 
 def _meanwhile(work: Callable[[], T]) -> T:
