@@ -64,12 +64,13 @@ class Checkpoint:
 
     @property
     def lora(self) -> bool:
-        return any(_ADAPTER.fullmatch(name) for name in self.shapes)
+        return bool(self.lora_targets)
 
     @property
     def lora_targets(self) -> tuple[str, ...]:
         """The modules that have LoRA layers."""
-        return tuple(found["module"] for name in self.shapes if (found := _ADAPTER.fullmatch(name)))
+        layers = map(_ADAPTER.fullmatch, self.shapes)
+        return tuple(layer["module"] for layer in layers if layer is not None)
 
     def lora_settings(self) -> dict[str, int | tuple[str, ...]]:
         """Rank and targets of its LoRA layers, and alpha if recorded."""

@@ -281,7 +281,7 @@ class Server:
     def _ask(self, path: str, body: Mapping[str, Any] | None = None, seconds: float = ANSWER_SECONDS) -> Any:
         """Return the server's answer. Raises AwayError, RefusedError; Interrupted if asked to while it waits."""
         parts = urlsplit(self.url)
-        kind = http.client.HTTPConnection
+        kind: type[http.client.HTTPConnection] = http.client.HTTPConnection
         if parts.scheme == "https":
             kind = http.client.HTTPSConnection
         connection = kind(parts.hostname or "", parts.port, timeout=seconds)
