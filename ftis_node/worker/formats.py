@@ -129,6 +129,7 @@ class TokenReading:
             yield completion if known else None
 
 
+@dataclass(eq=False)
 class TextPackets(_OfRun):
     """Version 2: each model reads the text in its own tokens."""
 
