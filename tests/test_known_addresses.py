@@ -7,7 +7,7 @@ import pytest
 from ftis_node.swarm.handshake import PROTOCOL_MAJOR
 from ftis_node.swarm.known_addresses import MET_MAX
 from ftis_node.swarm.sessions import LOOKS_ON
-from tests.support.alone import ELSEWHERE, LAN, LOOPBACK, Alone, address, at, greets
+from tests.support.alone import ELSEWHERE, LAN, LOOPBACK, Alone, address, at, greets, hears
 from tests.support.swarm import OTHER_RUN, identity
 from tests.support.talkers import BOB, CAROL, MALLORY
 
@@ -22,8 +22,7 @@ def next_start(path):
 
 
 def kept(path):
-    found = json.loads((path / "peers.json").read_text())
-    return found
+    return json.loads((path / "peers.json").read_text())
 
 
 def test_the_next_start_hears_of_the_peers_of_this_one_and_of_earlier_ones(tmp_path):
@@ -45,7 +44,8 @@ def test_the_next_start_hears_of_the_peers_of_this_one_and_of_earlier_ones(tmp_p
         third.save_cache()
         third.active_view.pop(identity(number).author)
     met = kept(tmp_path)["met"]
-    assert len(met) <= MET_MAX and {address(CAROL, 7), address(BOB)} <= set(met), "who comes by pushes nobody out"
+    assert len(met) <= MET_MAX
+    assert {address(CAROL, 7), address(BOB)} <= set(met), "who comes by pushes nobody out"
 
 
 @pytest.mark.parametrize("place", [LAN, LOOPBACK, "/ip4/10.1.2.3"])
@@ -57,7 +57,8 @@ async def test_what_the_owner_named_once_is_dialled_again_by_the_command_without
     first.save_cache()
     second = next_start(tmp_path)
     for peer in (BOB, CAROL):
-        assert await second.dials(peer.author) == [at(place, peer)]
+        dialled = await second.dials(peer.author)
+        assert dialled == [at(place, peer)]
 
 
 async def test_row_43_what_strangers_claim_makes_no_node_at_home_in_a_private_network_next_time(tmp_path):
@@ -66,7 +67,7 @@ async def test_row_43_what_strangers_claim_makes_no_node_at_home_in_a_private_ne
     first.save_cache()
     second = next_start(tmp_path)
     assert await second.dials(BOB.author) == []
-    assert not second.addresses.hear([at(LAN, CAROL)], MALLORY.author)
+    assert not hears(second, MALLORY, at(LAN, CAROL))
     second.addresses.trust([at(LAN, CAROL)])
     assert await second.dials(BOB.author) == [at(LAN)], "its owner says again that it is there"
 
@@ -75,7 +76,7 @@ async def test_row_62_what_mdns_named_is_dialled_exactly_and_not_in_the_next_sta
     first = Alone(cache=tmp_path / "peers.json")
     first.addresses.hear_on_lan([at(LAN)])
     assert await first.dials(BOB.author) == [at(LAN)]
-    assert not first.addresses.hear([at(LAN, CAROL), at(LAN, BOB, 4002)], MALLORY.author)
+    assert not hears(first, MALLORY, at(LAN, CAROL), at(LAN, BOB, 4002))
     greets(first, BOB, addresses=[at(LAN)])
     first.save_cache()
     assert await next_start(tmp_path).dials(BOB.author) == []
@@ -107,10 +108,14 @@ async def test_row_62_what_an_owner_was_given_is_dialled_exactly_and_widens_noth
         alice.addresses.hear(alice.addresses.trust([], words))
         assert await alice.dials(BOB.author) == [at(place)]
         inside = [at(other, who) for other in (*ELSEWHERE, *FORBIDDEN) for who in (CAROL, BOB)]
-        alice.addresses.hear([*inside, *(at(place, BOB, port) for port in (22, 443, 4002))], MALLORY.author)
+        hears(alice, MALLORY, *inside)
+        for port in (22, 443, 4002):
+            hears(alice, MALLORY, at(place, BOB, port))
         greets(alice, CAROL, addresses=inside)
-        dialled = [*(await alice.dials(BOB.author)), *(await alice.dials(CAROL.author))]
-        assert all("8.8.4.4" in text or text == at(place) for text in dialled) and at(place) in dialled
+        bobs = await alice.dials(BOB.author)
+        assert at(place) in bobs
+        for text in (*bobs, *await alice.dials(CAROL.author)):
+            assert text == at(place) or "8.8.4.4" in text
         alice.save_cache()
 
 
@@ -118,7 +123,7 @@ async def test_row_62_what_an_owner_was_given_is_dialled_exactly_and_widens_noth
 async def test_row_62_nobody_but_the_owner_names_what_is_of_the_link_or_of_no_host(place):
     alice = Alone()  # at home on loopback, thus everywhere
     alice.addresses.hear(alice.addresses.trust([], [at(place)]))
-    alice.addresses.hear([at(place)], MALLORY.author)
+    hears(alice, MALLORY, at(place))
     assert await alice.dials(BOB.author) == []
 
 
@@ -127,11 +132,13 @@ async def test_an_address_that_is_not_dialled_is_told_once_and_why(caplog):
     alice = Alone()
     greets(alice, BOB, addresses=[at(LAN), address(BOB)])
     for _ in range(2):
-        alice.addresses.hear([at(LAN), at("/dns4/node.example")], MALLORY.author)
+        hears(alice, MALLORY, at(LAN), at("/dns4/node.example"))
         await alice.greet(BOB.author)
     lan, name = (one.getMessage() for one in caplog.records if one.name.endswith("address_book"))
-    assert at(LAN) in lan and "outside the networks" in lan and "--peers" in lan
-    assert at("/dns4/node.example") in name and "owner" in name
+    for word in (at(LAN), "outside the networks", "--peers"):
+        assert word in lan
+    for word in (at("/dns4/node.example"), "owner"):
+        assert word in name
 
 
 def test_a_peer_that_was_named_and_is_of_another_run_is_not_kept_and_one_of_another_version_is(tmp_path):

@@ -44,27 +44,35 @@ def node(who=ANN, run=RUN.id, protocol=PROTOCOL_MAJOR):
 # --- reading what strangers tell --------------------------------------------------------------------------------------
 
 
+def read(told, interface=LOOPBACK, *, name=ANN.peer_id, port=4001, **facts):
+    """What a node takes of these addresses, told by a record of Ann's, but for what is changed of it."""
+    facts = FACTS | {key.encode(): value for key, value in facts.items()}
+    return read_node(name, facts, told, port, interface)
+
+
 def test_row_62_only_addresses_in_the_network_of_the_interface_are_taken():
     told = [HERE, "203.0.113.9", "8.8.8.8", "2001:4860:4860::8888", "224.0.0.251", "127.255.255.255"]
-    assert read_node(ANN.peer_id, FACTS, told, 4001, LOOPBACK) == node()
-    many = read_node(ANN.peer_id, FACTS, [f"127.0.0.{last}" for last in range(1, 200)], 4001, LOOPBACK)
+    assert read(told) == node()
+    many = read([f"127.0.0.{last}" for last in range(1, 200)])
     assert len(many.addresses) == ADDRESSES_MAX
+    told = [HERE, "10.0.1.9", "10.0.0.255", "169.254.169.254", "fe80::1%eth0", "::ffff:10.0.0.9"]
     for own in ("10.0.0.1/24", "169.254.3.4/16", "fe80::7/64"):
-        told = [HERE, "10.0.1.9", "10.0.0.255", "169.254.169.254", "fe80::1%eth0", "::ffff:10.0.0.9"]
-        assert read_node(ANN.peer_id, FACTS, told, 4001, ip_interface(own)).addresses == ()
+        assert read(told, ip_interface(own)).addresses == ()
 
 
-NO_RECORDS = [
-    *({b"run": told} for told in (b"abcd", None, b"zz" * 16, "ü".encode() * 16)),
-    *({b"protocol": told} for told in (b"three", b"9999", None)),
-]
-
-
-def test_records_names_and_ports_that_are_none_are_refused():
-    wrong = [(ANN.peer_id, 4001, change) for change in NO_RECORDS]
-    for peer, port, change in (*wrong, ("Ann", 4001, {}), *((ANN.peer_id, port, {}) for port in (80, None, 1 << 16))):
+@pytest.mark.parametrize(
+    ("what", "values"),
+    [
+        ("run", (b"abcd", None, b"zz" * 16, "ü".encode() * 16)),
+        ("protocol", (b"three", b"9999", None)),
+        ("name", ("Ann",)),
+        ("port", (80, None, 1 << 16)),
+    ],
+)
+def test_records_names_and_ports_that_are_none_are_refused(what, values):
+    for value in values:
         with pytest.raises(ValueError):
-            read_node(peer, {**FACTS, **change}, [HERE], port, LOOPBACK)
+            read([HERE], **{what: value})
 
 
 # --- over the network -------------------------------------------------------------------------------------------------
@@ -90,9 +98,10 @@ async def tell(liar, who, address=HERE, **facts):
 
 async def test_a_node_tells_of_itself_and_takes_that_back():
     async with telling():
-        found = []
         for _ in range(5):  # an answer to the first question may reach another program of this machine
-            found = found or await look_around(HERE, 3.0)
+            found = await look_around(HERE, 3.0)
+            if found:
+                break
         assert found == [replace(node(), model="tiny-a", name="Ann?" + "n" * 60)]
     assert await look_around(HERE, 1.0) == []
 
@@ -119,17 +128,8 @@ NETWORKS = not subprocess.run(["unshare", "-n", "sh", "-ec", TWO_NETWORKS], capt
 
 @pytest.mark.skipif(not NETWORKS, reason="needs root and ip")
 def test_row_62_one_network_does_not_name_what_is_in_another():
-    line = [
-        "unshare",
-        "-n",
-        "sh",
-        "-ec",
-        f'{TWO_NETWORKS}; exec "$@"',
-        "sh",
-        sys.executable,
-        "-c",
-        "import asyncio; from tests.test_lan import across; asyncio.run(across())",
-    ]
+    code = "import asyncio; from tests.test_lan import across; asyncio.run(across())"
+    line = ["unshare", "-n", "sh", "-ec", f'{TWO_NETWORKS}; exec "$@"', "sh", sys.executable, "-c", code]
     done = subprocess.run(line, capture_output=True, text=True)
     assert done.stdout == "10.1.0.9\n", done.stderr
 
@@ -141,11 +141,12 @@ def test_row_62_a_dead_node_on_the_local_network_keeps_no_start_from_beginning(j
             await asyncio.to_thread(printed, *line)
             daemon = join("a", "--lan", "--set", "patience=1")
             await asyncio.to_thread(daemon.wait, lambda status: status.get("step"), "a step")
-            assert "Found run" in daemon.log() and "a new run begins" in daemon.log()
-            assert daemon.status()["run"] != RUN.id.hex()
-            found = set()
-            while daemon.status()["run"] not in found:  # it tells of itself
-                found |= {one.run.hex() for one in await look_around(HERE, 1.0)}
+            assert "Found run" in daemon.log()
+            assert "a new run begins" in daemon.log()
+            own = bytes.fromhex(daemon.status()["run"])
+            assert own != RUN.id
+            while own not in {one.run for one in await look_around(HERE, 1.0)}:  # it tells of itself
+                pass
 
     asyncio.run(begin())
 
@@ -182,7 +183,6 @@ async def test_row_78_members_find_each_other_on_the_local_network_and_nobody_el
     outside = MembersOnLan(RUN.id, lambda _: True, lambda *_: pytest.fail("another run's id"))
     listener = Lan(HERE, strangers.append, strangers.append)
     lan = Lan(HERE, strangers.append)
-    read = []
     try:
         await listener.start()
         await lan.start()
@@ -197,14 +197,16 @@ async def test_row_78_members_find_each_other_on_the_local_network_and_nobody_el
         known += [BEN.author, ANN.author]
         inside.look()
         assert met == [[f"/ip4/{HERE}/tcp/4001/p2p/{ANN.peer_id}"]]
-        for replayed in (replace(there, places=("/ip4/127.0.0.9/tcp/4001",)), replace(there, name="0" * 32)):
-            inside.hear(replayed)
+        inside.hear(replace(there, places=("/ip4/127.0.0.9/tcp/4001",)))
+        inside.hear(replace(there, name="0" * 32))
         inside.look()
         assert len(met) == 1, "what a member told leads nowhere else"
-        await listen_in(read)
-        assert [key for key, *_ in read] == [b"member"] and there.name in read[0][2]
+        records = []
+        await listen_in(records)
+        assert [key for key, *_ in records] == [b"member"]
+        assert there.name in records[0][2]
         for secret in (private.id.hex(), ANN.peer_id, private.task):
-            assert secret not in str(read)
+            assert secret not in str(records)
         assert private.id not in {one.run for one in await look_around(HERE, 1.0)}
     finally:
         for one in (lan, listener):
@@ -240,9 +242,11 @@ async def test_a_hostile_responder_changes_nothing(tmp_path):
             await eventually(lambda: len({one.peer for one in heard}) > LAN_MAX, "the flood")
             for one in heard:
                 ann.swarm.hear_on_lan(one.addresses)
-            named = {address for one in heard for address in one.addresses}
-            assert named and all(address.startswith(f"/ip4/{HERE}/") for address in named)
-            assert all(one.task.isprintable() and len(one.task) <= TASK_MAX for one in heard)
+            assert any(one.addresses for one in heard)
+            for one in heard:
+                assert all(address.startswith(f"/ip4/{HERE}/") for address in one.addresses)
+                assert one.task.isprintable()
+                assert len(one.task) <= TASK_MAX
             assert len(ann.swarm.membership.addresses.strangers()) <= LAN_MAX
     finally:
         await liar.async_close()
@@ -252,24 +256,38 @@ async def test_a_hostile_responder_changes_nothing(tmp_path):
 # --- commands ---------------------------------------------------------------------------------------------------------
 
 
-def test_runs_lists_what_there_is(monkeypatch):
-    assert NONE_FOUND in printed("runs", "--host", HERE, "--seconds", "1")
-    assert answer("runs", "--host", HERE, "--seconds", "1") == {"runs": []}
+@pytest.fixture
+def around(monkeypatch) -> list[LanNode]:
+    """The nodes that commands hear of."""
+    nodes = []
+    monkeypatch.setattr(runs_command, "heard", lambda host, seconds: nodes)
+    return nodes
+
+
+def test_where_there_is_no_run_the_command_says_so():
+    line = ("runs", "--host", HERE, "--seconds", "1")
+    assert NONE_FOUND in printed(*line)
+    assert answer(*line) == {"runs": []}
     assert "cannot be asked" in refused("runs", "--host", "192.0.2.1").what
-    monkeypatch.setattr(runs_command, "heard", lambda host, seconds: [node(), node(BEN), node(EVE, OTHER_RUN.id)])
+
+
+def test_runs_lists_what_there_is(around):
+    around += [node(), node(BEN), node(EVE, OTHER_RUN.id)]
     shown = printed("runs")
-    assert RUN.id.hex() in shown and "arithmetic, 2 nodes" in shown and f"join --peers {node().addresses[0]}" in shown
+    for words in (RUN.id.hex(), "arithmetic, 2 nodes", f"join --peers {node().addresses[0]}"):
+        assert words in shown
     listed = answer("runs")["runs"]
     assert [row["run"] for row in listed] == [RUN.id.hex(), OTHER_RUN.id.hex()]
 
 
-def test_join_takes_the_only_run_and_asks_for_a_choice_among_several(monkeypatch):
-    old = node(EVE, OTHER_RUN.id, protocol=1)
-    for found, expected in (([], ()), ([node()], node().addresses), ([old], ()), ([node(), old], node().addresses)):
-        monkeypatch.setattr(runs_command, "heard", lambda host, seconds, found=found: found)
-        assert the_run(HERE) == expected
+def test_join_takes_the_only_run_and_asks_for_a_choice_among_several(around):
+    assert the_run(HERE) == ()
+    around.append(node(BEN, OTHER_RUN.id, protocol=1))
+    assert the_run(HERE) == (), "nor one of an old version"
+    around.append(node())
+    assert the_run(HERE) == node().addresses
+    around.append(node(EVE, OTHER_RUN.id))
     with pytest.raises(UsageError, match="2 runs"):
-        monkeypatch.setattr(runs_command, "heard", lambda host, seconds: [node(), node(EVE, OTHER_RUN.id)])
         the_run(HERE)
     assert by_run([LanNode(ANN.author, RUN.id, "", 3, ())]) == {}, "nobody can dial it"
 

@@ -76,15 +76,6 @@ def test_rewards_that_do_not_match_their_completions_are_refused():
         learner().step([changed(OWN[0], rewards=[1, 0, 1])])
 
 
-# --- other denominators ---------------------------------------------------------------------------------------------
-
-
-def test_without_the_end_token_the_batch_has_fewer_tokens():
-    every, without = (Batch.of(OWN, PRESETS[name], "own") for name in ("ftis", "ftis-author"))
-    ended = sum(c.finished for group in OWN for c in group.parts[0].completions)
-    assert ended > 0 and every.tokens - without.tokens == ended
-
-
 # --- inner steps ----------------------------------------------------------------------------------------------------
 
 

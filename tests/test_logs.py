@@ -16,7 +16,7 @@ from ftis_node.errors import UserError
 from ftis_node.observe import logs
 from ftis_node.observe.logs import JsonFormatter, TextFormatter, as_object, as_text, last_lines, log_to, read_log
 from ftis_node.store.home import Home
-from tests.support.cli import printed, refused
+from tests.support.cli import printed
 from tests.support.daemons import ENVIRONMENT, PATIENCE, command
 from tests.support.documented import check
 
@@ -202,11 +202,6 @@ def test_what_is_added_is_followed_across_rotations_until_the_daemon_ends(tmp_pa
 
     alive = life()
     assert list(read_log(log, 1, lambda: next(alive))) == ["2", "3+", "4", "5", "6", "7"]
-
-
-def test_without_a_log_it_says_what_to_do(tmp_path):
-    error = refused("logs", "--home", tmp_path)
-    assert "no log" in error.what and "--home" in error.fix
 
 
 @pytest.mark.parametrize("follow", [[], ["-f"]])

@@ -14,7 +14,7 @@ from ftis_node.swarm.handshake import MAX_ADDRESSES, PROTOCOL_MAJOR
 from ftis_node.swarm.known_addresses import KnownAddresses
 from ftis_node.swarm.membership import Membership
 from ftis_node.swarm.traffic import Traffic
-from tests.support.alone import Alone
+from tests.support.alone import Alone, hears
 from tests.support.swarm import OTHER_RUN, RUN, all_meet, eventually, held_up, identity, member, transport
 
 BOB, MALLORY = identity(2), identity(4)
@@ -148,37 +148,38 @@ async def test_row_13b_who_was_met_is_greeted_again_after_growing_pauses(bereft,
         assert not bereft.addresses.strangers(), "not at once again"
         clock.now += 2.0**times
     assert not bereft.addresses.strangers(), "after half an hour it is forgotten"
-    assert bereft.addresses.hear([NOWHERE], MALLORY.author) and bereft.addresses.strangers(), "until it is named"
+    assert hears(bereft, MALLORY, NOWHERE), "until it is named"
+    assert bereft.addresses.strangers()
 
 
 async def test_row_13b_a_lost_peer_that_others_name_is_greeted_within_the_minute(bereft, clock):
     for _ in range(TRIES_OF_MET - 1):
         await bereft.greet(BOB.author)
     assert bereft.addresses.patience() > 1000.0
-    bereft.addresses.hear([NOWHERE], MALLORY.author)
+    hears(bereft, MALLORY, NOWHERE)
     assert bereft.addresses.patience() == NAMED_PAUSE
     clock.now += NAMED_PAUSE
     assert bereft.addresses.strangers() == [BOB.author]
 
 
 async def test_row_38_fresh_made_up_peers_of_one_teller_do_not_keep_others_from_being_greeted(alice, clock):
-    alice.addresses.hear([NOWHERE], identity(3).author)
+    hears(alice, identity(3), NOWHERE)
     assert not await alice.greet(BOB.author)
     clock.now += NAMED_PAUSE
     made_up = [NOWHERE.replace(BOB.peer_id, identity(number).peer_id) for number in range(100, 120)]
-    alice.addresses.hear(made_up, MALLORY.author)
+    hears(alice, MALLORY, *made_up)
     assert BOB.author in alice.addresses.strangers()[:2], "the two who named somebody have turns"
 
 
 def test_row_13b_of_a_lost_peer_false_addresses_leave_its_own_among_those_dialled(alice):
     false = [NOWHERE.replace("1024", str(port)) for port in range(4001, 4001 + 2 * MAX_ADDRESSES)]
     alice.on_handshake(hello(), BOB.author)
-    alice.addresses.hear(false[:MAX_ADDRESSES], MALLORY.author)
+    hears(alice, MALLORY, *false[:MAX_ADDRESSES])
     alice.active_view[BOB.author].seen -= 60.0
     for _ in range(TRIES_OF_NAMED):
         alice.failed(BOB.author)
     assert BOB.author not in alice.active_view
-    alice.addresses.hear(false[MAX_ADDRESSES:], MALLORY.author)
+    hears(alice, MALLORY, *false[MAX_ADDRESSES:])
     dialled = alice.addresses.to_dial(BOB.author) or []
     assert NOWHERE in dialled and false[-1] in dialled, "its own, and the newest that others name"
 

@@ -9,12 +9,12 @@ import pytest
 from ftis_node.config.run import run_file_from_json
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.address_book import DIALS_AT_ONCE, PART_MAX, PASSIVE_VIEW_MAX
-from ftis_node.swarm.addresses import NetworkScope, parse_address, peer_at
+from ftis_node.swarm.addresses import NetworkScope, peer_at
 from ftis_node.swarm.handshake import PROTOCOL_MAJOR
-from ftis_node.swarm.limits import OWN, Budgets, Limits
+from ftis_node.swarm.limits import OWN, Limits
 from ftis_node.swarm.membership import ANCHORS, GIVE_UP_AFTER, INBOUND_MAX, VIEW_SIZE
 from ftis_node.swarm.sessions import OBSERVERS_MAX, SESSIONS_MAX
-from tests.support.alone import ELSEWHERE, LAN, LOOPBACK, Alone, address, at, greets, hello
+from tests.support.alone import ELSEWHERE, LAN, LOOPBACK, Alone, address, at, greets, hears, hello
 from tests.support.doors import node
 from tests.support.swarm import OTHER_RUN, RUN, identity
 from tests.support.talkers import ALICE, BOB, CAROL, MALLORY
@@ -25,13 +25,15 @@ def alice() -> Alone:
     return Alone()
 
 
+def identities(first, count):
+    return [identity(number) for number in range(first, first + count)]
+
+
 def crowd(alice, first, count, **changes):
     """So many peers shake hands with her, one after the other."""
-    peers = [identity(number) for number in range(first, first + count)]
-    for who in peers:
+    for who in identities(first, count):
         greets(alice, who, **changes)
         assert who.author in alice.active_view or changes.get("run_id")
-    return [who.author for who in peers]
 
 
 def test_who_greets_again_keeps_its_turn_and_who_may_renew_a_certificate_is_greeted_again(alice):
@@ -77,30 +79,34 @@ async def test_nodes_of_different_runs_part_politely_and_both_know_why(tmp_path)
         assert alice.addresses.strangers() == [], "it is not asked again and again"
 
 
-@pytest.mark.parametrize("major", [PROTOCOL_MAJOR - 1, PROTOCOL_MAJOR + 1])
-async def test_nodes_of_different_major_versions_part_politely(alice, major):
+@pytest.mark.parametrize(
+    ("major", "todo", "told"),
+    [
+        (PROTOCOL_MAJOR - 1, "its owner has to upgrade", ": upgrade ftis-node"),
+        (PROTOCOL_MAJOR + 1, "upgrade ftis-node here", ""),
+    ],
+)
+async def test_nodes_of_different_major_versions_part_politely_until_one_has_upgraded(alice, major, todo, told):
     alice.network.answers[BOB.author] = hello(BOB, major=major)
     assert not await alice.greet(BOB.author)
-    todo = "its owner has to upgrade" if major < PROTOCOL_MAJOR else "upgrade ftis-node here"
     assert f"it speaks protocol {major}, this node speaks {PROTOCOL_MAJOR}: {todo}" in alice.refused[BOB.author]
     assert alice.majors == {BOB.author: major}
-    said = f"this node speaks protocol {PROTOCOL_MAJOR}, you speak {major}"
-    assert greets(alice, CAROL, major=major).refusal == said + ": upgrade ftis-node" * (major < PROTOCOL_MAJOR)
-    assert not alice.active_view and alice.majors[CAROL.author] == major
-
-
-def test_an_old_peer_that_greets_is_told_to_upgrade_and_let_in_when_it_has(alice):
-    answer = greets(alice, BOB, major=1)
-    assert answer.refusal == "this node speaks protocol 3, you speak 1: upgrade ftis-node"
-    assert not answer.run_file and not answer.peers and not alice.active_view
-    assert "it speaks protocol 1" in alice.refused[BOB.author]
-    greets(alice, BOB)
-    assert BOB.author in alice.active_view and not alice.refused and not alice.majors
+    answer = greets(alice, CAROL, major=major)
+    assert answer.refusal == f"this node speaks protocol {PROTOCOL_MAJOR}, you speak {major}{told}"
+    assert not answer.run_file
+    assert not answer.peers
+    assert not alice.active_view
+    assert alice.majors[CAROL.author] == major
+    for who in (BOB, CAROL):
+        greets(alice, who)
+        assert who.author in alice.active_view
+    assert not alice.refused
+    assert not alice.majors
 
 
 async def test_a_peer_that_is_not_there_is_forgotten_after_three_greetings():
     alice = Alone(host="127.0.0.1")
-    alice.addresses.hear([at(LOOPBACK)], MALLORY.author)
+    hears(alice, MALLORY, at(LOOPBACK))
     for _ in range(GIVE_UP_AFTER):
         assert alice.addresses.strangers() or alice.addresses.patience() < math.inf, "it is going to be greeted"
         assert not await alice.greet(BOB.author)
@@ -115,28 +121,32 @@ def test_a_later_minor_version_and_unknown_fields_do_no_harm(alice):
 
 
 def test_a_peer_that_has_no_run_is_given_ours_and_one_of_another_run_let_in_when_it_is_in_ours(alice):
-    assert run_file_from_json(greets(alice, BOB, run_id=b"").run_file).run == RUN
-    assert not alice.active_view and not alice.refused
+    answer = greets(alice, BOB, run_id=b"")
+    assert run_file_from_json(answer.run_file).run == RUN
+    assert not alice.active_view
+    assert not alice.refused
     greets(alice, BOB, run_id=OTHER_RUN.id)
-    assert alice.refused and not alice.active_view
+    assert alice.refused
+    assert not alice.active_view
     greets(alice, BOB)
-    assert alice.active_view and not alice.refused
+    assert alice.active_view
+    assert not alice.refused
 
 
-def test_a_peer_of_another_run_is_not_greeted_again_soon_since_it_is_named_again(alice, monkeypatch):
+def test_a_peer_of_another_run_is_not_greeted_again_soon_since_it_is_named_again(alice, clock):
     book = alice.addresses
-    now = book.clock()
+    book.clock = clock
     book.hear([address(BOB)])
     book.refused(BOB.author)
     book.hear([address(BOB)])
-    monkeypatch.setattr(book, "clock", lambda: now + 30)
+    clock.now += 30
     assert book.strangers() == [BOB.author], "a node without peers asks those, too"
     crowd(alice, 100, 1)
     book.refused(BOB.author)
     book.hear([address(BOB)])
-    monkeypatch.setattr(book, "clock", lambda: now + 200)
+    clock.now += 170
     assert book.strangers() == []
-    monkeypatch.setattr(book, "clock", lambda: now + 300)
+    clock.now += 100
     assert book.strangers() == [BOB.author]
 
 
@@ -145,12 +155,14 @@ def test_a_peer_of_another_run_is_not_greeted_again_soon_since_it_is_named_again
 
 async def found(alice, first, count, network="10.0.0"):
     """So many peers are greeted, one after the other, and enter the view."""
-    peers = [identity(number) for number in range(first, first + count)]
-    for number, who in enumerate(peers):
-        place = f"/ip4/{network}.{number % 250}/tcp/4001/p2p/{who.peer_id}"
+    authors = []
+    for number, who in enumerate(identities(first, count)):
+        place = at(f"/ip4/{network}.{number % 250}", who)
         alice.network.answers[who.author] = hello(who, addresses=[place])
-        assert await alice.greet(who.author) and who.author in alice.active_view
-    return [who.author for who in peers]
+        assert await alice.greet(who.author)
+        assert who.author in alice.active_view
+        authors.append(who.author)
+    return authors
 
 
 async def test_the_view_is_bounded_and_the_newest_is_in_it(alice):
@@ -163,24 +175,31 @@ async def test_the_view_is_bounded_and_the_newest_is_in_it(alice):
 async def test_row_16_who_comes_by_itself_pushes_nobody_out_whom_this_node_has_found(alice):
     honest = await found(alice, 100, VIEW_SIZE - INBOUND_MAX)
     crowd(alice, 1000, 300)
-    assert len(alice.active_view) == VIEW_SIZE and set(honest) <= set(alice.active_view)
+    assert len(alice.active_view) == VIEW_SIZE
+    assert set(honest) <= set(alice.active_view)
 
 
-async def test_row_16_the_first_that_were_found_stay_and_a_crowd_of_one_network_makes_room(alice):
-    honest = [(await found(alice, 100 + number, 1, f"198.51.{number}"))[0] for number in range(30)]
+async def test_row_16_peers_that_were_found_in_networks_of_their_own_stay(alice):
+    honest = []
+    for number in range(30):
+        honest += await found(alice, 100 + number, 1, f"198.51.{number}")
     await found(alice, 1000, 500, "203.0.113")
-    assert set(honest) <= set(alice.active_view), "each has a network of its own"
-    alice = Alone()
+    assert set(honest) <= set(alice.active_view)
+
+
+async def test_row_16_the_first_that_were_found_stay(alice):
     first = await found(alice, 100, ANCHORS)
     await found(alice, 1000, 500)
     assert set(first) <= set(alice.active_view)
 
 
 def test_row_16_what_one_peer_tells_does_not_push_out_what_others_told(alice):
-    alice.addresses.hear([address(identity(number)) for number in range(100, 150)])
-    alice.addresses.hear([address(identity(number)) for number in range(1000, 1000 + PASSIVE_VIEW_MAX)], MALLORY.author)
-    assert len(alice.addresses.strangers()) == 50 + PART_MAX
-    assert {identity(number).author for number in range(100, 150)} <= set(alice.addresses.strangers())
+    others = identities(100, 50)
+    alice.addresses.hear(list(map(address, others)))
+    hears(alice, MALLORY, *map(address, identities(1000, PASSIVE_VIEW_MAX)))
+    strangers = alice.addresses.strangers()
+    assert len(strangers) == 50 + PART_MAX
+    assert {who.author for who in others} <= set(strangers)
 
 
 @pytest.mark.parametrize("place", [*ELSEWHERE, *(f"{at(place, CAROL)}/p2p-circuit" for place in ELSEWHERE)])
@@ -188,7 +207,7 @@ async def test_row_16_nobody_can_make_a_public_node_dial_into_its_own_network(pl
     """Neither by naming others there, nor by saying that it is there itself, nor in the cache of the last start."""
     alice = Alone()
     told = place + f"/p2p/{BOB.peer_id}" if "p2p-circuit" in place else at(place)
-    assert not alice.addresses.hear([told], MALLORY.author)
+    assert not hears(alice, MALLORY, told)
     assert not alice.addresses.strangers()
     greets(alice, BOB, addresses=[told])
     assert await alice.dials(BOB.author) == []
@@ -215,7 +234,7 @@ async def test_who_is_at_home_in_a_network_dials_whom_others_name(own, taken):
     alice.addresses.hear(peers)
     assert await alice.dials(BOB.author) == list(peers)
     for place, who in ((LAN, CAROL), (LOOPBACK, identity(5))):
-        assert alice.addresses.hear([at(place, who)], MALLORY.author) is (place in taken)
+        assert hears(alice, MALLORY, at(place, who)) is (place in taken)
 
 
 async def test_row_73_a_node_is_at_home_where_a_host_that_its_owner_named_leads(tmp_path, monkeypatch):
@@ -226,74 +245,87 @@ async def test_row_73_a_node_is_at_home_where_a_host_that_its_owner_named_leads(
         alice.addresses.scope = NetworkScope("0.0.0.0")
         await network.connect(ALICE.author, alice.own_addresses)
         assert await alice.greet(BOB.author)
-        assert not alice.addresses.hear([at(LOOPBACK, CAROL)], MALLORY.author), "that somebody has come says nothing"
+        assert not hears(alice, MALLORY, at(LOOPBACK, CAROL)), "that somebody has come says nothing"
         alice.addresses.trust([f"/dns4/localhost/tcp/4001/p2p/{BOB.peer_id}"])
-        assert not alice.addresses.hear([at(LOOPBACK, CAROL)], MALLORY.author), "and a name neither"
+        assert not hears(alice, MALLORY, at(LOOPBACK, CAROL)), "and a name neither"
         with monkeypatch.context() as patch:
             patch.setattr(asyncio.get_running_loop(), "getaddrinfo", elsewhere)
             assert await alice.greet(BOB.author)
-        assert not alice.addresses.hear([at(LOOPBACK, CAROL)], MALLORY.author), "Bob came through a proxy"
+        assert not hears(alice, MALLORY, at(LOOPBACK, CAROL)), "Bob came through a proxy"
         assert await alice.greet(BOB.author)
-        assert alice.addresses.hear([at(LOOPBACK, CAROL)], MALLORY.author)
+        assert hears(alice, MALLORY, at(LOOPBACK, CAROL))
 
 
 def test_row_75_free_keys_that_come_by_themselves_push_no_named_peer_out(alice):
-    owned = [address(identity(number)) for number in range(20, 24)]
-    alice.addresses.hear(alice.addresses.trust(owned))
-    named = [identity(number) for number in range(100, 220)]
+    def are_known(peers):
+        return all(who.author in alice.addresses for who in peers)
+
+    owned = identities(20, 4)
+    alice.addresses.hear(alice.addresses.trust(list(map(address, owned))))
+    named = identities(100, 120)
     for number, who in enumerate(named):
-        alice.addresses.hear([address(who)], identity(number % 8).author)
+        hears(alice, identity(number % 8), address(who))
     crowd(alice, 1000, 800)
-    assert all(who.author in alice.addresses for who in named), "these have one referrer's part"
-    for number in range(1000):
-        alice.addresses.hear([address(identity(10_000 + number))], list(alice.active_view)[number % 30])
-    assert all(who.author in alice.addresses for who in named), "nor do the peers that such keys make up"
-    for number in range(1000):
-        alice.addresses.hear([address(identity(5000 + number))], identity(number % 50).author)
-    assert all(parse_address(text)[1] in alice.addresses for text in owned), "the owner's are never drawn"
+    assert are_known(named), "these have one referrer's part"
+    came = list(alice.active_view)
+    for number, who in enumerate(identities(10_000, 1000)):
+        alice.addresses.hear([address(who)], came[number % 30])
+    assert are_known(named), "nor do the peers that such keys make up"
+    for number, who in enumerate(identities(5000, 1000)):
+        hears(alice, identity(number % 50), address(who))
+    assert are_known(owned), "the owner's are never drawn"
 
 
 def test_row_75_why_a_friend_is_not_dialled_stays_whatever_another_peer_names(alice):
-    alice.addresses.hear([at(LAN)], CAROL.author)
-    for number in range(300):
-        alice.addresses.hear([at(LAN, identity(100 + number))], MALLORY.author)
+    hears(alice, CAROL, at(LAN))
+    for who in identities(100, 300):
+        hears(alice, MALLORY, at(LAN, who))
     assert "is not dialled" in alice.addresses.skipped()[BOB.author]
-    for teller in range(100, 100 + PASSIVE_VIEW_MAX):
-        texts = [at(LAN, CAROL, PART_MAX * teller + number) for number in range(PART_MAX)]
-        alice.addresses.hear(texts, identity(teller).author)
+    for number, teller in enumerate(identities(100, PASSIVE_VIEW_MAX)):
+        first = PART_MAX * (100 + number)
+        for port in range(first, first + PART_MAX):
+            hears(alice, teller, at(LAN, CAROL, port))
     parsed = peer_at.cache_info().misses
     assert CAROL.author in alice.addresses.skipped()
     assert peer_at.cache_info().misses == parsed, "thousands of addresses are not parsed anew at each look"
 
 
-async def test_row_16_of_what_one_peer_names_only_so_much_is_dialled(alice):
-    alice.addresses._dials = Budgets(lambda: 0.0, 1.0, DIALS_AT_ONCE)
-    for number in range(100, 150):
-        alice.addresses.hear([address(identity(number), port) for port in (1, 2)], MALLORY.author)
-    alice.addresses.hear([address(BOB)], CAROL.author)
-    for peer in alice.addresses.strangers():
-        assert not await alice.greet(peer)
-    dialled = [text for texts in alice.network.dialled.values() for text in texts]
-    assert all(alice.network.dialled.values()), "for the rest p2pd is not asked"
-    assert len(dialled) == DIALS_AT_ONCE + 1 and address(BOB) in dialled
-    alice.addresses.hear([address(BOB)])
-    alice.addresses._dials = Budgets(lambda: 0.0, 0.0, 0.0)
-    assert await alice.dials(BOB.author) == [address(BOB)], "the DHT and this node's owner name it too"
+@pytest.fixture
+def frugal(monkeypatch) -> Alone:
+    """Her budgets of dials do not grow meanwhile."""
+    monkeypatch.setattr("ftis_node.swarm.address_book.boot_seconds", lambda: 0.0)
+    return Alone()
 
 
-def test_row_78_dials_of_members_that_nobody_met_count_against_who_passed_their_word_on(alice):
-    alice.addresses._dials = Budgets(lambda: 0.0, 1.0, DIALS_AT_ONCE)
+async def test_row_16_of_what_one_peer_names_only_so_much_is_dialled(frugal):
+    named = identities(100, 50)
+    for who in named:
+        hears(frugal, MALLORY, address(who, 1), address(who, 2))
+    hears(frugal, CAROL, address(BOB))
+    for peer in frugal.addresses.strangers():
+        assert not await frugal.greet(peer)
+    dialled = frugal.network.dialled
+    assert all(dialled.values()), "for the rest p2pd is not asked"
+    assert sum(map(len, dialled.values())) == DIALS_AT_ONCE + 1
+    assert dialled[BOB.author] == [address(BOB)]
+    left = next(who for who in named if who.author not in dialled)
+    frugal.addresses.hear([address(left)])
+    assert await frugal.dials(left.author) == [address(left)], "the DHT and this node's owner name it too"
+
+
+def test_row_78_dials_of_members_that_nobody_met_count_against_who_passed_their_word_on(frugal):
     dialled = 0
-    for number in range(100, 150):
-        who = identity(number)
-        alice.addresses.hear([address(who)], who.author, MALLORY.author)
-        dialled += len(alice.addresses.to_dial(who.author) or ())
+    for who in identities(100, 50):
+        frugal.addresses.hear([address(who)], who.author, MALLORY.author)
+        dialled += len(frugal.addresses.to_dial(who.author) or ())
     assert dialled == DIALS_AT_ONCE
 
 
 def test_peers_of_other_runs_do_not_fill_the_memory(alice):
     crowd(alice, 100, PASSIVE_VIEW_MAX + 50, run_id=OTHER_RUN.id)
-    assert len(alice.refused) == PASSIVE_VIEW_MAX and not alice.sessions and not alice.addresses.strangers()
+    assert len(alice.refused) == PASSIVE_VIEW_MAX
+    assert not alice.sessions
+    assert not alice.addresses.strangers()
 
 
 def fails(alice, times):
@@ -344,7 +376,9 @@ def test_what_a_peer_says_of_itself_must_be_its_address(alice, said):
 def test_a_peers_words_are_short_and_nothing_that_a_terminal_obeys(alice):
     greets(alice, BOB, agent="\x1b[2Jnice\nname" + "x" * 9999)
     agent = alice.active_view[BOB.author].agent
-    assert agent.startswith("?[2Jnice?name") and agent.isprintable() and len(agent) <= 64
+    assert agent.startswith("?[2Jnice?name")
+    assert agent.isprintable()
+    assert len(agent) <= 64
 
 
 # --- who may ask, and how much ----------------------------------------------------------------------------------------
@@ -352,19 +386,23 @@ def test_a_peers_words_are_short_and_nothing_that_a_terminal_obeys(alice):
 
 async def test_row_16_ten_thousand_identities_end_no_session_of_the_view_and_the_latest_may_ask(alice):
     honest = await found(alice, 100, VIEW_SIZE - INBOUND_MAX)
-    sessions = [alice.sessions[peer] for peer in honest]
-    for number in range(10_000):
-        alice.on_handshake(hello(MALLORY, addresses=[], observer=number % 2 == 1), number.to_bytes(38, "big"))
-    assert all(alice.sessions[peer] is session for peer, session in zip(honest, sessions, strict=True))
-    assert len(alice.sessions) == SESSIONS_MAX + OBSERVERS_MAX and alice.limits(CAROL.author) is None
-    latest = [number.to_bytes(38, "big") for number in (9998, 9999)]
-    assert all(alice.limits(peer) for peer in (*alice.active_view, *latest))
+    sessions = {peer: alice.sessions[peer] for peer in honest}
+    keys = [number.to_bytes(38, "big") for number in range(10_000)]
+    for number, key in enumerate(keys):
+        alice.on_handshake(hello(MALLORY, addresses=[], observer=number % 2 == 1), key)
+    for peer, session in sessions.items():
+        assert alice.sessions[peer] is session
+    assert len(alice.sessions) == SESSIONS_MAX + OBSERVERS_MAX
+    assert alice.limits(CAROL.author) is None
+    for peer in (*alice.active_view, *keys[-2:]):
+        assert alice.limits(peer)
 
 
 def test_who_turns_out_to_be_in_another_run_may_ask_no_more(alice):
     greets(alice, BOB)
     answer = greets(alice, BOB, run_id=OTHER_RUN.id, tokenizer=b"x" * 32)
-    assert alice.limits(BOB.author) is None and BOB.author not in alice.active_view
+    assert alice.limits(BOB.author) is None
+    assert BOB.author not in alice.active_view
     assert answer.refusal.endswith(", which has another tokenizer")
     answer = greets(alice, BOB, run_id=OTHER_RUN.id, tokenizer=bytes.fromhex(RUN.tokenizer))
     assert answer.refusal.endswith(OTHER_RUN.id.hex())
@@ -386,6 +424,6 @@ def test_an_address_heard_for_the_first_time_is_news(alice):
 
 
 def test_addresses_without_number_are_kept_to_a_bound(alice):
-    for number in range(2, 2 + 2 * PASSIVE_VIEW_MAX):
-        alice.addresses.hear([address(identity(number))])
+    for who in identities(2, 2 * PASSIVE_VIEW_MAX):
+        alice.addresses.hear([address(who)])
     assert len(alice.addresses.strangers()) == PASSIVE_VIEW_MAX

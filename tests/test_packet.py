@@ -37,7 +37,8 @@ def packets(draw):
     lengths = draw(st.lists(st.integers(1, 40), min_size=1, max_size=20))
     tokens = sum(lengths)
     # Any 8 bytes are a record: NaN payloads must survive too, since only admission may judge them.
-    records = np.frombuffer(draw(st.binary(min_size=8 * tokens, max_size=8 * tokens)), "<u4").reshape(tokens, 2)
+    data = draw(st.binary(min_size=8 * tokens, max_size=8 * tokens))
+    records = np.frombuffer(data, "<u4").reshape(tokens, 2)
     return Packet(
         run_id=draw(st.binary(min_size=16, max_size=16)),
         author_digest=draw(st.binary(min_size=8, max_size=8)),
@@ -77,8 +78,7 @@ def blank(*lengths, **changes):
 
 def by_the_book(fields, records):
     """A packet written with msgpack alone, for spellings that `encode` would not write."""
-    packed = msgpack.packb([*fields, records], use_bin_type=True)
-    return packed
+    return msgpack.packb([*fields, records], use_bin_type=True)
 
 
 def small_fields():
@@ -112,23 +112,31 @@ def columns(packet):
     """What a test vector says of a packet beside its header."""
     if isinstance(packet, TextPacket):
         return {"sizes": packet.pieces.tolist(), "text": packet.text.hex()}
+    parts = {"token_ids": packet.token_ids}
     given = packet.given
-    turns = {} if given is None else {"turns": given.turns, "runs": given.runs, "given": given.ids}
-    return {name: part.tolist() for name, part in {"token_ids": packet.token_ids, **turns}.items()}
+    if given is not None:
+        parts |= {"turns": given.turns, "runs": given.runs, "given": given.ids}
+    return {name: part.tolist() for name, part in parts.items()}
 
 
 @pytest.mark.parametrize("vector", [one for kind in VERSIONS for one in kind["accepted"]], ids=lambda one: one["name"])
 def test_the_code_agrees_with_the_test_vectors(vector):
     data = bytes.fromhex(vector["packet"])
     found = decode(data)
-    assert [found.round, found.slot, found.policy_step] == [vector[name] for name in ("round", "slot", "policy_step")]
-    prompt = vector["prompt"] if isinstance(found, TextPacket) else vector["prompt_ids"]
-    digests = [author_digest(bytes.fromhex(vector["author"])), prompt_digest(prompt)]
-    assert [found.run_id.hex(), found.author_digest, found.prompt_digest] == [vector["run_id"], *digests]
-    assert [list(found.finished), list(found.lengths)] == [vector["finished"], vector["lengths"]]
-    assert columns(found) == {name: vector[name] for name in columns(found)}
-    assert [f"{bits:08x}" for bits in found.logprobs.copy().view(np.uint32).tolist()] == vector["logprob_bits"]
-    assert encode(found) == data and packet_digest(data).hex() == vector["sha256"]
+    for name in ("round", "slot", "policy_step"):
+        assert getattr(found, name) == vector[name]
+    for name in ("finished", "lengths"):
+        assert list(getattr(found, name)) == vector[name]
+    assert found.run_id.hex() == vector["run_id"]
+    assert found.author_digest == author_digest(bytes.fromhex(vector["author"]))
+    prompt = "prompt" if isinstance(found, TextPacket) else "prompt_ids"
+    assert found.prompt_digest == prompt_digest(vector[prompt])
+    for name, values in columns(found).items():
+        assert values == vector[name]
+    bits = found.logprobs.copy().view(np.uint32).tolist()
+    assert [f"{one:08x}" for one in bits] == vector["logprob_bits"]
+    assert encode(found) == data
+    assert packet_digest(data).hex() == vector["sha256"]
 
 
 @pytest.mark.parametrize(
@@ -143,8 +151,9 @@ def test_decoding_copies_no_records():
     data = encode(small_packet())
     packet = decode(data)
     whole = np.frombuffer(data, np.uint8)
-    assert np.shares_memory(packet.token_ids, whole) and np.shares_memory(packet.logprobs, whole)
-    assert not packet.token_ids.flags.writeable
+    for part in (packet.token_ids, packet.logprobs):
+        assert np.shares_memory(part, whole)
+        assert not part.flags.writeable
 
 
 def group_of(*completions, prompt_ids=()):
@@ -156,8 +165,11 @@ def group_of(*completions, prompt_ids=()):
 def test_packing_takes_plain_lists_and_wider_types():
     completion = Completion(np.array([5, 9]), np.array([-0.5, -0.25]), np.bool_(True))
     back = decode(encode(group_of(completion, prompt_ids=[1, 2])))
-    assert (back.token_ids.tolist(), back.logprobs.tolist(), back.finished) == ([5, 9], [-0.5, -0.25], (True,))
-    assert back.author_digest == author_digest(b"me") and back.prompt_digest == prompt_digest([1, 2])
+    assert back.token_ids.tolist() == [5, 9]
+    assert back.logprobs.tolist() == [-0.5, -0.25]
+    assert back.finished == (True,)
+    assert back.author_digest == author_digest(b"me")
+    assert back.prompt_digest == prompt_digest([1, 2])
 
 
 @pytest.mark.parametrize(
@@ -221,9 +233,11 @@ WHOLE = [bytes.fromhex(kind["accepted"][0]["packet"]) for kind in VERSIONS]
 
 @pytest.mark.parametrize("data", WHOLE)
 def test_a_packet_cut_anywhere_or_with_anything_after_it_is_refused(data):
-    for wrong in (*(data[:end] for end in range(len(data))), *(data + tail for tail in (b"\0", b"\xc0", bytes(8)))):
+    wrong = [data[:end] for end in range(len(data))]
+    wrong += [data + tail for tail in (b"\0", b"\xc0", bytes(8))]
+    for spoilt in wrong:
         with pytest.raises(PacketError):
-            decode(wrong)
+            decode(spoilt)
 
 
 @settings(max_examples=600)
@@ -233,19 +247,18 @@ def test_damaged_bytes_are_refused_or_are_another_packet_with_one_spelling(data)
     assert found is None or len(list(found.completions())) == len(found.lengths)
 
 
+# Beside those of the test vectors.
 WRONG_FIELDS = {
-    0: [2, True, 1.0],
+    0: [True, 1.0],
     1: [bytes(15), "0123456789abcdef"],
     2: [None],
-    3: [-1, 7.0],
     4: [None],
     5: [[300]],
     6: [bytes(9)],
-    7: [5, b"\x05\x00", b"\x0d", b""],
-    8: [[], [2, 3], [2, 3, 2], [2, 3, 1, 0], [2, 4, 0], [7, -2, 1], [2, 3, 1.0], [2, 3, True], [2, 3, 2**61]],
+    7: [5, b""],
+    8: [[2, 3], [2, 3, 2], [7, -2, 1], [2, 3, 1.0], [2, 3, True], [2, 3, 2**61], [2**64 - 1, 3, 4], [1] * 257, {2: 3}],
     9: [None, [], "x" * 48, bytes(40), bytes(47), bytes(56), b""],
 }
-WRONG_FIELDS[8] += [[2**64 - 1, 3, 4], [1] * 257, {2: 3}]
 
 
 @pytest.mark.parametrize(
@@ -284,7 +297,8 @@ def test_bombs_are_refused(bomb):
 def test_claimed_sizes_allocate_nothing():
     lengths = [MAX_PACKET_BYTES // 8] * MAX_GROUP  # claims 1 GiB of records
     fields = [*small_fields()[:7], bytes(32), lengths]
-    data = b"\x9a" + msgpack.packb(fields, use_bin_type=True)[1:] + b"\xc6\x40\x00\x00\x00"
+    header = msgpack.packb(fields, use_bin_type=True)
+    data = b"\x9a" + header[1:] + b"\xc6\x40\x00\x00\x00"
     tracemalloc.start()
     try:
         with pytest.raises(PacketError, match="too few"):

@@ -42,12 +42,16 @@ def change_config(folder, **changes):
 def test_a_larger_model_has_the_dtype_that_the_processor_multiplies(monkeypatch):
     torchs_own = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
     assert processor.multiplies_bfloat16() == torchs_own
+
+    def dtype_of(model, **asked):
+        settled, *_ = settings_for(None, model, {"device": "cpu"} | asked, "")
+        return settled.dtype
+
     for has, dtype in ((True, "bfloat16"), (False, "float32")):
         monkeypatch.setattr(processor, "multiplies_bfloat16", lambda has=has: has)
-        asked = {"device": "cpu"}
-        assert settings_for(None, "qwen2.5-0.5b", asked, "")[0].dtype == dtype
-        assert settings_for(None, "qwen2.5-0.5b", asked | {"dtype": "float16"}, "")[0].dtype == "float16"
-        assert settings_for(None, "tiny-a", asked, "")[0].dtype is None
+        assert dtype_of("qwen2.5-0.5b") == dtype
+        assert dtype_of("qwen2.5-0.5b", dtype="float16") == "float16"
+        assert dtype_of("tiny-a") is None
 
 
 # --- names ----------------------------------------------------------------------------------------------------------
@@ -244,69 +248,79 @@ def test_row_63_a_models_files_unpack_to_no_more(file, content, folder):
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 20, "in KiB"
 
 
-def test_a_device_that_is_none_is_refused(folder):
-    with pytest.raises(UsageError, match="no device"):
-        load_policy(Settings(model=str(folder), device="toaster"))
+@pytest.mark.parametrize(("name", "told"), [("toaster", "no device"), ("cuda", "CUDA")])
+def test_a_device_that_is_not_there_is_refused(name, told, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UsageError, match=told):
+        load.choose_device(name)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
-def test_without_cuda_auto_is_the_cpu_and_cuda_is_refused(folder):
-    assert load_policy(Settings(model=str(folder), device="auto")).device.type == "cpu"
-    with pytest.raises(UsageError, match="CUDA"):
-        load_policy(Settings(model=str(folder), device="cuda"))
+def test_without_cuda_auto_is_the_cpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert load.choose_device("auto").type == "cpu"
 
 
 # --- folders of other kinds -----------------------------------------------------------------------------------------
 
-QWEN = {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}
-WEIGHTS = {"model.safetensors": b""}
-OTHERS = {
-    "bnb-4bit": (QWEN | {"quantization_config": {"quant_method": "bitsandbytes", "bits": 4}}, WEIGHTS, "'bitsand"),
-    "awq": (QWEN | {"quantization_config": {"quant_method": "awq", "bits": 4}}, WEIGHTS, "quantised already .'awq'"),
-    "gptq": (QWEN | {"quantization_config": {"quant_method": "gptq"}}, WEIGHTS, "quantised already .'gptq'"),
-    "fp8": (QWEN | {"quantization_config": {"quant_method": "fp8"}}, WEIGHTS, "quantised already .'fp8'"),
-    "compressed": (QWEN | {"compression_config": {"quant_type": "w4a16"}}, WEIGHTS, "quantised already .'w4a16'"),
-    "mlx": (QWEN | {"quantization": {"group_size": 64, "bits": 4}}, WEIGHTS, "MLX"),
-    "pickles": (QWEN, {"pytorch_model-00001-of-00002.bin": b""}, "pickled weights .* no safetensors"),
-    "flax": (QWEN, {"flax_model.msgpack": b""}, "Flax"),
-    "gguf of a hub": (QWEN, {"qwen-q4.gguf": b""}, "weights in a GGUF file"),
-    "half a download": (QWEN, {**WEIGHTS, "model.safetensors.index.json": b'{"weight_map": {"a": "model-2.st"}}'},
-                        "lacks 'model-2.st'"),
-    "bert": ({"model_type": "bert", "architectures": ["BertForMaskedLM"]}, WEIGHTS, "is a BertForMaskedLM"),
-    "t5": ({"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]}, WEIGHTS, "is a T5ForConditional"),
-    "classifier": (QWEN | {"architectures": ["Qwen2ForSequenceClassification"]}, WEIGHTS, "is a Qwen2ForSequenceClas"),
-    "a model without its head": (QWEN | {"architectures": ["Qwen2Model"]}, WEIGHTS, "is a Qwen2Model"),
-    "sentence-transformer": (QWEN, {**WEIGHTS, "modules.json": b"[]"}, "sentence-transformer"),
-    "adapter": ({}, {"adapter_config.json": b'{"base_model_name_or_path": "Qwen/Q"}', "adapter_model.safetensors": b""},
-                "adapter for 'Qwen/Q'"),
-    "diffusers": ({}, {"model_index.json": b"{}"}, "pipeline of diffusers"),
-    "onnx": ({}, {"model.onnx": b""}, "ONNX"),
-    "gguf": ({}, {"a.gguf": b""}, "weights in a GGUF file"),
-    "nothing": ({}, {}, "it is empty"),
-    "git without its LFS": (QWEN, {"model.safetensors": b"version https://git-lfs.github.com/spec/v1"}, "Git LFS"),
-    "the hub's cache": ({}, {"snapshots/x/config.json": b"{}"}, "hub's cache"),
-    "Ollama": ({}, {"manifests/m": b""}, "Ollama"),
-}  # fmt: skip
+# What config.json says, beside weights that are never read.
+CONFIGS = {
+    "'bitsand": {"quantization_config": {"quant_method": "bitsandbytes", "bits": 4}},
+    "quantised already .'w4a16'": {"compression_config": {"quant_type": "w4a16"}},
+    "MLX": {"quantization": {"group_size": 64, "bits": 4}},
+    "is a BertForMaskedLM": {"model_type": "bert", "architectures": ["BertForMaskedLM"]},
+    "is a Qwen2Model": {"architectures": ["Qwen2Model"]},
+}
+# Files beside a sound config.json.
+FILES = {
+    "pickled weights .* no safetensors": {"pytorch_model-00001-of-00002.bin": b""},
+    "weights in a GGUF file": {"qwen-q4.gguf": b""},
+    "lacks 'model-2.st'": {"model.safetensors.index.json": b'{"weight_map": {"a": "model-2.st"}}'},
+    "sentence-transformer": {"model.safetensors": b"", "modules.json": b"[]"},
+    "Git LFS": {"model.safetensors": b"version https://git-lfs.github.com/spec/v1"},
+}
+# Files without a config.json.
+BARE = {
+    "adapter for 'Qwen/Q'": {"adapter_config.json": b'{"base_model_name_or_path": "Qwen/Q"}'},
+    "pipeline of diffusers": {"model_index.json": b"{}"},
+    "ONNX": {"model.onnx": b""},
+    "weights in a GGUF file": {"a.gguf": b""},
+    "it is empty": {},
+    "hub's cache": {"snapshots/x/config.json": b"{}"},
+    "Ollama": {"manifests/m": b""},
+}
 
 
-@pytest.mark.parametrize("kind", list(OTHERS))
-def test_a_folder_of_another_kind_is_refused_by_what_it_is_before_loading(kind, tmp_path):
-    config, files, told = OTHERS[kind]
-    folder = tmp_path / "model"
-    folder.mkdir()
-    if config:
-        (folder / "config.json").write_text(json.dumps(config))
+def refused_folder(folder, told, files, config):
+    """A folder with these files is refused wherever a model may be named."""
+    if config is not None:
+        sound = {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}
+        files = files | {"config.json": json.dumps(sound | config).encode()}
     for name, data in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(data)
-    for call in (
-        load_policy,
-        lambda one: geometry(one.model),
-        *([] if config else [lambda one: find_checkpoint(one.model)]),
-    ):
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    calls = [lambda: load_policy(settings(folder)), lambda: geometry(str(folder))]
+    if config is None:
+        calls.append(lambda: find_checkpoint(str(folder)))
+    for call in calls:
         with pytest.raises(UsageError, match=told) as caught:
-            call(settings(folder))
+            call()
         assert caught.value.fix
+
+
+@pytest.mark.parametrize(("told", "config"), CONFIGS.items())
+def test_a_model_of_another_kind_is_refused_by_its_config_before_loading(told, config, tmp_path):
+    refused_folder(tmp_path, told, {"model.safetensors": b""}, config)
+
+
+@pytest.mark.parametrize(("told", "files"), FILES.items())
+def test_other_weights_than_whole_safetensors_are_refused_before_loading(told, files, tmp_path):
+    refused_folder(tmp_path, told, files, {})
+
+
+@pytest.mark.parametrize(("told", "files"), BARE.items())
+def test_a_folder_without_a_config_is_refused_by_what_it_is(told, files, tmp_path):
+    refused_folder(tmp_path, told, files, None)
 
 
 def test_the_head_gets_rows_that_lie_side_by_side(folder):

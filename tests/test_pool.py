@@ -3,7 +3,7 @@
 import random
 from collections import Counter
 
-from hypothesis import given, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -21,21 +21,6 @@ def authors(taken):
     return Counter(one.group.author[0] for one in taken)
 
 
-@given(st.dictionaries(st.integers(1, 9), st.integers(1, 9), min_size=1), st.integers(0, 40), st.integers())
-def test_authors_take_turns_and_of_one_the_freshest_goes_first(groups, count, seed):
-    subject, _ = pool(seed=seed)
-    for author, number in groups.items():
-        for slot in range(number):
-            subject.add(scored(author, 0, slot, 950 + slot * 7 % 10))
-    taken = subject.take(count)
-    assert len(taken) == min(count, sum(groups.values()))
-    by_author = authors(taken)
-    for author, number in groups.items():
-        assert by_author[author] == number or by_author[author] >= max(by_author.values(), default=0) - 1
-        born = [one.born for one in taken if one.group.author[0] == author]
-        assert born == sorted((950 + slot * 7 % 10 for slot in range(number)), reverse=True)[: len(born)]
-
-
 def test_which_authors_come_first_is_a_matter_of_chance():
     firsts = Counter()
     for seed in range(200):
@@ -45,16 +30,6 @@ def test_which_authors_come_first_is_a_matter_of_chance():
                 subject.add(scored(author, 0, slot, 950))
         firsts.update(authors(subject.take(1)))
     assert 60 < firsts[1] < 140
-
-
-def test_a_second_copy_is_refused_while_the_first_waits_and_after_it_was_taken():
-    subject, _ = pool()
-    assert subject.add(scored(1, 0, 0, 990))
-    assert not subject.add(scored(1, 0, 0, 995))
-    assert len(subject.take(5)) == 1
-    assert not subject.add(scored(1, 0, 0, 995)), "it was trained on"
-    assert subject.take(5) == []
-    assert subject.add(scored(1, 0, 1, 995)) and subject.add(scored(1, 1, 0, 995)) and subject.add(scored(2, 0, 0, 995))
 
 
 def test_what_is_remembered_does_not_grow_for_ever():

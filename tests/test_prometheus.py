@@ -117,13 +117,6 @@ def test_at_most_64_peers_are_in_it():
     assert sum(name.startswith("ftis_node_peer_weight ") for name in found) == PEERS_MAX == 64
 
 
-def test_two_nodes_in_one_process_do_not_meet():
-    one = exposition(TRAINING, NOBODY)
-    other = exposition(TRAINING | {"step": 8}, NOBODY)
-    assert samples(one)["ftis_node_step"] == 7 and samples(other)["ftis_node_step"] == 8
-    assert exposition(TRAINING, NOBODY) == one
-
-
 async def test_the_api_serves_it_as_text():
     api = Api({}, {}, {"/metrics": lambda: exposition(LOADING, NOBODY)})
     with tempfile.TemporaryDirectory(prefix="ftis-") as directory:

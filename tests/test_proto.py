@@ -22,8 +22,3 @@ def test_the_committed_messages_are_what_protoc_makes_of_the_file(tmp_path):
         for field in message.field:
             field.ClearField("json_name")  # protoc adds it to descriptor sets only
     assert descriptor_pb2.FileDescriptorProto.FromString(ftis_pb2.DESCRIPTOR.serialized_pb) == made
-
-
-def test_fields_of_a_later_minor_version_are_ignored():
-    later = ftis_pb2.Handshake(major=1, minor=7).SerializeToString() + b"\x9a\x06\x03new"  # field 99, three bytes
-    assert ftis_pb2.Handshake.FromString(later).minor == 7

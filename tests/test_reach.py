@@ -10,7 +10,6 @@ import msgspec
 import psutil
 import pytest
 from hivemind.p2p.p2p_daemon_bindings.utils import ControlFailure
-from hivemind.utils.multiaddr import Multiaddr
 
 from ftis_node.config.settings import Settings
 from ftis_node.observe.answers import LeftOut, Peers
@@ -84,18 +83,6 @@ async def test_p2pd_tells_how_it_is(tmp_path):
 async def test_what_is_announced_is_what_others_hear(tmp_path):
     async with transport(identity(1), tmp_path, announce=("/ip4/8.8.4.4/tcp/4001",)) as network:
         assert await network.addresses() == [f"/ip4/8.8.4.4/tcp/4001/p2p/{identity(1).peer_id}"]
-
-
-def test_a_relayed_address_is_written_as_p2pd_reads_it():
-    relay = identity(1)
-    node = identity(2)
-    text = f"/ip4/8.8.4.4/tcp/4001/p2p/{relay.peer_id}/p2p-circuit/p2p/{node.peer_id}"
-    ip = bytes.fromhex("0408080404")
-    tcp = bytes.fromhex("060fa1")
-    circuit = bytes.fromhex("a202")
-    p2p = bytes.fromhex("a50326")  # of 38 bytes
-    assert Multiaddr(text).to_bytes() == ip + tcp + p2p + relay.author + circuit + p2p + node.author
-    assert str(Multiaddr(Multiaddr(text).to_bytes())) == text
 
 
 # --- what a node does not do for strangers ----------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """Packing and the native decoder are used where they are right, in bf16 too, and refused where they are not."""
 
 import sys
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from types import SimpleNamespace
 
@@ -14,7 +14,6 @@ from transformers import (
     Gemma3ForCausalLM,
     Gemma3ForConditionalGeneration,
     Gemma3TextConfig,
-    Qwen2Config,
     Qwen2ForCausalLM,
 )
 from transformers.models.qwen2 import modeling_qwen2
@@ -27,7 +26,7 @@ from ftis_node.policy.policy import Policy
 from ftis_node.policy.ready import ready
 from ftis_node.worker.engine import Engine
 from tests.support.faults import FAULTS, in_decoder, in_packing
-from tests.support.small_models import arithmetic_settings, tiny_policy, tiny_tokenizer
+from tests.support.small_models import arithmetic_settings, tiny_config, tiny_policy, tiny_tokenizer
 
 DTYPES = [torch.bfloat16, torch.float32]
 
@@ -35,13 +34,22 @@ DTYPES = [torch.bfloat16, torch.float32]
 def model(spread, dtype, layers=28, kind=Qwen2ForCausalLM):
     """As deep as real ones, and with as sharp logits where `spread` is large."""
     torch.manual_seed(0)
-    sizes = {"vocab_size": 26, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": layers}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 1024}
-    return kind(Qwen2Config(**sizes, **heads, initializer_range=spread, eos_token_id=1, pad_token_id=0)).to(dtype)
+    config = tiny_config(
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=layers,
+        max_position_embeddings=1024,
+        initializer_range=spread,
+    )
+    return kind(config).to(dtype)
+
+
+def deep(causal_lm, **more):
+    return Policy("deep", causal_lm, tiny_tokenizer(), torch.device("cpu"), **more)
 
 
 def made(*args, **kwargs):
-    return ready(Policy("deep", model(*args, **kwargs), tiny_tokenizer(), torch.device("cpu")))
+    return ready(deep(model(*args, **kwargs)))
 
 
 @pytest.mark.parametrize("spread", [0.02, pytest.param(0.1, marks=pytest.mark.slow)])
@@ -53,80 +61,95 @@ def test_deep_models_with_sharp_logits_are_packed_and_decoded_natively_in_bf16_t
     assert "deep generates by the native decoder (log-probs differ by" in policy.way
 
 
-def changed(layout, **inputs):
-    return layout._replace(inputs={**layout.inputs, **inputs})
+def repacked(laid_out, packing):
+    return laid_out._replace(inputs={**laid_out.inputs, "packing": packing})
 
 
 def of_the_neighbour(*args):
     """The last completion sees the first prompt in place of its own."""
     packed = pack(*args)
-    owner = packed.inputs["packing"].owner.copy()
+    packing = packed.inputs["packing"]
+    owner = packing.owner.copy()
     owner[-1] = 0
-    return changed(packed, packing=replace(packed.inputs["packing"], owner=owner))
+    return repacked(packed, replace(packing, owner=owner))
+
+
+class Leaking(Packing):
+    def mask(self, window):
+        mask = super().mask(window)
+        width = mask.shape[2]
+        mask[..., -width:] |= torch.ones(width, width, dtype=torch.bool).tril(1)
+        return mask
 
 
 def with_a_leak(*args):
     """Each token sees the next one of its completion."""
-
-    class Leaking(Packing):
-        def mask(self, window):
-            mask = super().mask(window)
-            width = mask.shape[2]
-            mask[..., -width:] |= torch.ones(width, width, dtype=torch.bool).tril(1)
-            return mask
-
     packed = pack(*args)
-    fields = packed.inputs["packing"].__dataclass_fields__
-    return changed(packed, packing=Leaking(**{name: getattr(packed.inputs["packing"], name) for name in fields}))
+    packing = packed.inputs["packing"]
+    return repacked(packed, Leaking(**{field.name: getattr(packing, field.name) for field in fields(packing)}))
 
 
 @pytest.mark.parametrize("broken", [of_the_neighbour, with_a_leak])
-@pytest.mark.parametrize("spread", [0.1])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_layout_that_is_wrong_is_refused_in_bf16_too(broken, spread, dtype, monkeypatch):
+def test_a_layout_that_is_wrong_is_refused_in_bf16_too(broken, dtype, monkeypatch):
     monkeypatch.setattr(score, "pack", broken)
-    policy = made(spread, dtype)
-    assert not policy.packed and policy.native
+    policy = made(0.1, dtype)
+    assert not policy.packed
+    assert policy.native
     assert "padded, which takes longer, for packing gives something else (log-probs differ by" in policy.way
     assert policy.causal_lm.config._attn_implementation == "sdpa"
+
+
+def each_path_ends_alone(fault, make):
+    """Of two fast paths the one with the fault is not taken, and the policy says why."""
+    with in_packing(fault):
+        policy = make()
+    assert (policy.packed, policy.native) == (False, True), policy.way
+    assert "padded, which takes longer, for packing gives something else (log-probs differ by" in policy.way
+    with in_decoder(fault):
+        policy = make()
+    assert (policy.packed, policy.native) == (True, False), policy.way
+    assert "transformers' modules, which takes longer, for the native decoder gives something else" in policy.way
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_each_fault_of_a_fast_path_ends_that_path_alone(dtype, fault):
-    with in_packing(fault):
-        policy = made(0.2, dtype, 4)
-    assert not policy.packed and policy.native, policy.way
-    assert "padded, which takes longer, for packing gives something else (log-probs differ by" in policy.way
-    with in_decoder(fault):
-        policy = made(0.2, dtype, 4)
-    assert policy.packed and not policy.native, policy.way
-    assert "transformers' modules, which takes longer, for the native decoder gives something else" in policy.way
+    each_path_ends_alone(fault, lambda: made(0.2, dtype, 4))
 
 
 def gemma():
     """Rounding in bf16 moves its log-probs further than some faults do, as a real one's."""
     torch.manual_seed(0)
-    sizes = {"vocab_size": 26, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 6, "head_dim": 16}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "sliding_window": 8, "query_pre_attn_scalar": 16}
-    config = Gemma3TextConfig(**sizes, **heads, initializer_range=0.4, eos_token_id=1, pad_token_id=0)
-    return Policy("deep", Gemma3ForCausalLM(config).bfloat16(), tiny_tokenizer(), torch.device("cpu"))
+    config = Gemma3TextConfig(
+        vocab_size=26,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=6,
+        head_dim=16,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        sliding_window=8,
+        query_pre_attn_scalar=16,
+        initializer_range=0.4,
+        eos_token_id=1,
+        pad_token_id=0,
+    )
+    return deep(Gemma3ForCausalLM(config).bfloat16())
 
 
-@pytest.mark.parametrize("fault", [None, *FAULTS])
-def test_rounding_of_the_weights_is_told_from_faults(fault, monkeypatch):
-    if fault is None:
-        policy = ready(gemma())
-        assert policy.packed and policy.native, policy.way
-        monkeypatch.setattr(Packing, "mask", lambda self, window, right=Packing.mask: right(self, None))
-        assert not ready(gemma()).packed, "a window that is left out"
-        return
-    with in_packing(fault):
-        policy = ready(gemma())
-    assert not policy.packed and policy.native, policy.way
-    with in_decoder(fault):
-        policy = ready(gemma())
-    assert policy.packed and not policy.native, policy.way
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faults_are_told_from_the_rounding_of_the_weights(fault):
+    each_path_ends_alone(fault, lambda: ready(gemma()))
+
+
+def test_rounding_of_the_weights_ends_no_fast_path_and_a_window_that_is_left_out_does(monkeypatch):
+    policy = ready(gemma())
+    assert policy.packed, policy.way
+    assert policy.native, policy.way
+    right = Packing.mask
+    monkeypatch.setattr(Packing, "mask", lambda self, window: right(self, None))
+    assert not ready(gemma()).packed
 
 
 def test_a_model_that_only_generates_computes_no_gradient():
@@ -134,8 +157,10 @@ def test_a_model_that_only_generates_computes_no_gradient():
     gradients = []
     for parameter in policy.model.parameters():
         parameter.register_hook(gradients.append)
-    assert ready(policy, trains=False).native and not gradients
-    assert ready(policy).native and gradients
+    assert ready(policy, trains=False).native
+    assert not gradients
+    assert ready(policy).native
+    assert gradients
 
 
 class OfOneSize(Gemma3ForCausalLM):
@@ -147,22 +172,28 @@ class OfOneSize(Gemma3ForCausalLM):
 
 
 def test_windows_that_cannot_be_tried_take_no_fast_path():
-    small = gemma()
-    policy = ready(replace(small, model=OfOneSize(small.causal_lm.config).bfloat16()))
-    assert not policy.packed and not policy.native
+    policy = ready(deep(OfOneSize(gemma().causal_lm.config).bfloat16()))
+    assert not policy.packed
+    assert not policy.native
     assert policy.way.endswith("for its windows cannot be tried.")
 
 
 def test_a_model_with_eyes_is_tried_too():
     text = gemma().causal_lm.config
-    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2}
-    eyes = {**sizes, "image_size": 28, "patch_size": 14}
+    eyes = {
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 2,
+        "image_size": 28,
+        "patch_size": 14,
+    }
     config = Gemma3Config(text_config=text, vision_config=eyes, mm_tokens_per_image=4)
-    model = Gemma3ForConditionalGeneration(config).bfloat16()
+    seeing = deep(Gemma3ForConditionalGeneration(config).bfloat16())
     with in_packing(FAULTS[1]):
-        policy = ready(replace(gemma(), model=model))
+        policy = ready(seeing)
     assert "0.05 is allowed" in policy.way, policy.way
-    assert ready(replace(gemma(), model=model)).packed
+    assert ready(seeing).packed
 
 
 class Neighbourly(Qwen2ForCausalLM):
@@ -172,7 +203,8 @@ class Neighbourly(Qwen2ForCausalLM):
         super().__init__(config)
 
         def mix(module, args, out):
-            return out + 0.5 * out.roll(1, 1) * (torch.arange(out.shape[1]) > 0)[:, None]
+            has_neighbour = torch.arange(out.shape[1]) > 0
+            return out + 0.5 * out.roll(1, 1) * has_neighbour[:, None]
 
         self.model.embed_tokens.register_forward_hook(mix)
 
@@ -201,7 +233,7 @@ def test_a_model_too_large_for_its_dtype_is_called_that():
         large = model(0.1, dtype, 4)
         with torch.no_grad():
             large.model.layers[1].mlp.down_proj.weight *= factor
-        return ready(Policy("deep", large, tiny_tokenizer(), torch.device("cpu")))
+        return ready(deep(large))
 
     assert grown(torch.float32, 3e7).packed
     with pytest.raises(UsageError, match=r"deep is not finite in float16, though .* --set dtype=bfloat16"):
@@ -228,17 +260,20 @@ def test_fused_kernels_are_used_where_they_give_the_same(dtype, monkeypatch):
     monkeypatch.setattr(modeling_qwen2, "apply_rotary_pos_emb", rope)  # to have it back
     for off, used in ((0.5, False), (0.0, True), (0.0, True)):
         monkeypatch.setitem(sys.modules, "liger_kernel.ops", Rival(off))
-        policy = ready(Policy("deep", model(0.1, dtype, 4), tiny_tokenizer(), torch.device("cpu"), graphs=True))
-        assert f"{'with' if used else 'without'} liger-kernel's fused kernels (log-probs differ by" in policy.way
+        policy = ready(deep(model(0.1, dtype, 4), graphs=True))
+        said = {True: "with", False: "without"}[used]
+        assert f"{said} liger-kernel's fused kernels (log-probs differ by" in policy.way
         layer = policy.causal_lm.model.layers[0]
-        assert [("forward" in vars(one)) for one in (layer.input_layernorm, layer.mlp, layer)] == [used, used, False]
-        assert getattr(modeling_qwen2.apply_rotary_pos_emb, "__wrapped__", None) is (rope if used else None)
+        replaced = ["forward" in vars(one) for one in (layer.input_layernorm, layer.mlp, layer)]
+        assert replaced == [used, used, False]
+        taken = modeling_qwen2.apply_rotary_pos_emb
+        assert (getattr(taken, "__wrapped__", None) is rope) == used
 
 
 @pytest.mark.parametrize("graphs", [True, False])
 def test_without_liger_kernel_or_without_the_wish_modules_stay_as_they_are(graphs, monkeypatch):
     monkeypatch.setitem(sys.modules, "liger_kernel.ops", None if graphs else Rival(0.0))
-    policy = ready(Policy("deep", model(0.1, DTYPES[0], 2), tiny_tokenizer(), torch.device("cpu"), graphs=graphs))
+    policy = ready(deep(model(0.1, DTYPES[0], 2), graphs=graphs))
     assert ("without liger-kernel's fused kernels (" in policy.way) == graphs
     assert not any("forward" in vars(module) for module in policy.model.modules())
 
@@ -263,14 +298,15 @@ def test_a_kernel_whose_gradient_is_wrong_is_refused(dtype, monkeypatch):
     try:
         assert "packing gives something else (the gradient differs by" in made(0.1, dtype).way
         lora = get_peft_model(model(0.1, dtype, 2), LoraConfig(r=2, target_modules=["q_proj"]))
-        assert "the gradient differs by" in ready(Policy("new", lora, tiny_tokenizer(), torch.device("cpu"))).way
+        assert "the gradient differs by" in ready(deep(lora)).way
     finally:
         AttentionInterface.register("ftis_tables", partial(packing._attention, right))
 
 
 def test_the_way_is_told_when_a_model_is_loaded():
-    plan = Engine().load(arithmetic_settings(), "arithmetic").plan
-    assert plan.reasons[-1].startswith("Sequences are packed (") and "native decoder" in plan.reasons[-1]
+    told = Engine().load(arithmetic_settings(), "arithmetic").plan.reasons[-1]
+    assert told.startswith("Sequences are packed (")
+    assert "native decoder" in told
 
 
 def test_why_a_model_is_padded_is_told(monkeypatch):

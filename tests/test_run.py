@@ -61,27 +61,6 @@ def test_hints_and_the_order_of_keys_do_not_change_the_id():
     assert parsed.hints.bootstraps == ("/ip4/1.2.3.4",) and parsed.run.id == Run(**FIELDS).id
 
 
-OTHER = {
-    "task": "math500",
-    "data": "18" * 32,
-    "template": "Q: {question}\nA: ",
-    "reward": "math",
-    "group": 8,
-    "slots": 65,
-    "prompt_tokens": 513,
-    "completion_tokens": 255,
-    "temperature": 0.9,
-    "eos": (151645,),
-    "tokenizer": "ac" * 32,
-    "vocabulary": 151666,
-}
-
-
-@pytest.mark.parametrize("name", OTHER)
-def test_every_field_changes_the_id(name):
-    assert Run(**(FIELDS | {name: OTHER[name]})).id != Run(**FIELDS).id
-
-
 @pytest.mark.parametrize(("ours", "theirs"), [("temperature = 1.0", "temperature = 1"), ("\n", "\r\n")], ids=repr)
 def test_another_spelling_does_not_change_the_id(ours, theirs):
     assert parse_run_file(TEXT.replace(ours, theirs)).run.id == Run(**FIELDS).id
@@ -178,11 +157,8 @@ def test_broken_toml_names_its_line(text, line):
     assert f"Line {line} " in complaint(text).what
 
 
-@pytest.mark.parametrize("text", ["[hints]\n", "[[run]]\n", "x = " + "9" * 10000], ids=["hints", "array", "long"])
-def test_rubbish_is_a_usage_error(text):
-    complaint(text)
-
-
+@example("[[run]]\n")
+@example("x = " + "9" * 10000)
 @given(st.text(max_size=200))
 def test_any_text_is_a_run_file_or_a_usage_error(text):
     for candidate in (text, "[run]\n" + text, TEXT + text):

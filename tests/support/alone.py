@@ -72,6 +72,11 @@ def hello(who: Identity, **changes: object) -> ftis_pb2.Handshake:
     return ftis_pb2.Handshake(**(fields | {"agent": "test/1"} | changes))
 
 
+def hears(membership: Membership, teller: Identity, *addresses: str) -> bool:
+    """A peer names addresses; return whether one of them is news."""
+    return membership.addresses.hear(addresses, teller.author)
+
+
 def greets(membership: Membership, who: Identity, **changes: object) -> ftis_pb2.Handshake:
     """The answer to a peer's handshake."""
     return membership.on_handshake(hello(who, **changes), who.author)

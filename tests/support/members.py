@@ -3,9 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-from ftis_node.swarm.certificates import Certificate, Removal, encode
+from ftis_node.swarm.certificates import Certificate, Chain, Removal, encode
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.invitation import Invitation, invite
+from ftis_node.swarm.roster import Roster
 from tests.support.swarm import identity, make_run
 
 FOUNDER, ANN, BEN, CARA, EVE = (identity(number) for number in range(1, 6))
@@ -40,6 +41,14 @@ def invitation(who: Identity = FOUNDER, **changes: Any) -> Invitation:
     options = {"now": NOW, "seconds": DAY, "membership": 30 * DAY}
     addresses = [address.replace(FOUNDER.peer_id, who.peer_id) for address in ADDRESSES]
     return invite(who, PRIVATE.id, addresses, **options | changes)
+
+
+def tell(roster: Roster, teller: Identity, *records: Chain | Removal, known: set[bytes] | None = None) -> bool:
+    """A peer shows a node these records; return whether the node leaves some of them for later.
+
+    known: signatures that the peer is known to have; those of the records that hold are added.
+    """
+    return roster.hear([encode(record) for record in records], teller.author, known)
 
 
 def order(home: Path, *removed: Removal):
