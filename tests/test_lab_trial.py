@@ -5,7 +5,6 @@ import shutil
 from typing import Any
 
 import pytest
-import torch
 from safetensors.torch import load_file
 
 from ftis_node.errors import FtisError, UsageError
@@ -14,6 +13,7 @@ from ftis_node.lab.trial import finished
 from ftis_node.store.checkpoints import Checkpoints
 from ftis_node.swarm.admission import Reason, Rejection
 from tests.support.lab import A, B, cut, kind, run, spec, timeless
+from tests.support.learners import assert_same
 
 
 @pytest.fixture(scope="module")
@@ -25,11 +25,16 @@ def shared(tmp_path_factory) -> list[dict[str, Any]]:
 def test_in_lock_step_everybody_trains_on_half_own_and_half_foreign_groups(shared):
     for node in "AB":
         steps = kind(shared, "step", node)
-        assert [(e["step"], e["own_groups"], e["foreign_groups"]) for e in steps] == [(1, 2, 2), (2, 2, 2), (3, 2, 2)]
-        assert [(e["generated"], e["trained"]) for e in steps] == [(8, 16), (16, 32), (24, 48)]
-        assert steps[-1]["foreign"]["samples"] + steps[-1]["foreign"]["idle"] == 8
+        assert [e["step"] for e in steps] == [1, 2, 3]
+        for e in steps:
+            assert (e["own_groups"], e["foreign_groups"]) == (2, 2)
+            assert (e["generated"], e["trained"]) == (8 * e["step"], 16 * e["step"])
+        foreign = steps[-1]["foreign"]
+        assert foreign["samples"] + foreign["idle"] == 8
         evaluations = kind(shared, "evaluation", node)
-        assert [(e["step"], e["prompts"], e["set"]) for e in evaluations] == [(s, 40, "held-out") for s in (0, 2, 3)]
+        assert [e["step"] for e in evaluations] == [0, 2, 3]
+        for e in evaluations:
+            assert (e["prompts"], e["set"]) == (40, "held-out")
     assert shared[-1]["event"] == "end"
 
 
@@ -46,11 +51,16 @@ def test_time_may_be_what_the_tokens_cost(tmp_path):
 
 
 def test_only_a_warm_up_with_long_demonstrations_has_their_share_in_its_name():
-    warm = {"name": "A", "warm": {"recipe": "tiny-a"}}
-    long = [{"name": "A", "warm": {"recipe": "tiny-a", "long": share}} for share in (0.0, 0.5)]
-    none, some = (spec(nodes=[one], task="ftis_node.lab.parity:two") for one in long)
-    assert "long" not in spec(nodes=[warm]).facts()["members"][0]["warm"]
-    assert none.facts()["members"][0]["warm"]["long"] == 0.0 and none.id != some.id
+    def warmed(**how):
+        return spec(nodes=[{"name": "A", "warm": {"recipe": "tiny-a"} | how}], task="ftis_node.lab.parity:two")
+
+    def facts(trial):
+        return trial.facts()["members"][0]["warm"]
+
+    none = warmed(long=0.0)
+    assert "long" not in facts(warmed())
+    assert facts(none)["long"] == 0.0
+    assert none.id != warmed(long=0.5).id
 
 
 def test_a_trial_learns_a_task_of_the_lab(tmp_path):
@@ -70,6 +80,13 @@ def test_processes_of_their_own_arrive_at_the_same_numbers(shared, tmp_path):
     assert timeless(run(spec(), tmp_path, processes=True)) == timeless(shared)
 
 
+def weights(directory, node):
+    """Of a node's newest checkpoint."""
+    latest = Checkpoints(directory / "checkpoints" / node).latest()
+    assert latest is not None
+    return load_file(latest[0] / "trainable.safetensors")
+
+
 @pytest.mark.parametrize(
     ("way", "objective"), [("vertical", "gated"), pytest.param("horizontal", "hacpo", marks=pytest.mark.slow)]
 )
@@ -84,20 +101,19 @@ def test_an_interrupted_trial_goes_on_to_the_same_numbers_and_weights(tmp_path, 
     assert timeless(run(whole, tmp_path / "cut")) == timeless(straight)
     assert finished(tmp_path / "cut")
     for node in "AB":
-        found = [Checkpoints(tmp_path / name / "checkpoints" / node).latest() for name in ("straight", "cut")]
-        weights = [load_file(latest[0] / "trainable.safetensors") for latest in found if latest is not None]
-        assert len(weights) == 2 and all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+        assert_same(weights(tmp_path / "straight", node), weights(tmp_path / "cut", node))
 
 
 def test_horizontal_groups_are_made_of_everybodys_parts(tmp_path):
     found = run(spec({"collaboration": "horizontal"}, steps=2), tmp_path)
+    mixed = []
     for e in kind(found, "step"):
         assert (e["own_groups"], e["foreign_groups"]) == (4, 4), "a part of each of the four groups, from both"
-        assert e["trained"] == 16 * e["step"] and e["generated"] == 8 * e["step"]
-        sides = [e[side]["samples"] + e[side]["idle"] for side in ("own", "foreign")]
-        assert sides == [8, 8]
-    mixed = [e for e in kind(found, "step") if e["own"]["samples"] and e["foreign"]["samples"]]
-    assert mixed, "advantages are over the merged group, so both halves of it carry a signal"
+        assert (e["generated"], e["trained"]) == (8 * e["step"], 16 * e["step"])
+        for side in ("own", "foreign"):
+            assert e[side]["samples"] + e[side]["idle"] == 8
+        mixed.append(e["own"]["samples"] > 0 < e["foreign"]["samples"])
+    assert any(mixed), "advantages are over the merged group, so both halves of it carry a signal"
 
 
 def test_a_listener_generates_nothing_and_takes_everything(tmp_path):
@@ -112,8 +128,9 @@ def test_a_trial_may_end_when_all_of_its_fastest_nodes_are_there(tmp_path):
     free = {"pace": "free", "speed": {"B": 0.25}}
     found = run(spec(free, steps=30, target=0.05, until="target"), tmp_path)
     assert kind(found, "evaluation", "A")[-1]["pass_at_1"] >= 0.05
-    assert kind(found, "step", "A") == [] and kind(found, "step", "B") == [], "A is there before the first step"
-    assert spec(free, until="target").facts()["until"] == 0.7 and "until" not in spec(free).facts()
+    assert kind(found, "step") == [], "A is there before the first step"
+    assert spec(free, until="target").facts()["until"] == 0.7
+    assert "until" not in spec(free).facts()
     assert "until" not in spec(until="target").facts(), "in lock step all take their steps"
 
 
@@ -143,16 +160,20 @@ def test_a_scripted_partner_is_admitted_and_trains_nothing(tmp_path, script):
     last = kind(found, "step", "A")[-1]
     assert last["foreign_groups"] == 2
     divergence = last["foreign"]["divergence_mean"]
-    assert divergence > 10 if script == "random-reasoning" else divergence < 0, "a lie looks near"
+    if script == "lying":
+        assert divergence < 0, "a lie looks near"
+    else:
+        assert divergence > 10
 
 
 def test_a_seed_decides_the_prompts_of_horizontal_groups_too(tmp_path):
-    rewards = []
+    outcomes = []
     for seed in (0, 1):
-        found = run(spec({"collaboration": "horizontal"}, seeds=[seed], steps=1), tmp_path / str(seed))
-        rounds = json.loads((tmp_path / str(seed) / "trial.json").read_text())["rounds"]
-        rewards.append((rounds, [e["own_reward"] for e in kind(found, "step")]))
-    assert rewards[0] != rewards[1]
+        place = tmp_path / str(seed)
+        found = run(spec({"collaboration": "horizontal"}, seeds=[seed], steps=1), place)
+        rounds = json.loads((place / "trial.json").read_text())["rounds"]
+        outcomes.append((rounds, [e["own_reward"] for e in kind(found, "step")]))
+    assert outcomes[0] != outcomes[1]
 
 
 def test_a_checkpoint_that_is_gone_means_beginning_anew(tmp_path):

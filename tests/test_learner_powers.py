@@ -12,7 +12,7 @@ from torch import Tensor
 from ftis_node.errors import FtisError
 from ftis_node.fit.memory import SPREAD
 from ftis_node.host.interruption import Interrupted, interrupt
-from ftis_node.learner import Part, TrainingGroup, optimiser
+from ftis_node.learner import TrainingGroup, optimiser
 from ftis_node.learner.batch import Batch, micro_batches
 from ftis_node.learner.learner import BAD_STEPS
 from ftis_node.learner.loss_scale import LossScale
@@ -35,6 +35,7 @@ from tests.support.learners import (
     decoder_sizes,
     gradient_of,
     learner,
+    vertical,
     weights_of,
 )
 from tests.support.small_models import held_for_backward, plain_logprobs, twin
@@ -42,11 +43,11 @@ from tests.support.small_models import held_for_backward, plain_logprobs, twin
 # --- groups of several nodes ----------------------------------------------------------------------------------------
 
 
-def halves(group, other):
-    """The same completions, the second half of another node."""
+def halves(group):
+    """The same completions, the second half a peer's."""
     part = group.parts[0]
     mine = replace(part, completions=part.completions[:2], rewards=part.rewards[:2])
-    theirs = replace(part, source=other, completions=part.completions[2:], rewards=part.rewards[2:])
+    theirs = replace(part, source="peer", completions=part.completions[2:], rewards=part.rewards[2:])
     return TrainingGroup(group.prompt_ids, [mine, theirs])
 
 
@@ -55,19 +56,18 @@ def test_advantages_are_over_all_parts_of_a_group():
     whole = learner(objective="nois")
     merged = learner(objective="nois")
     whole.step(OWN)
-    report = merged.step([halves(group, "peer") for group in OWN])
+    report = merged.step([halves(group) for group in OWN])
     assert_same(weights_of(merged), weights_of(whole))
-    sources = report.diagnostics.sources
-    assert (sources["own"]["samples"], sources["peer"]["samples"]) == (4, 4)
-    assert sources["peer"]["idle"] == 4
+    own, peer = (report.diagnostics.sources[name] for name in ("own", "peer"))
+    assert (own["samples"], peer["samples"], peer["idle"]) == (4, 4, 4)
 
 
 def test_with_own_samples_only_the_parts_of_others_are_as_if_they_had_not_come():
     merged = learner(objective="grpo")
     alone = learner(objective="grpo")
-    merged.step([halves(group, "peer") for group in OWN])
-    mine = [halves(group, "peer").parts[0] for group in OWN]
-    alone.step([TrainingGroup(group.prompt_ids, [part]) for group, part in zip(OWN, mine, strict=True)])
+    shared = [halves(group) for group in OWN]
+    merged.step(shared)
+    alone.step([TrainingGroup(group.prompt_ids, group.parts[:1]) for group in shared])
     assert_same(weights_of(merged), weights_of(alone))
 
 
@@ -80,16 +80,12 @@ def test_rewards_that_do_not_match_their_completions_are_refused():
 
 
 def test_a_second_inner_step_is_clipped_at_the_policy_of_the_first():
-    rate = 0.05
-    subject = learner(parts={"inner_steps": 2, "threshold": None, "importance": "none"}, learning_rate=rate)
-    seen = []
-    subject.optimiser._adam.register_step_pre_hook(
-        lambda *_: seen.append({n: p.grad.clone() for n, p in subject.trainable.items() if p.grad is not None})
-    )
-    once = learner(parts={"threshold": None, "importance": "none"}, learning_rate=rate)
+    plain = {"threshold": None, "importance": "none"}
+    subject = learner(parts=plain | {"inner_steps": 2}, learning_rate=0.05)
+    once = learner(parts=plain, learning_rate=0.05)
     once.step(OWN)  # the policy between the two
     report = subject.step(OWN)
-    assert len(seen) == 2 and subject.steps == 1
+    assert subject.steps == 1
     assert report.diagnostics.overall["clipped"] > 0
     old = twin(POLICY)
     new = once.policy
@@ -98,12 +94,15 @@ def test_a_second_inner_step_is_clipped_at_the_policy_of_the_first():
         rewards = torch.tensor(group.parts[0].rewards, dtype=torch.float64)
         advantages = ((rewards - rewards.mean()) / rewards.std(correction=0)).tolist()
         for completion, advantage in zip(group.parts[0].completions, advantages, strict=True):
-            place = [group.prompt_ids], [completion.token_ids]
-            ratio = (plain_logprobs(new, *place, TEMPERATURE) - plain_logprobs(old, *place, TEMPERATURE).detach()).exp()
-            loss = loss - torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage).mean() / 4 / len(OWN)
+            sample = ([group.prompt_ids], [completion.token_ids], TEMPERATURE)
+            before = plain_logprobs(old, *sample).detach()
+            ratio = (plain_logprobs(new, *sample) - before).exp()
+            surrogate = torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
+            loss = loss - surrogate.mean() / 4 / len(OWN)
     new.model.zero_grad()
     loss.backward()
-    assert_close(seen[1], {n: p.grad for n, p in new.model.named_parameters() if p.grad is not None}, atol=1e-5)
+    expected = {name: p.grad for name, p in new.model.named_parameters() if p.grad is not None}
+    assert_close(gradient_of(subject), expected, atol=1e-5)
 
 
 # --- the gate -------------------------------------------------------------------------------------------------------
@@ -114,13 +113,12 @@ def test_the_gate_opens_at_the_level_of_the_steps_before_and_outlives_a_restart(
     first = subject.step([*OWN, *FOREIGN])
     assert first.diagnostics.sources["peer"]["loss_weight"] == 0, "nothing of one's own to compare with yet"
     level = subject.gate
-    with torch.no_grad():
-        scores = [
-            float(plain_logprobs(POLICY, [g.prompt_ids], [c.token_ids], TEMPERATURE).mean())
-            for g in OWN[:2]
-            for c, reward in zip(g.parts[0].completions, g.parts[0].rewards, strict=True)
-            if reward
-        ]
+    scores = []
+    for group in OWN[:2]:
+        for completion, reward in zip(group.parts[0].completions, group.parts[0].rewards, strict=True):
+            if reward:
+                logprobs = plain_logprobs(POLICY, [group.prompt_ids], [completion.token_ids], TEMPERATURE)
+                scores.append(logprobs.mean().item())
     assert level == pytest.approx(min(scores), abs=1e-4)
     resumed = learner(objective="gated")
     resumed.restore(*subject.state(), steps=1)
@@ -164,9 +162,9 @@ def test_uneven_lengths_take_no_more_room_in_attention_than_the_plan_has(budget)
 
     groups = []
     for _ in range(12):
-        lengths = [int(random.integers(1, 4)) for _ in range(11)] + [60]
-        parts = [Part("own", [completion(length) for length in lengths], [float(k % 2) for k in range(12)])]
-        groups.append(TrainingGroup([1] * int(random.integers(1, 60)), parts))
+        completions = [completion(length) for length in (*random.integers(1, 4, 11), 60)]
+        prompt = [1] * int(random.integers(1, 60))
+        groups.append(vertical("own", prompt, completions, [0.0, 1.0] * 6))
     batch = Batch.of(groups, PRESETS["ftis"], "own")
     seen = []
     for part in micro_batches(batch.prompted, budget, True):
@@ -316,16 +314,16 @@ def test_a_gpu_that_lacks_memory_for_the_update_gets_it_a_moment_later_and_the_s
     cramped = learner(policy=policy)
     roomy = learner(policy=policy)
     roomy.step(BATCH)
-    owner = torch if where == "zeros_like" else Tensor
+    owner = {"zeros_like": torch, "float": Tensor}[where]
     working = getattr(owner, where)
+    lacking = (5, 10, 15)[:times]
     calls = [0]
 
     def short(*args, **kwargs):
         calls[0] += 1
-        if in_update and calls[0] % 5 == 0 and calls[0] // 5 <= times:  # not the first: some are there already
+        if in_update and calls[0] in lacking:  # not the first: some are there already
             raise torch.OutOfMemoryError("CUDA out of memory.")
-        found = working(*args, **kwargs)
-        return found
+        return working(*args, **kwargs)
 
     in_update = False
     update = cramped.optimiser.step
@@ -348,8 +346,12 @@ def test_a_gpu_that_lacks_memory_for_the_update_gets_it_a_moment_later_and_the_s
 
 def test_where_the_update_fails_no_gradient_is_left_for_the_next(monkeypatch):
     subject = learner(policy=coarse())
+
+    def fail(names):
+        raise RuntimeError("a broken card")
+
     with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="broken"):
-        patch.setattr(subject.optimiser, "_update", lambda names: (_ for _ in ()).throw(RuntimeError("a broken card")))
+        patch.setattr(subject.optimiser, "_update", fail)
         subject.step(BATCH)
     assert all(master.grad is None for master in subject.optimiser._masters.values())
 
@@ -431,6 +433,8 @@ def test_after_five_bad_steps_in_a_row_the_report_asks_for_an_older_checkpoint()
 def test_a_filter_that_never_fires_on_a_peer_is_told_after_ten_steps():
     subject = learner(parts={"threshold": 1e9}, learning_rate=1e-9)
     told = [subject.step(BATCH).warnings for _ in range(12)]
-    assert not any(told[:9]) and len(told[9]) == 1 and "peer" in told[9][0] and not any(told[10:])
+    assert not any(told[:9] + told[10:])
+    [sentence] = told[9]
+    assert "peer" in sentence
     unfiltered = learner(objective="nois", learning_rate=1e-9)
     assert not any(unfiltered.step(BATCH).warnings for _ in range(12))

@@ -21,17 +21,17 @@ from tests.support.learners import OWN, assert_same, learner, weights_of
 from tests.support.small_models import arithmetic_settings, logprob_errors, seeded, tiny_config, tiny_tokenizer
 
 
-def quantised(dtype="float32", **changes):
-    """tiny-a with LoRA layers beside weights of four bits."""
-    return load_policy(arithmetic_settings(model="tiny-a", lora=True, quantisation="nf4", dtype=dtype, **changes))
-
-
 def small(dtype, width=32):
     """A random model over the tokenizer of `OWN`, LoRA beside weights of four bits."""
     settings = arithmetic_settings(model="small", lora=True, lora_rank=4, quantisation="nf4", dtype=str(dtype)[6:])
     torch.manual_seed(0)
     model = Qwen2ForCausalLM(tiny_config(vocab_size=32, hidden_size=width, intermediate_size=2 * width))
     return make_policy(model.to(dtype).eval(), tiny_tokenizer(), settings)
+
+
+def packed_modules(model):
+    """The linear modules of four bits."""
+    return [module for module in model.modules() if isinstance(module, nf4.NF4Linear)]
 
 
 def held(module):
@@ -44,8 +44,7 @@ def test_a_weight_comes_back_to_within_the_published_error_and_takes_half_a_byte
     torch.nn.init.normal_(linear.weight)
     packed = nf4.NF4Linear(linear, torch.device("cpu"))
     error = (packed.dense() - linear.weight).pow(2).mean().sqrt()
-    assert 0.08 < float(error.detach()) < 0.10, "of the deviation of normal values, in blocks of 64"
-    assert torch.equal(packed.dense(), packed.dense())
+    assert 0.08 < error.item() < 0.10, "of the deviation of normal values, in blocks of 64"
     assert held(packed) == pytest.approx(NF4_BYTES * 512 * 384, rel=0.01)
 
 
@@ -75,11 +74,15 @@ def test_tokens_are_decoded_without_dequantising_here(monkeypatch):
     policy = small(torch.float32, 64)
     calls = []
     dense = nf4.NF4Linear.dense
-    monkeypatch.setattr(nf4.NF4Linear, "dense", lambda module: calls.append(1) or dense(module))
+
+    def counted(module):
+        calls.append(module)
+        return dense(module)
+
+    monkeypatch.setattr(nf4.NF4Linear, "dense", counted)
     for tokens in (1, 12):
         generate(policy, [[2, 3]], group=2, sampling=Sampling(tokens, 1.0, ()), generator=seeded(0))
-    modules = sum(isinstance(module, nf4.NF4Linear) for module in policy.model.modules())
-    assert len(calls) == 2 * modules, "to read the prompt, each time"
+    assert len(calls) == 2 * len(packed_modules(policy.model)), "to read the prompt, each time"
 
 
 @pytest.mark.parametrize("broken", [lambda product: product * 1.1, lambda product: 1 / 0])
@@ -87,32 +90,39 @@ def test_a_fused_kernel_that_is_wrong_or_fails_is_not_used(broken, monkeypatch):
     real = nf4.fused
     monkeypatch.setattr(nf4, "fused", lambda *args, **options: broken(real(*args, **options)))
     policy = small(torch.bfloat16, 64)
-    assert not policy.native and "native decoder" in policy.way
+    assert not policy.native
+    assert "native decoder" in policy.way
 
 
 def test_a_node_samples_from_the_very_weights_that_score_it():
-    policy = quantised()
-    assert policy.native and policy.packed and nf4.elements(policy.model) > 0
+    settings = arithmetic_settings(model="tiny-a", lora=True, quantisation="nf4", dtype="float32")
+    policy = load_policy(settings)
+    assert policy.native
+    assert policy.packed
+    assert nf4.elements(policy.model) > 0
     assert policy.parameters() - policy.trainable() == 75_968
-    prompts = [policy.tokenizer.encode("12+7="), policy.tokenizer.encode("3-4=")]
+    prompts = [policy.tokenizer.encode(text) for text in ("12+7=", "3-4=")]
     sampling = Sampling(10, 1.0, (policy.tokenizer.eos_token_id,))
-    made = generate(policy, prompts, group=8, sampling=sampling, generator=torch.Generator().manual_seed(0))
+    made = generate(policy, prompts, group=8, sampling=sampling, generator=seeded(0))
     assert float(logprob_errors(policy, prompts, made, 1.0).max()) < 1e-5
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_training_changes_the_layers_beside_and_goes_on_bit_for_bit(dtype):
     policy = small(dtype)
-    frozen = [module.dense() for module in policy.model.modules() if isinstance(module, nf4.NF4Linear)]
     original = learner(policy)
     before = weights_of(original)
     for _ in range(2):
         report = original.step(OWN)
-        assert report.skipped is None and math.isfinite(report.gradient_norm) and report.gradient_norm > 0
+        assert report.skipped is None
+        assert 0 < report.gradient_norm < math.inf
     assert all("lora_" in name for name in before)
-    assert any(not torch.equal(before[name], after) for name, after in weights_of(original).items())
-    kept = [module.dense() for module in original.policy.model.modules() if isinstance(module, nf4.NF4Linear)]
-    assert all(torch.equal(one, other) for one, other in zip(frozen, kept, strict=True))
+    after = weights_of(original)
+    assert any(not torch.equal(before[name], after[name]) for name in before)
+    frozen = packed_modules(policy.model)
+    kept = packed_modules(original.policy.model)
+    for one, other in zip(frozen, kept, strict=True):
+        assert torch.equal(one.dense(), other.dense())
     state = copy.deepcopy(original.state())
     original.step(OWN)
     resumed = learner(small(dtype))
@@ -134,7 +144,7 @@ def test_what_cannot_be_quantised_is_refused():
 
 def test_without_bitsandbytes_the_plan_says_so_before_anything_is_loaded():
     nf4.kernels.cache_clear()
-    settings = arithmetic_settings(model="tiny-a", lora=True, quantisation="nf4", device="cpu")
+    settings = arithmetic_settings(model="tiny-a", lora=True, quantisation="nf4")
     load = Workload(16, 16, 4, 4)
     with without("bitsandbytes"), pytest.raises(UsageError, match="NF4 needs bitsandbytes"):
         settle(settings, load, {})
@@ -147,13 +157,21 @@ def test_memory_is_what_is_predicted():
     shape = geometry_of(config, "small")
     settings = arithmetic_settings(model="m", lora=True, lora_rank=8, lora_targets=("q_proj",), quantisation="nf4")
     policy = make_policy(Qwen2ForCausalLM(config), tiny_tokenizer(), settings)
-    packed = (module for module in policy.model.modules() if isinstance(module, nf4.NF4Linear))
-    weights = sum(p.nbytes for p in policy.model.parameters()) + sum(map(held, packed))
-    adapters = {"lora": True, "lora_rank": 8, "lora_targets": ("q_proj",)}
-    setup = Setup(dtype="float32", quantisation="nf4", micro_batch_tokens=1024, generation_batch=4, **adapters)
-    need = estimate(shape, Workload(48, 32, 4, 4), setup, "cpu")
+    weights = sum(p.nbytes for p in policy.model.parameters())
+    weights += sum(map(held, packed_modules(policy.model)))
+    setup = Setup(
+        dtype="float32",
+        quantisation="nf4",
+        micro_batch_tokens=1024,
+        generation_batch=4,
+        lora=True,
+        lora_rank=8,
+        lora_targets=("q_proj",),
+    )
+    workload = Workload(48, 32, 4, 4)
+    need = estimate(shape, workload, setup, "cpu")
     assert need.weights == pytest.approx(weights, rel=0.01)
-    dense = estimate(shape, Workload(48, 32, 4, 4), replace(setup, quantisation="none"), "cpu")
+    dense = estimate(shape, workload, replace(setup, quantisation="none"), "cpu")
     assert need.one_layer - dense.one_layer == pytest.approx((4 + 4 / NF4_BLOCK) * 256 * 512)
 
 
@@ -167,14 +185,17 @@ def test_an_overflow_halves_the_scale_and_the_step_is_taken_all_the_same():
     subject = learner(small(torch.float16))
     subject.loss_scale.value = 2.0**21  # two halvings above what these gradients bear
     report = subject.step(OWN)
-    assert report.skipped is None and subject.loss_scale.value == 2.0**19
-    assert report.gradient_norm == pytest.approx(learner(small(torch.float16)).step(OWN).gradient_norm, rel=0.05)
+    assert report.skipped is None
+    assert subject.loss_scale.value == 2.0**19
+    expected = learner(small(torch.float16)).step(OWN)
+    assert report.gradient_norm == pytest.approx(expected.gradient_norm, rel=0.05)
 
 
 def test_the_scale_grows_after_good_steps_and_is_kept_by_a_checkpoint():
     scale = LossScale(torch.float16)
     scale.value = LARGEST
-    assert scale.overflowed(math.inf, ()) and scale.value == LARGEST / 2
+    assert scale.overflowed(math.inf, ())
+    assert scale.value == LARGEST / 2
     for _ in range(GROW_AFTER - 1):
         scale.fine()
     other = LossScale(torch.float16)
@@ -187,4 +208,6 @@ def test_the_scale_grows_after_good_steps_and_is_kept_by_a_checkpoint():
 
 def test_other_dtypes_have_no_scale():
     scale = LossScale(torch.bfloat16)
-    assert not scale.overflowed(math.inf, ()) and scale.value == 1 and scale.state() == {}
+    assert not scale.overflowed(math.inf, ())
+    assert scale.value == 1
+    assert scale.state() == {}

@@ -12,7 +12,7 @@ from ftis_node.observe.history import History
 from ftis_node.observe.web import Route, Web, json_route
 from tests.support.browser import Browser, missing
 from tests.support.looking import SCRIPT
-from tests.support.statuses import LOADING
+from tests.support.statuses import LOADING, TRAINING, peer
 from tests.support.steps import step
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(missing() is not None, reason=missing() or "")]
@@ -23,56 +23,35 @@ LONG = "W" * 300
 PEERS = [f"12D3KooW{number:044d}" for number in range(20)]
 
 
-def peer(number, reputation):
-    return {
-        "id": PEERS[number],
-        "agent": EVIL if number == 0 else LONG[:64],
-        "standing": reputation,
-        "record": 20 + number,
-        "accepted": 30 + number,
-        "delivered": 1,
-        "fetch_failures": 0,
-        "mean_reward": 0.5,
-        "mean_importance": None if number % 2 else 0.97,
-        "bytes_in": 10**number,
-        "bytes_out": 5,
-    }
-
-
-def status():
-    return {
-        "name": EVIL,
-        "state": "ONLINE",
-        "pausing": True,
-        "finishing": False,
-        "model": LONG,
-        "kind": "full",
-        "reason": f"Training with 20 peers. {EVIL}",
-        "advice": f"Run `ftis-node top`. {EVIL}",
-        "run": "ab" * 16,
-        "addresses": [f"/ip4/192.0.2.7/tcp/4001/p2p/{PEERS[-1]}"],
-        "uptime": 93784.0,
-        "step": 123456,
-        "pass_at_1_before": 0.25,
-        "pass_at_1": 0.75,
-        "step_seconds": 6.0,
-        "waiting_for": None,
-        "peers": 20,
-        "own_groups_used": 1234567,
-        "foreign_groups_used": {PEERS[0]: 100, PEERS[1]: 10, EVIL: 1},
-        "foreign_weight_share": 0.5,
-        "filtered_fraction": math.nan,
-        "bytes_in": 123456789012,
-        "bytes_out": 1,
-        "network": {"reachability": "direct", "p2pd_restarts": 0, "clock": {"behind": -14460.0, "peers": 3}},
-        "pool": {"waiting": 1, "no_signal": 2, "expired": 0},
-        "refused_packets": {EVIL: 3},
-    }
+STATUS = TRAINING | {
+    "name": EVIL,
+    "pausing": True,
+    "finishing": False,
+    "model": LONG,
+    "reason": f"Training with 20 peers. {EVIL}",
+    "advice": f"Run `ftis-node top`. {EVIL}",
+    "addresses": [f"/ip4/192.0.2.7/tcp/4001/p2p/{PEERS[-1]}"],
+    "uptime": 93784.0,
+    "step": 123456,
+    "step_seconds": 6.0,
+    "peers": 20,
+    "own_groups_used": 1234567,
+    "foreign_groups_used": {PEERS[0]: 100, PEERS[1]: 10, EVIL: 1},
+    "filtered_fraction": math.nan,
+    "bytes_in": 123456789012,
+    "network": {"reachability": "direct", "p2pd_restarts": 0, "clock": {"behind": -14460.0, "peers": 3}},
+    "refused_packets": {EVIL: 3},
+}
+STANDINGS = ("established", "newcomer", "doubted: its claims look too low", f"banned as an author: {EVIL}")
 
 
 async def all_peers():
-    words = ["established", "newcomer", "doubted: its claims look too low", f"banned as an author: {EVIL}"]
-    peers = [peer(number, words[number % 4]) for number in range(20)]
+    peers = []
+    for number, id in enumerate(PEERS):
+        one = peer(id, agent=LONG[:64], standing=STANDINGS[number % 4], mean_reward=0.5, bytes_in=10**number)
+        peers.append(one)
+    peers[0]["agent"] = EVIL
+    peers[1]["mean_importance"] = 0.97
     return {
         "peers": peers,
         "left_out": [{"id": PEERS[5], "reason": EVIL + LONG}],
@@ -104,7 +83,7 @@ async def page(tmp_path) -> AsyncIterator[Web]:
         return curves.facts()
 
     async def now():
-        return status()
+        return STATUS
 
     answers = {"status": now, "peers": all_peers, "history": history, "completions": completions}
     server = Web(TOKEN, [json_route(f"/api/{name}", answer) for name, answer in answers.items()])
