@@ -14,7 +14,7 @@ from ftis_node.swarm.handshake import MAX_ADDRESSES, PROTOCOL_MAJOR
 from ftis_node.swarm.known_addresses import KnownAddresses
 from ftis_node.swarm.membership import Membership
 from ftis_node.swarm.traffic import Traffic
-from tests.support.alone import Alone, hears
+from tests.support.alone import Alone, hears, strangers
 from tests.support.swarm import OTHER_RUN, RUN, all_meet, eventually, held_up, identity, member, transport
 
 BOB, MALLORY = identity(2), identity(4)
@@ -143,13 +143,13 @@ def hello(run_id=RUN.id):
 
 async def test_row_13b_who_was_met_is_greeted_again_after_growing_pauses(bereft, clock):
     for times in range(TRIES_OF_MET):
-        assert bereft.addresses.strangers() == [BOB.author]
+        assert strangers(bereft) == [BOB.author]
         assert not await bereft.greet(BOB.author)
-        assert not bereft.addresses.strangers(), "not at once again"
+        assert not strangers(bereft), "not at once again"
         clock.now += 2.0**times
-    assert not bereft.addresses.strangers(), "after half an hour it is forgotten"
+    assert not strangers(bereft), "after half an hour it is forgotten"
     assert hears(bereft, MALLORY, NOWHERE), "until it is named"
-    assert bereft.addresses.strangers()
+    assert strangers(bereft)
 
 
 async def test_row_13b_a_lost_peer_that_others_name_is_greeted_within_the_minute(bereft, clock):
@@ -159,7 +159,7 @@ async def test_row_13b_a_lost_peer_that_others_name_is_greeted_within_the_minute
     hears(bereft, MALLORY, NOWHERE)
     assert bereft.addresses.patience() == NAMED_PAUSE
     clock.now += NAMED_PAUSE
-    assert bereft.addresses.strangers() == [BOB.author]
+    assert strangers(bereft) == [BOB.author]
 
 
 async def test_row_38_fresh_made_up_peers_of_one_teller_do_not_keep_others_from_being_greeted(alice, clock):
@@ -168,7 +168,7 @@ async def test_row_38_fresh_made_up_peers_of_one_teller_do_not_keep_others_from_
     clock.now += NAMED_PAUSE
     made_up = [NOWHERE.replace(BOB.peer_id, identity(number).peer_id) for number in range(100, 120)]
     hears(alice, MALLORY, *made_up)
-    assert BOB.author in alice.addresses.strangers()[:2], "the two who named somebody have turns"
+    assert BOB.author in strangers(alice)[:2], "the two who named somebody have turns"
 
 
 def test_row_13b_of_a_lost_peer_false_addresses_leave_its_own_among_those_dialled(alice):
@@ -194,7 +194,7 @@ async def test_row_13b_a_lost_peer_that_calls_is_greeted_over_its_connection(tmp
         assert not alice.addresses.called(BOB.author), "it is in the view"
         alice.active_view.pop(BOB.author)
         alice.addresses.forget(BOB.author)
-        assert alice.addresses.called(BOB.author) and alice.addresses.strangers() == [BOB.author]
+        assert alice.addresses.called(BOB.author) and strangers(alice) == [BOB.author]
         assert not await alice.greet(BOB.author), "there is no connection"
         await bob.transport.connect(identity(1).author, await network.addresses())
         assert await alice.greet(BOB.author)
@@ -203,21 +203,21 @@ async def test_row_13b_a_lost_peer_that_calls_is_greeted_over_its_connection(tmp
 def test_who_was_refused_is_asked_again_when_it_may_be_in_another_run(alice, clock):
     alice.addresses.hear([NOWHERE])
     alice.on_handshake(hello(OTHER_RUN.id), BOB.author)
-    assert BOB.author in alice.refused and not alice.addresses.strangers()
+    assert BOB.author in alice.refused and not strangers(alice)
     alice.addresses.hear([NOWHERE])
     clock.now += NAMED_PAUSE
-    assert alice.addresses.strangers() == [BOB.author], "where it is named"
+    assert strangers(alice) == [BOB.author], "where it is named"
     alice.on_handshake(hello(OTHER_RUN.id), BOB.author)
     clock.now += FIRST_PAUSE * 2.0 ** (TIMES_OF_REFUSED - 1)
-    assert alice.addresses.strangers() == [BOB.author], "and where it is not"
+    assert strangers(alice) == [BOB.author], "and where it is not"
 
 
 async def test_the_peers_of_the_owner_are_never_given_up(alice, clock):
     named = alice.addresses.trust([NOWHERE])
     for _ in range(2 * TRIES_OF_MET):
         alice.addresses.hear(named)
-        assert alice.addresses.strangers() == [BOB.author]
+        assert strangers(alice) == [BOB.author]
         await alice.greet(BOB.author)
         alice.addresses.hear(named)
-        assert not alice.addresses.strangers() and alice.addresses.patience() <= NAMED_PAUSE
+        assert not strangers(alice) and alice.addresses.patience() <= NAMED_PAUSE
         clock.now += alice.addresses.patience()

@@ -14,7 +14,7 @@ from ftis_node.swarm.handshake import PROTOCOL_MAJOR
 from ftis_node.swarm.limits import OWN, Limits
 from ftis_node.swarm.membership import ANCHORS, GIVE_UP_AFTER, INBOUND_MAX, VIEW_SIZE
 from ftis_node.swarm.sessions import OBSERVERS_MAX, SESSIONS_MAX
-from tests.support.alone import ELSEWHERE, LAN, LOOPBACK, Alone, address, at, greets, hears, hello
+from tests.support.alone import ELSEWHERE, LAN, LOOPBACK, Alone, address, at, greets, hears, hello, strangers
 from tests.support.doors import node
 from tests.support.swarm import OTHER_RUN, RUN, identity
 from tests.support.talkers import ALICE, BOB, CAROL, MALLORY
@@ -60,9 +60,9 @@ def named(who, to):
 async def test_two_nodes_of_a_run_meet_and_each_learns_where_the_other_is(tmp_path):
     async with node(ALICE, tmp_path) as (alice, _), node(BOB, tmp_path) as (bob, network):
         alice.addresses.hear(await network.addresses())
-        assert alice.addresses.strangers() == [BOB.author]
+        assert strangers(alice) == [BOB.author]
         assert await alice.greet(BOB.author)
-        assert alice.addresses.strangers() == []
+        assert strangers(alice) == []
         for one, other, who in ((alice, bob, BOB), (bob, alice, ALICE)):
             assert list(one.active_view) == [who.author]
             assert one.active_view[who.author].addresses == await other.refresh_addresses()
@@ -76,7 +76,7 @@ async def test_nodes_of_different_runs_part_politely_and_both_know_why(tmp_path)
         assert not alice.active_view and not bob.active_view
         assert OTHER_RUN.id.hex() in alice.refused[BOB.author] and RUN.id.hex() in alice.refused[BOB.author]
         assert RUN.id.hex() in bob.refused[ALICE.author]
-        assert alice.addresses.strangers() == [], "it is not asked again and again"
+        assert strangers(alice) == [], "it is not asked again and again"
 
 
 @pytest.mark.parametrize(
@@ -108,9 +108,9 @@ async def test_a_peer_that_is_not_there_is_forgotten_after_three_greetings():
     alice = Alone(host="127.0.0.1")
     hears(alice, MALLORY, at(LOOPBACK))
     for _ in range(GIVE_UP_AFTER):
-        assert alice.addresses.strangers() or alice.addresses.patience() < math.inf, "it is going to be greeted"
+        assert strangers(alice) or alice.addresses.patience() < math.inf, "it is going to be greeted"
         assert not await alice.greet(BOB.author)
-    assert not alice.addresses.strangers() and alice.addresses.patience() == math.inf
+    assert not strangers(alice) and alice.addresses.patience() == math.inf
     assert alice.addresses.hear([address(BOB)]), "somebody mentions it again"
 
 
@@ -197,9 +197,9 @@ def test_row_16_what_one_peer_tells_does_not_push_out_what_others_told(alice):
     others = identities(100, 50)
     alice.addresses.hear(list(map(address, others)))
     hears(alice, MALLORY, *map(address, identities(1000, PASSIVE_VIEW_MAX)))
-    strangers = alice.addresses.strangers()
-    assert len(strangers) == 50 + PART_MAX
-    assert {who.author for who in others} <= set(strangers)
+    found = strangers(alice)
+    assert len(found) == 50 + PART_MAX
+    assert {who.author for who in others} <= set(found)
 
 
 @pytest.mark.parametrize("place", [*ELSEWHERE, *(f"{at(place, CAROL)}/p2p-circuit" for place in ELSEWHERE)])
@@ -208,7 +208,7 @@ async def test_row_16_nobody_can_make_a_public_node_dial_into_its_own_network(pl
     alice = Alone()
     told = place + f"/p2p/{BOB.peer_id}" if "p2p-circuit" in place else at(place)
     assert not hears(alice, MALLORY, told)
-    assert not alice.addresses.strangers()
+    assert not strangers(alice)
     greets(alice, BOB, addresses=[told])
     assert await alice.dials(BOB.author) == []
     assert named(alice, CAROL.author) == [told], "others may be at home there"
@@ -302,7 +302,7 @@ async def test_row_16_of_what_one_peer_names_only_so_much_is_dialled(frugal):
     for who in named:
         hears(frugal, MALLORY, address(who, 1), address(who, 2))
     hears(frugal, CAROL, address(BOB))
-    for peer in frugal.addresses.strangers():
+    for peer in strangers(frugal):
         assert not await frugal.greet(peer)
     dialled = frugal.network.dialled
     assert all(dialled.values()), "for the rest p2pd is not asked"
@@ -325,7 +325,7 @@ def test_peers_of_other_runs_do_not_fill_the_memory(alice):
     crowd(alice, 100, PASSIVE_VIEW_MAX + 50, run_id=OTHER_RUN.id)
     assert len(alice.refused) == PASSIVE_VIEW_MAX
     assert not alice.sessions
-    assert not alice.addresses.strangers()
+    assert not strangers(alice)
 
 
 def fails(alice, times):
@@ -346,7 +346,7 @@ def test_three_failures_in_a_row_drop_a_peer_that_is_long_silent(alice, monkeypa
     assert BOB.author not in alice.active_view
     alice.failed(BOB.author)
     alice.answered(CAROL.author)
-    assert alice.addresses.strangers() == [BOB.author], "it may come back"
+    assert strangers(alice) == [BOB.author], "it may come back"
 
 
 def test_a_peer_that_moved_is_known_at_its_new_address_only(alice):
@@ -420,10 +420,10 @@ def test_an_address_heard_for_the_first_time_is_news(alice):
     assert alice.addresses.hear([address(BOB)])
     assert not alice.addresses.hear([address(BOB), address(BOB, 2)])
     assert not alice.addresses.hear([address(ALICE)]), "that is this node itself"
-    assert alice.addresses.strangers() == [BOB.author]
+    assert strangers(alice) == [BOB.author]
 
 
 def test_addresses_without_number_are_kept_to_a_bound(alice):
     for who in identities(2, 2 * PASSIVE_VIEW_MAX):
         alice.addresses.hear([address(who)])
-    assert len(alice.addresses.strangers()) == PASSIVE_VIEW_MAX
+    assert len(strangers(alice)) == PASSIVE_VIEW_MAX

@@ -7,9 +7,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftis_node.config.profiles import TASKS
-from ftis_node.config.settings import Settings, collect
-from ftis_node.learner import choose_objective
 from ftis_node.objective import PRESETS
 from ftis_node.objective.divergence import ESTIMATORS
 from ftis_node.objective.importance import MAX_LOG_RATIO
@@ -69,17 +66,6 @@ def test_a_token_whose_ratio_is_beyond_the_clamp_has_no_gradient(name, advantage
 
     assert slope(log_ratio) == 0.0
     assert slope(math.copysign(19.0, log_ratio)) == pytest.approx(advantage * math.exp(math.copysign(19.0, log_ratio)))
-
-
-def test_a_batch_a_warm_up_and_a_tasks_own_filter_are_as_said():
-    defaults = Settings()
-    objective = PRESETS["ftis"]
-    assert (defaults.batch_groups, defaults.warmup_steps) == (24, 5)
-    assert (objective.divergence, objective.reduction, objective.threshold) == ("k3_reverse", "mean", 50.0)
-    settled, _ = collect(task="arithmetic", flags={}, environment={})
-    chosen = choose_objective(settled, "arithmetic", 16)
-    assert (chosen.divergence, chosen.reduction, chosen.threshold) == ("k1", "sum", 1.0)
-    assert list(TASKS) == ["arithmetic"], "no other task has constants of its own"
 
 
 def test_where_a_tenth_of_groups_have_a_signal_nine_tenths_of_the_weight_are_others():

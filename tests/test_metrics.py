@@ -4,6 +4,7 @@ import errno
 import gzip
 import resource
 import time
+from pathlib import Path
 
 import pytest
 
@@ -23,31 +24,32 @@ def steps(path):
     return [entry["step"] for entry in read_events(path, "step")]
 
 
-def test_events_come_back_by_kind_and_across_restarts(tmp_path):
+@pytest.fixture
+def path(tmp_path) -> Path:
+    return tmp_path / "metrics.jsonl"
+
+
+def test_events_come_back_by_kind_and_across_restarts(path):
     before = time.time()
-    write(tmp_path / "metrics.jsonl", 1, 2)
-    write(tmp_path / "metrics.jsonl", 3)
-    assert steps(tmp_path / "metrics.jsonl") == [1, 2, 3]
-    assert len(read_events(tmp_path / "metrics.jsonl", "evaluation")) == 2
-    [first, *_] = read_events(tmp_path / "metrics.jsonl", "step")
+    write(path, 1, 2)
+    write(path, 3)
+    assert steps(path) == [1, 2, 3]
+    assert len(read_events(path, "evaluation")) == 2
+    [first, *_] = read_events(path, "step")
     assert before <= first["time"] <= time.time()
     assert first["name"] == "\u2028é"
 
 
-def test_a_line_is_in_the_file_as_soon_as_it_is_written(tmp_path):
-    log = MetricsLog(tmp_path / "metrics.jsonl")
+def test_a_line_is_in_the_file_as_soon_as_it_is_written(path):
+    assert steps(path) == [], "there is no file yet"
+    log = MetricsLog(path)
     log.write("step", step=1)
-    assert steps(tmp_path / "metrics.jsonl") == [1]
+    assert steps(path) == [1]
     log.close()
 
 
-def test_without_a_file_there_are_no_events(tmp_path):
-    assert read_events(tmp_path / "none", "step") == []
-
-
 @pytest.mark.parametrize("cut", [1, 2, 5, 20, 60])
-def test_a_last_line_that_a_kill_cut_short_is_left_out_and_spoils_nothing_after_it(tmp_path, cut):
-    path = tmp_path / "metrics.jsonl"
+def test_a_last_line_that_a_kill_cut_short_is_left_out_and_spoils_nothing_after_it(path, cut):
     log = MetricsLog(path)
     for step in (1, 2):
         log.write("step", step=step, padding="x" * 60)
@@ -78,8 +80,7 @@ def numbers(path):
     return [part.number for part in older_parts(path)]
 
 
-def test_a_long_log_becomes_compressed_parts_and_no_line_is_lost(tmp_path):
-    path = tmp_path / "metrics.jsonl"
+def test_a_long_log_becomes_compressed_parts_and_no_line_is_lost(path, tmp_path):
     write_parts(path, range(20))
     write_parts(path, range(20, 40))
     assert steps(path) == list(range(40))
@@ -91,8 +92,7 @@ def test_a_long_log_becomes_compressed_parts_and_no_line_is_lost(tmp_path):
     assert path.stat().st_size < 300
 
 
-def test_the_end_of_a_log_is_found_in_older_parts_too(tmp_path):
-    path = tmp_path / "metrics.jsonl"
+def test_the_end_of_a_log_is_found_in_older_parts_too(path):
     write_parts(path, range(20))
     for size in (1, 100, 400, 1500):
         found = [entry["step"] for entry in read_events(path, "step", last_bytes=size)]
@@ -100,8 +100,7 @@ def test_the_end_of_a_log_is_found_in_older_parts_too(tmp_path):
         assert size // 100 - 2 <= len(found) <= size // 60 + 1
 
 
-def test_an_older_line_does_not_come_in_the_place_of_one_that_is_too_long(tmp_path):
-    path = tmp_path / "metrics.jsonl"
+def test_an_older_line_does_not_come_in_the_place_of_one_that_is_too_long(path):
     log = rotating(path)
     for step, length in enumerate((100, 1, 300)):  # a part, which ends in a short line, and the present file
         log.write("step", step=step, padding="x" * length)
@@ -112,8 +111,7 @@ def test_an_older_line_does_not_come_in_the_place_of_one_that_is_too_long(tmp_pa
 
 
 @pytest.mark.parametrize("stage", ["renamed", "half compressed", "compressed"])
-def test_a_kill_while_a_part_is_made_loses_and_doubles_nothing(tmp_path, stage):
-    path = tmp_path / "metrics.jsonl"
+def test_a_kill_while_a_part_is_made_loses_and_doubles_nothing(path, tmp_path, stage):
     write(path, 1, 2)
     plain = tmp_path / "metrics-00000001.jsonl"
     path.rename(plain)
@@ -141,8 +139,7 @@ def test_what_a_person_keeps_beside_a_log_is_left_alone(tmp_path):
     assert {file: file.read_bytes() for file in mine} == mine
 
 
-def test_the_oldest_parts_make_room_and_the_latest_stays(tmp_path):
-    path = tmp_path / "metrics.jsonl"
+def test_the_oldest_parts_make_room_and_the_latest_stays(path):
     write_parts(path, range(30))
     many = len(numbers(path))
     size = sum(part.path.stat().st_size for part in older_parts(path))
@@ -179,8 +176,7 @@ def test_row_63_a_part_that_unpacks_to_too_much_is_damaged(tmp_path, caplog):
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 20, "in KiB"
 
 
-def test_a_disk_that_is_full_leaves_the_parts_as_they_are(tmp_path, monkeypatch, caplog):
-    path = tmp_path / "metrics.jsonl"
+def test_a_disk_that_is_full_leaves_the_parts_as_they_are(path, tmp_path, monkeypatch, caplog):
     with monkeypatch.context() as full:
         full.setattr(metrics.shutil, "copyfileobj", raising(OSError(errno.ENOSPC, "No space left on device")))
         write_parts(path, range(10))
@@ -191,8 +187,7 @@ def test_a_disk_that_is_full_leaves_the_parts_as_they_are(tmp_path, monkeypatch,
     assert all(part.path.suffix == ".gz" for part in older_parts(path))
 
 
-def test_a_part_that_cannot_begin_is_begun_with_the_next_line(tmp_path, monkeypatch):
-    path = tmp_path / "metrics.jsonl"
+def test_a_part_that_cannot_begin_is_begun_with_the_next_line(path, monkeypatch):
     log = rotating(path)
     for step in range(2):
         log.write("step", step=step, padding="x" * 60)

@@ -1,6 +1,7 @@
 """Homes of newer versions, and of older ones, are left as they are."""
 
 import asyncio
+import contextlib
 import json
 import sqlite3
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from ftis_node.store import checkpoints as checkpoints_module
 from ftis_node.store.checkpoints import Checkpoints, newest_facts
 from ftis_node.store.home import Home
 from ftis_node.store.packets import PacketStore
+from tests.support.begun import contents
 from tests.support.old_home import write_checkpoint, write_database
 
 RUN = bytes(16)
@@ -41,25 +43,33 @@ def database(tmp_path) -> Path:
     return tmp_path / "store.sqlite"
 
 
-def contents(path):
-    return {str(file.relative_to(path)): file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file()}
-
-
 # --- the home ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_new_home_has_the_newest_schema(home):
     home.mark()
-    assert json.loads(home.schema.read_text()) == {"schema": 2} and not home.task_files.exists()
+    assert json.loads(home.schema.read_text()) == {"schema": 2}
+    assert not home.task_files.exists()
     before = contents(home.path)
     home.mark()
     assert contents(home.path) == before
 
 
+DAMAGED = "damaged.*copy"
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
-    [('{"schema": 3}', "knows 2.*pgrade ftis-node"), ('{"schema": 1}', "knows 2.*start in a new --home")]
-    + [(text, "damaged.*copy") for text in ('{"schema": "2"}', '{"schema": true}', '{"schema": 0}', "{}", "", "[]")],
+    [
+        ('{"schema": 3}', "knows 2.*pgrade ftis-node"),
+        ('{"schema": 1}', "knows 2.*start in a new --home"),
+        ('{"schema": "2"}', DAMAGED),
+        ('{"schema": true}', DAMAGED),
+        ('{"schema": 0}', DAMAGED),
+        ("{}", DAMAGED),
+        ("", DAMAGED),
+        ("[]", DAMAGED),
+    ],
 )
 def test_a_home_of_another_version_or_of_none_is_left_as_it_is(home, text, words):
     home.schema.write_text(text)
@@ -82,13 +92,17 @@ def test_a_home_of_the_first_versions_which_has_no_number_is_refused(home):
 
 def test_files_named_once_are_found_from_anywhere(home, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    remember_files(home, JoinOptions(home, data=Path("copy.jsonl"), eval_data=Path("e.jsonl")), "rows.jsonl", RUN)
+    held_out = tmp_path / "e.jsonl"
+    named = JoinOptions(home, data=Path("copy.jsonl"), eval_data=Path("e.jsonl"))
+    remember_files(home, named, "rows.jsonl", RUN)
     monkeypatch.chdir("/")
     found = with_remembered(JoinOptions(home), home)
-    assert (found.data, found.eval_data) == (tmp_path / "copy.jsonl", tmp_path / "e.jsonl")
-    other = with_remembered(JoinOptions(home, data=Path("/moved.jsonl")), home)
-    assert (other.data, other.eval_data) == (Path("/moved.jsonl"), tmp_path / "e.jsonl"), "what is named comes first"
-    assert with_remembered(JoinOptions(home, task="/moved.jsonl"), home).data is None, "the task's name is the file"
+    assert (found.data, found.eval_data) == (tmp_path / "copy.jsonl", held_out)
+    moved = Path("/moved.jsonl")
+    found = with_remembered(JoinOptions(home, data=moved), home)
+    assert (found.data, found.eval_data) == (moved, held_out), "what is named comes first"
+    found = with_remembered(JoinOptions(home, task=str(moved)), home)
+    assert found.data is None, "the task's name is the file"
 
 
 def test_a_task_file_is_remembered_by_its_place(home, tmp_path, monkeypatch):
@@ -108,7 +122,7 @@ def test_a_home_keeps_its_name_and_the_settings_of_its_command_lines(home):
     start("ann", batch_groups="4", vram_gb=8.0, steps="9", model="tiny-b")
     settings, origins = start()
     assert (settings.batch_groups, settings.vram_gb, settings.steps, settings.model) == (4, 8.0, None, "tiny-a")
-    assert origins["batch_groups"] == "home" and origins["steps"] == "default"
+    assert (origins["batch_groups"], origins["steps"]) == ("home", "default")
     assert with_remembered(JoinOptions(home), home).name == "ann"
     with pytest.raises(UsageError, match="batch_gruops"):
         start(batch_gruops="default")
@@ -116,10 +130,9 @@ def test_a_home_keeps_its_name_and_the_settings_of_its_command_lines(home):
     assert "port" not in kept_settings(home), "the home keeps the one that it gets"
     assert not with_remembered(JoinOptions(home), home).name, "it was forgotten"
     start("ann")
-    settings, _ = start(vram_share="0.5", batch_groups="default")
-    assert (settings.batch_groups, settings.vram_gb, settings.vram_share) == (24, None, 0.5)
-    settings, _ = start()
-    assert (settings.batch_groups, settings.vram_gb, settings.vram_share) == (24, None, 0.5), "as it was said last"
+    for said in ({"vram_share": "0.5", "batch_groups": "default"}, {}):  # and then as it was said last
+        settings, _ = start(**said)
+        assert (settings.batch_groups, settings.vram_gb, settings.vram_share) == (24, None, 0.5)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"data": 7}', "\x00", '{"settings": 7}', '{"settings": {"gone": 1}}'])
@@ -135,9 +148,8 @@ def test_a_damaged_memory_of_files_is_none(home, text):
 @pytest.mark.parametrize("opening", [lambda path: PacketStore(path, RUN, 1 << 20), StoredPackets])
 @pytest.mark.parametrize(("version", "words"), [(4, NEWER), (2, "has schema 2, .* start in a new --home")])
 def test_a_database_of_another_version_is_left_as_it_is(database, opening, version, words):
-    db = sqlite3.connect(database)
-    db.execute(f"PRAGMA user_version = {version}")
-    db.close()
+    with contextlib.closing(sqlite3.connect(database)) as db:
+        db.execute(f"PRAGMA user_version = {version}")
     before = contents(database.parent)
     with pytest.raises(UserError, match=words):
         opening(database)
@@ -149,10 +161,12 @@ def test_a_database_of_another_version_is_left_as_it_is(database, opening, versi
 
 def test_a_checkpoint_of_98648f7_is_read_and_not_written(tmp_path):
     wanted = {"model": "tiny-a (full)", "optimiser": "adamw"}
-    write_checkpoint(tmp_path / "step-00000003", wanted)
+    checkpoint = tmp_path / "step-00000003"
+    write_checkpoint(checkpoint, wanted)
     before = contents(tmp_path)
-    assert Checkpoints(tmp_path).latest() == (tmp_path / "step-00000003", wanted)
-    assert newest_facts(tmp_path) == wanted and contents(tmp_path) == before
+    assert Checkpoints(tmp_path).latest() == (checkpoint, wanted)
+    assert newest_facts(tmp_path) == wanted
+    assert contents(tmp_path) == before
 
 
 @pytest.mark.parametrize(("schema", "words"), [(checkpoints_module.SCHEMA + 1, NEWER), (1, OLDER)])

@@ -13,10 +13,18 @@ from ftis_node.swarm.identity import Identity
 from tests.support.swarm import PROMPTS, VOCABULARY, episode, is_in_specification, make_run
 
 END = 999
+OTHER_END = 998
 CAP = 12
-RUN = make_run(packet=3, turns=3, group=2, completion_tokens=CAP, eos=(998, END))
+RUN = make_run(packet=3, turns=3, group=2, completion_tokens=CAP, eos=(OTHER_END, END))
 CONTEXT = AdmissionContext(RUN, prompt_digests(PROMPTS))
 AUTHOR = Identity(bytes(32)).author
+
+
+def spelled(text, **more):
+    """The runs are words; a digit is that id, E and O end an answer, and X is beyond the vocabulary."""
+    ids = {"E": END, "O": OTHER_END, "X": VOCABULARY}
+    runs = [[ids.get(letter) or int(letter) for letter in word] for word in text.split()]
+    return episode(*runs, **more)
 
 
 def packet(*completions, prompt=(1, 2, 3), **fields):
@@ -24,21 +32,25 @@ def packet(*completions, prompt=(1, 2, 3), **fields):
     return pack_group(**header, prompt_ids=prompt, completions=completions, turns=True)
 
 
-EPISODES = (episode([5, END], [6, 7, END], [8, 9, END]), episode([1, 2, 3, END]), episode([4, END], [7], [3] * 9))
-DATA = encode(packet(*EPISODES))
+EPISODES = (spelled("5E 67E 89E"), spelled("123E"), spelled("4E 7 333333333"))
+
+
+def parts_of(completion):
+    given = completion.given
+    if given is None:
+        given = np.zeros(len(completion), bool)
+    return completion.token_ids.tolist(), completion.logprobs.tolist(), given.tolist(), completion.finished
 
 
 def same(one, other):
-    one_given, other_given = (np.zeros(len(c), bool) if c.given is None else c.given for c in (one, other))
-    arrays = ((one.token_ids, other.token_ids), (one.logprobs, other.logprobs), (one_given, other_given))
-    return all(np.array_equal(*pair) for pair in arrays) and one.finished == other.finished
+    return parts_of(one) == parts_of(other)
 
 
 # --- bytes ------------------------------------------------------------------------------------------------------------
 
 
 def test_the_vector_of_the_specification():
-    small = encode(packet(episode([5, 9], [6, 7], [9]), author=bytes(range(38))))
+    small = encode(packet(spelled("59 67 9"), author=bytes(range(38))))
     assert is_in_specification(small)
 
 
@@ -57,9 +69,12 @@ def test_every_group_comes_back(group):
     assert all(same(one, other) for one, other in zip(found.completions(), group, strict=True))
 
 
+FIRST = EPISODES[0]
 NO_EPISODES = (
-    *(replace(EPISODES[0], given=np.array(at)) for at in ([True] + [False] * 7, [False] * 7 + [True], [False] * 3)),
-    replace(EPISODES[0], logprobs=np.zeros(8, np.float32)),
+    replace(FIRST, given=np.arange(8) == 0),
+    replace(FIRST, given=np.arange(8) == 7),
+    replace(FIRST, given=np.zeros(3, bool)),
+    replace(FIRST, logprobs=np.zeros(8, np.float32)),
     Completion(np.zeros(0, np.uint32), np.zeros(0, np.float32), True),
     episode(*[[1]] * 513),
 )
@@ -101,39 +116,42 @@ def outcome(*completions, context=CONTEXT):
     return found.reason if isinstance(found, Rejection) else found
 
 
-WHOLE = episode([5, END], [END, 7], [8, 998])
+WHOLE = spelled("5E E7 8O")
 
 
 @pytest.mark.parametrize(
-    "completion",
+    ("text", "finished"),
     [
-        WHOLE,
-        episode([5, END]),
-        episode([1] * CAP, finished=False),
-        episode([5, END], [6] * 3, [7] * 7, finished=False),
-        episode([5, END], [6], [5, END], [6], [5, END]),
+        ("5E E7 8O", True),
+        ("5E", True),
+        ("1" * CAP, False),
+        ("5E 666 7777777", False),
+        ("5E 6 5E 6 5E", True),
     ],
 )
-def test_everything_honest_is_admitted(completion):
+def test_everything_honest_is_admitted(text, finished):
+    completion = spelled(text, finished=finished)
     found = outcome(WHOLE, completion)
-    assert isinstance(found, Group) and same(list(found.packet.completions())[1], completion)
+    assert isinstance(found, Group)
+    _, admitted = found.packet.completions()
+    assert same(admitted, completion)
 
 
 @pytest.mark.parametrize(
     ("completion", "reason"),
     [
-        (episode([5, END], [6] * 9, [7, END]), Reason.TOO_LONG),
-        (episode([1, END], [6] * 2, [1] * 9, finished=False), Reason.TOO_LONG),
-        (episode([5, END], [6], [7, 7], finished=False), Reason.CUT_SHORT),
-        (episode([END], [6], [END], [6], [END], [6], [END]), Reason.TOO_LONG),
-        (episode([5, END], [VOCABULARY], [END]), Reason.UNKNOWN_TOKEN),
-        (episode([VOCABULARY, END], [6], [END]), Reason.UNKNOWN_TOKEN),
-        (episode([5, 5], [6], [END]), Reason.EOS_MISSING),
-        (episode([5, END], [6], [5]), Reason.EOS_MISSING),
-        (episode([5, END, 5, END], [6], [END]), Reason.EOS_INTERIOR),
-        (episode([5, END], [6], [END, END]), Reason.EOS_INTERIOR),
-        (episode([5, END], [6] * 3, [7] * 6 + [END], finished=False), Reason.EOS_UNDECLARED),
-        (episode([5, END], [6], [END], logprob=0.1), Reason.LOGPROB_OUT_OF_RANGE),
+        (spelled("5E 666666666 7E"), Reason.TOO_LONG),
+        (spelled("1E 66 111111111", finished=False), Reason.TOO_LONG),
+        (spelled("5E 6 77", finished=False), Reason.CUT_SHORT),
+        (spelled("E 6 E 6 E 6 E"), Reason.TOO_LONG),
+        (spelled("5E X E"), Reason.UNKNOWN_TOKEN),
+        (spelled("XE 6 E"), Reason.UNKNOWN_TOKEN),
+        (spelled("55 6 E"), Reason.EOS_MISSING),
+        (spelled("5E 6 5"), Reason.EOS_MISSING),
+        (spelled("5E5E 6 E"), Reason.EOS_INTERIOR),
+        (spelled("5E 6 EE"), Reason.EOS_INTERIOR),
+        (spelled("5E 666 777777E", finished=False), Reason.EOS_UNDECLARED),
+        (spelled("5E 6 E", logprob=0.1), Reason.LOGPROB_OUT_OF_RANGE),
     ],
 )
 def test_what_no_honest_author_of_the_run_makes_is_refused(completion, reason):
@@ -141,11 +159,13 @@ def test_what_no_honest_author_of_the_run_makes_is_refused(completion, reason):
 
 
 def test_versions_do_not_mix():
-    single = AdmissionContext(make_run(group=2, completion_tokens=CAP, eos=(998, END)), prompt_digests(PROMPTS))
+    run = make_run(group=2, completion_tokens=CAP, eos=(OTHER_END, END))
+    single = AdmissionContext(run, prompt_digests(PROMPTS))
     assert outcome(WHOLE, WHOLE, context=single) in {Reason.OTHER_VERSION, Reason.TOO_LARGE}
 
 
 def test_the_largest_packet_of_a_run_is_within_its_bound():
-    most = episode([5, END], [6], [5, END], [6], [7] * 6, finished=False)
-    made = packet(most, most, round=2**64 - 1, policy_step=2**64 - 1, slot=2**64 - 1)
+    most = spelled("5E 6 5E 6 777777", finished=False)
+    largest = 2**64 - 1
+    made = packet(most, most, round=largest, policy_step=largest, slot=largest)
     assert len(encode(made)) <= RUN.packet_bytes_max

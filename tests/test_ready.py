@@ -28,7 +28,7 @@ from ftis_node.worker.engine import Engine
 from tests.support.faults import FAULTS, in_decoder, in_packing
 from tests.support.small_models import arithmetic_settings, tiny_config, tiny_policy, tiny_tokenizer
 
-DTYPES = [torch.bfloat16, torch.float32]
+in_either_dtype = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 
 
 def model(spread, dtype, layers=28, kind=Qwen2ForCausalLM):
@@ -53,7 +53,7 @@ def made(*args, **kwargs):
 
 
 @pytest.mark.parametrize("spread", [0.02, pytest.param(0.1, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@in_either_dtype
 def test_deep_models_with_sharp_logits_are_packed_and_decoded_natively_in_bf16_too(spread, dtype):
     policy = made(spread, dtype)
     assert policy.packed and policy.native, policy.way
@@ -90,7 +90,7 @@ def with_a_leak(*args):
 
 
 @pytest.mark.parametrize("broken", [of_the_neighbour, with_a_leak])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@in_either_dtype
 def test_a_layout_that_is_wrong_is_refused_in_bf16_too(broken, dtype, monkeypatch):
     monkeypatch.setattr(score, "pack", broken)
     policy = made(0.1, dtype)
@@ -113,7 +113,7 @@ def each_path_ends_alone(fault, make):
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@in_either_dtype
 def test_each_fault_of_a_fast_path_ends_that_path_alone(dtype, fault):
     each_path_ends_alone(fault, lambda: made(0.2, dtype, 4))
 
@@ -209,7 +209,7 @@ class Neighbourly(Qwen2ForCausalLM):
         self.model.embed_tokens.register_forward_hook(mix)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@in_either_dtype
 def test_a_model_that_depends_on_neighbours_in_the_row_is_padded(dtype):
     policy = made(0.2, dtype, 4, Neighbourly)
     assert not policy.packed, policy.way
@@ -222,7 +222,7 @@ class Scaled(Qwen2ForCausalLM):
         return out
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@in_either_dtype
 def test_a_model_that_changes_its_logits_after_the_head_is_refused_in_bf16_too(dtype):
     with pytest.raises(UsageError, match="changes its logits"):
         made(0.1, dtype, 28, Scaled)
@@ -254,7 +254,7 @@ class Rival:
         self.LigerRopeFunction = SimpleNamespace(apply=None)  # a tensor on the CPU takes the model's own
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@in_either_dtype
 def test_fused_kernels_are_used_where_they_give_the_same(dtype, monkeypatch):
     rope = modeling_qwen2.apply_rotary_pos_emb
     monkeypatch.setattr(modeling_qwen2, "apply_rotary_pos_emb", rope)  # to have it back
@@ -273,7 +273,7 @@ def test_fused_kernels_are_used_where_they_give_the_same(dtype, monkeypatch):
 @pytest.mark.parametrize("graphs", [True, False])
 def test_without_liger_kernel_or_without_the_wish_modules_stay_as_they_are(graphs, monkeypatch):
     monkeypatch.setitem(sys.modules, "liger_kernel.ops", None if graphs else Rival(0.0))
-    policy = ready(deep(model(0.1, DTYPES[0], 2), graphs=graphs))
+    policy = ready(deep(model(0.1, torch.bfloat16, 2), graphs=graphs))
     assert ("without liger-kernel's fused kernels (" in policy.way) == graphs
     assert not any("forward" in vars(module) for module in policy.model.modules())
 
@@ -290,7 +290,7 @@ class Backwards(torch.autograd.Function):
         return gradient / 2
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@in_either_dtype
 def test_a_kernel_whose_gradient_is_wrong_is_refused(dtype, monkeypatch):
     right = packing.ATTENTIONS["ftis_tables"]
     wrong = partial(packing._attention, lambda *args: Backwards.apply(right(*args)))

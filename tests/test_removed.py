@@ -11,12 +11,11 @@ from ftis_node.errors import UserError
 from ftis_node.lab.replaying.lineage import lineage
 from ftis_node.methods.removed import REMOVED
 from ftis_node.store.home import Home
-from tests.support.begun import begun
+from tests.support.begun import begun, contents
 from tests.support.cli import refused
 from tests.support.lab import spec
 from tests.support.steps import started, took
 from tests.support.swarm import RUN
-from tests.test_migration import contents
 
 NAMES = [(name, "geometric" if value is ... else str(value), fix) for (name, value), (_, fix) in REMOVED.items()]
 
@@ -36,15 +35,19 @@ def test_what_was_removed_is_refused_by_name_and_an_old_home_loses_nothing(name,
     log = [started(fresh=True), *took(1)]
     log[0]["settings"] = log[0]["settings"] | {name: value}
     home.metrics.write_text("".join(f"{json.dumps(line)}\n" for line in log))
-    home.run_file.write_text(dump_run_file(RunFile(run=RUN)).replace("[run]\n", f"[run]\n{pair}"))
-    (file := tmp_path / "settings.toml").write_text(pair)
+    run_text = dump_run_file(RunFile(run=RUN))
+    home.run_file.write_text(run_text.replace("[run]\n", f"[run]\n{pair}"))
+    file = tmp_path / "settings.toml"
+    file.write_text(pair)
     before = contents(home.path)
     by_command = refused("join", "--home", home.path, "--settings", file)
+    by_variable = error_of(lambda: collect(task="", flags={}, environment={variable: value}))
+    by_flag = error_of(lambda: collect(task="", flags={name: value}, environment={}))
     found = {
         f"file {file}": by_command,
         "the run file": by_command,
-        f"environment {variable}": error_of(lambda: collect(task="", flags={}, environment={variable: value})),
-        "flags": error_of(lambda: collect(task="", flags={name: value}, environment={})),
+        f"environment {variable}": by_variable,
+        "flags": by_flag,
         "recorded in metrics.jsonl": error_of(lambda: lineage(log)),
     }
     for origin, error in found.items():

@@ -77,6 +77,11 @@ def hears(membership: Membership, teller: Identity, *addresses: str) -> bool:
     return membership.addresses.hear(addresses, teller.author)
 
 
+def strangers(membership: Membership) -> list[bytes]:
+    """The peers that are to be greeted now."""
+    return membership.addresses.strangers()
+
+
 def greets(membership: Membership, who: Identity, **changes: object) -> ftis_pb2.Handshake:
     """The answer to a peer's handshake."""
     return membership.on_handshake(hello(who, **changes), who.author)

@@ -21,3 +21,8 @@ def begun(home: Path, step: int, model: str, kind: str, **files: str):
     for name, text in files.items():
         (directory / f"{name}.safetensors").write_text(text)
     checkpoints.commit(directory, {"model": labelled(model, kind), "optimiser": "adamw", "progress": {"step": step}})
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """The bytes of all files below a folder, by their names there."""
+    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
