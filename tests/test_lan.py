@@ -298,4 +298,5 @@ def test_two_daemons_find_each_other_and_learn(join):
     first.wait(lambda status: status.get("step"), "a step")
     second = join("b", "--lan", "--model", "tiny-b")
     second.wait(lambda status: status.get("foreign_groups_used"), "foreign groups")
-    assert "Found run" in second.log() and second.status()["run"] == first.status()["run"]
+    assert "Found run" in second.log()
+    assert second.status()["run"] == first.status()["run"]

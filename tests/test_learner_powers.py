@@ -127,7 +127,8 @@ def test_the_gate_opens_at_the_level_of_the_steps_before_and_outlives_a_restart(
     second = subject.step(near)
     again = resumed.step(near)
     assert second.diagnostics.sources["peer"]["loss_weight"] > 0
-    assert second.loss == again.loss and subject.gate == resumed.gate != level
+    assert second.loss == again.loss
+    assert subject.gate == resumed.gate != level
     assert_same(weights_of(subject), weights_of(resumed))
 
 
@@ -144,7 +145,8 @@ def test_all_inner_steps_of_a_step_are_gated_alike():
 
 def test_a_bad_step_moves_no_gate_and_an_empty_success_neither():
     subject = learner(objective="gated", parts={"count_end": False})
-    assert subject.step([changed(OWN[0], rewards=[math.nan, 0, 0, 1])]).skipped and subject.gate is None
+    assert subject.step([changed(OWN[0], rewards=[math.nan, 0, 0, 1])]).skipped
+    assert subject.gate is None
     only_end = Completion(np.array([1], np.uint32), np.array([-1.0], np.float32), True)
     subject.step([changed(OWN[0], completions=[only_end, *OWN[0].parts[0].completions[1:]], rewards=[1, 0, 0, 1])])
     assert subject.gate < 0
@@ -187,7 +189,8 @@ def test_the_learning_rate_grows_with_each_update_and_no_other_step_also_after_a
         subject = learner(warmup_steps=4, learning_rate=1e-3)
         if state is not None:
             subject.restore(*state, steps=2 * len(rates))
-        assert subject.step(OWN[2:]).skipped and subject.step(OWN).skipped is None
+        assert subject.step(OWN[2:]).skipped
+        assert subject.step(OWN).skipped is None
         rates.append(subject.optimiser._adam.param_groups[0]["lr"])
         state = subject.state()
     assert rates == pytest.approx([2.5e-4, 5e-4, 7.5e-4, 1e-3, 1e-3, 1e-3])
@@ -264,7 +267,8 @@ def test_a_step_that_does_not_fit_is_taken_in_smaller_pieces(monkeypatch):
     with_room_for(cramped, 30)
     report = cramped.step(BATCH)
     expected = roomy.step(BATCH)
-    assert report.memory_retries >= 1 and report.micro_batch_tokens <= 32
+    assert report.memory_retries >= 1
+    assert report.micro_batch_tokens <= 32
     assert expected.memory_retries == 0
     assert report.loss == pytest.approx(expected.loss, abs=1e-6)
     assert_close(gradient_of(cramped), gradient_of(roomy), atol=2e-6)
@@ -297,7 +301,9 @@ def test_a_real_lack_of_memory_is_survived():
     """
     ran = program(text)
     retries, skipped, tokens = ran.communicate()[0].split()
-    assert int(retries) >= 1 and skipped == "None" and int(tokens) == 25_600
+    assert int(retries) >= 1
+    assert skipped == "None"
+    assert int(tokens) == 25_600
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -388,7 +394,8 @@ def test_a_forward_pass_that_is_not_finite_costs_no_loss_scale():
     assert (len(passes), subject.loss_scale.value) == (1, 2.0**10), "more of the batch would not mend it"
     with torch.no_grad():
         norm.copy_(before)
-    assert subject.step([changed(OWN[0], rewards=[math.inf, 0, 0, 1])]).skipped and subject.step(OWN).skipped is None
+    assert subject.step([changed(OWN[0], rewards=[math.inf, 0, 0, 1])]).skipped
+    assert subject.step(OWN).skipped is None
     assert subject.loss_scale.value == 2.0**10
 
 
@@ -408,7 +415,8 @@ def test_the_first_loss_scale_fits_however_many_terms_a_batch_has():
     scale = subject.loss_scale.value
     expected = learner(parts={"aggregation": "token"}).step(OWN * 40)
     assert report.gradient_norm == pytest.approx(expected.gradient_norm, rel=1e-2)
-    assert scale == LossScale(torch.float16).value and len(passes) == 40 * 5
+    assert scale == LossScale(torch.float16).value
+    assert len(passes) == 40 * 5
 
 
 def test_after_five_bad_steps_in_a_row_the_report_asks_for_an_older_checkpoint():

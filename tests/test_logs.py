@@ -55,7 +55,8 @@ def fresh_process():
 def test_no_character_of_a_message_ends_its_line_and_a_level_keeps_its_name(formatter):
     line = formatter.format(record("peer says %s", FORGED))
     assert line.isprintable(), "one line, and nothing that moves a cursor or turns text"
-    assert "forged" in line and "end" in line, "nothing is lost"
+    assert "forged" in line
+    assert "end" in line, "nothing is lost"
     renamed = record("hello")
     renamed.levelname = "WARN"  # as hivemind has it from its import on
     assert "WARNING" in formatter.format(renamed)
@@ -71,7 +72,8 @@ def test_no_line_of_a_traceback_passes_for_an_event():
     assert any("forged" in line for line in others)
     assert all(line.startswith("    ") and line.isprintable() for line in others)
     told = json.loads(JsonFormatter().format(record("it failed", error=raised("why"))))
-    assert told["message"] == "it failed" and told["exception"].endswith("ValueError: why")
+    assert told["message"] == "it failed"
+    assert told["exception"].endswith("ValueError: why")
 
 
 @pytest.mark.parametrize("error", [None, raised("why")])
@@ -81,7 +83,8 @@ def test_a_json_line_is_as_documented(error):
     check(told, "Log")
     assert (told["level"], told["logger"], told["message"]) == ("WARNING", "ftis_node.node.daemon", FORGED)
     when = datetime.fromisoformat(told["time"])
-    assert when.utcoffset() is not None and abs((when - before).total_seconds()) < 60
+    assert when.utcoffset() is not None
+    assert abs((when - before).total_seconds()) < 60
 
 
 @pytest.mark.parametrize("as_json", [False, True])
@@ -108,10 +111,12 @@ def test_both_formats_are_read_as_text_and_as_objects():
     line = JsonFormatter().format(one)
     assert as_object(text)["time"] == as_object(line)["time"], "whatever the time zone"
     assert as_object(text)["level"] == as_object(line)["level"] == "WARNING"
-    assert as_text(text) == text and as_text(line).endswith(" WARNING hello there\\n")
+    assert as_text(text) == text
+    assert as_text(line).endswith(" WARNING hello there\\n")
     assert as_text(JsonFormatter().format(record("it failed", error=raised("why")))).endswith("\n    ValueError: why")
     for odd in ("not a line\x1b[2J", "{}", '{"broken', "[1]", "    a traceback's"):
-        assert as_text(odd).isprintable() and isinstance(as_object(odd), dict)
+        assert as_text(odd).isprintable()
+        assert isinstance(as_object(odd), dict)
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
@@ -161,10 +166,12 @@ def test_what_a_daemon_without_a_terminal_prints_does_not_repeat_its_log_nor_gro
     code += f"log_to(Path({str(tmp_path)!r})); logging.error('told'); print('printed', file=sys.stderr)"
     with output.open("ab") as file:
         subprocess.run([sys.executable, "-c", code], stderr=file, check=True, env=os.environ | ENVIRONMENT)
-    assert output.read_text() == "printed\n" and "told" in Home(tmp_path).log.read_text()
+    assert output.read_text() == "printed\n"
+    assert "told" in Home(tmp_path).log.read_text()
     with output.open("ab") as file:
         file.truncate(logs.LOG_BYTES + 1)
-    assert logs.begin_output(tmp_path) == output and not output.exists()
+    assert logs.begin_output(tmp_path) == output
+    assert not output.exists()
     assert (tmp_path / "output.log.1").stat().st_size == logs.LOG_BYTES + 1
 
 

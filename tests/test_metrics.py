@@ -84,7 +84,8 @@ def test_a_long_log_becomes_compressed_parts_and_no_line_is_lost(path, tmp_path)
     write_parts(path, range(20))
     write_parts(path, range(20, 40))
     assert steps(path) == list(range(40))
-    assert len(numbers(path)) > 5 and numbers(path)[0] == 1
+    assert len(numbers(path)) > 5
+    assert numbers(path)[0] == 1
     assert {entry.name for entry in tmp_path.iterdir()} == {
         path.name,
         *(f"metrics-{number:08d}.jsonl.gz" for number in numbers(path)),
@@ -145,12 +146,15 @@ def test_the_oldest_parts_make_room_and_the_latest_stays(path):
     size = sum(part.path.stat().st_size for part in older_parts(path))
     write_parts(path, range(30, 31), older_bytes=size // 2)
     kept = numbers(path)
-    assert kept == list(range(kept[0], kept[-1] + 1)) and kept[-1] >= many and 1 < len(kept) < many
+    assert kept == list(range(kept[0], kept[-1] + 1))
+    assert kept[-1] >= many
+    assert 1 < len(kept) < many
     assert sum(part.path.stat().st_size for part in older_parts(path)) <= size // 2
     found = steps(path)
     assert found == list(range(found[0], 31))
     write_parts(path, range(31, 40), older_bytes=0)
-    assert len(numbers(path)) == 1 and numbers(path)[0] > kept[-1], "it tells how many there were"
+    assert len(numbers(path)) == 1
+    assert numbers(path)[0] > kept[-1], "it tells how many there were"
 
 
 def part_in(folder):
@@ -163,7 +167,9 @@ def test_a_damaged_part_costs_its_own_lines_alone(tmp_path, caplog):
     path, part = part_in(tmp_path)
     part.write_bytes(part.read_bytes()[:20])
     found = steps(path)
-    assert found[:2] == [0, 1] and found[-1] == 19 and len(found) < 20
+    assert found[:2] == [0, 1]
+    assert found[-1] == 19
+    assert len(found) < 20
     assert part.name in caplog.text
 
 
@@ -171,7 +177,8 @@ def test_row_63_a_part_that_unpacks_to_too_much_is_damaged(tmp_path, caplog):
     path, part = part_in(tmp_path)
     part.write_bytes(gzip.compress(bytes(1 << 28), 9))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    assert steps(path)[-1] == 19 and len(end_of_parts(path, 1 << 20)) < 1 << 20
+    assert steps(path)[-1] == 19
+    assert len(end_of_parts(path, 1 << 20)) < 1 << 20
     assert f"{part.name} is damaged (it unpacks to too much)" in caplog.text
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 20, "in KiB"
 
@@ -180,7 +187,8 @@ def test_a_disk_that_is_full_leaves_the_parts_as_they_are(path, tmp_path, monkey
     with monkeypatch.context() as full:
         full.setattr(metrics.shutil, "copyfileobj", raising(OSError(errno.ENOSPC, "No space left on device")))
         write_parts(path, range(10))
-    assert steps(path) == list(range(10)) and "tried again" in caplog.text
+    assert steps(path) == list(range(10))
+    assert "tried again" in caplog.text
     assert not list(tmp_path.glob("*.partial"))
     write_parts(path, range(10, 11))
     assert steps(path) == list(range(11))
@@ -196,7 +204,8 @@ def test_a_part_that_cannot_begin_is_begun_with_the_next_line(path, monkeypatch)
         log.write("step", step=2)
     log.write("step", step=3)
     log.close()
-    assert steps(path) == [0, 1, 3] and numbers(path) == [1]
+    assert steps(path) == [0, 1, 3]
+    assert numbers(path) == [1]
 
 
 def raising(error):

@@ -64,7 +64,8 @@ def test_the_rows_of_a_step_follow_from_its_number_and_come_in_turn():
     first = rows_of_step(12, 10, 4, 1)
     again = rows_of_step(12, 10, 4, 1)
     other = rows_of_step(12, 10, 5, 1)
-    assert first == again != other and len(set(first)) == 10
+    assert first == again != other
+    assert len(set(first)) == 10
     assert sorted(rows_of_step(12, 36, 1, 1)) == sorted([*range(12)] * 3)
 
 
@@ -112,7 +113,8 @@ def test_no_byte_of_them_gets_out_of_the_compute_process(rows, tmp_path, join):
     told = json.dumps([first.status(), second.status()]).encode()
     routes = ("api/status", "api/peers", "api/history", "api/completions", "swarm.json")
     pages = [(route, page(first, route)) for route in routes]
-    assert first.stop() == 0 and second.stop() == 0
+    assert first.stop() == 0
+    assert second.stop() == 0
     assert "made of its owner's own data" in refused("lab", "replay", first.home.path).what
 
     for step in read_events(first.home.metrics, "step"):

@@ -114,7 +114,8 @@ def test_a_round_may_be_any_number_that_can_be_signed(round, other, slot):
     store = PacketStore(Path(":memory:"), RUN.id, ROOMY, clock=lambda: 0)
     store.settle([(ALICE, round, slot)], "refused")
     store.add([made(BOB, round)], own=False)
-    assert store.seen(ALICE, round, slot) and store.seen(BOB, round, 0)
+    assert store.seen(ALICE, round, slot)
+    assert store.seen(BOB, round, 0)
     assert store.seen(ALICE, other, slot) is (round == other)
     store.close()
 

@@ -65,7 +65,8 @@ def episodes(draw):
 def test_every_group_comes_back(group):
     data = encode(packet(*group))
     found = decode(data)
-    assert isinstance(found, Packet) and encode(found) == data
+    assert isinstance(found, Packet)
+    assert encode(found) == data
     assert all(same(one, other) for one, other in zip(found.completions(), group, strict=True))
 
 

@@ -242,7 +242,8 @@ async def test_row_56_a_hostile_answer_to_a_greeting_gives_nobody_a_certificate(
 
 
 def test_runs_without_a_founder_keep_their_ids():
-    assert b"founder" not in RUN.canonical_json() and b"founder" in PRIVATE.canonical_json()
+    assert b"founder" not in RUN.canonical_json()
+    assert b"founder" in PRIVATE.canonical_json()
     with pytest.raises(UsageError):
         make_run_of(**{**RUN.model_dump(), "founder": "Ana"})
 
@@ -443,7 +444,8 @@ def test_daemons_an_invitation_and_a_removal(join):
     looked = run_cli("watch", answer("invite", *at)["invitation"], *looking, "--for", "2", "--set", "http_port=0")
     assert "makes this observer a member for 180 d" in looked.stderr, looked.stderr
     (row,) = (row for row in answer("members", *at)["members"] if row["observer"])
-    assert row["id"] in looked.stderr and printed("members", *at).count(", an observer") == 1
+    assert row["id"] in looked.stderr
+    assert printed("members", *at).count(", an observer") == 1
     assert "ftis-node watch --home" in refused("status", *looking).fix
     printed("remove", "Ben", *at)
     invited.wait(lambda s: "this node was removed by Ana" in s["reason"], "it is told")

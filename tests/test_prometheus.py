@@ -42,11 +42,14 @@ def test_every_documented_metric_is_exposed_as_documented_and_no_other():
 
 def test_values_are_those_of_the_status():
     found = samples(exposition(TRAINING, {"peers": [peer()], "left_out": []}))
-    assert found["ftis_node_groups_used own"] == 10 and found["ftis_node_groups_used foreign"] == 6
+    assert found["ftis_node_groups_used own"] == 10
+    assert found["ftis_node_groups_used foreign"] == 6
     assert found["ftis_node_packets_refused_total malformed"] == 3
-    assert found["ftis_node_memory_bytes compute"] == 3000 and found["ftis_node_memory_bytes p2pd"] == 2000
+    assert found["ftis_node_memory_bytes compute"] == 3000
+    assert found["ftis_node_memory_bytes p2pd"] == 2000
     assert found["ftis_node_idle_share"] == 0.25
-    assert found["ftis_node_last_step_seconds wait"] == 0.5 and "ftis_node_last_step_seconds total" not in found
+    assert found["ftis_node_last_step_seconds wait"] == 0.5
+    assert "ftis_node_last_step_seconds total" not in found
     assert found[f"ftis_node_peer_packets_refused_total {PEER}"] == 3
     assert found["ftis_node_filtered_fraction"] == 0, "known, and nothing"
     assert found[f"ftis_node_info full tiny-a {'ab' * 16} {ftis_node.__version__}"] == 1
@@ -75,7 +78,8 @@ def test_a_step_whose_numbers_are_none_shows_none(none):
     assert last.loss is last.gradient_norm is None
     shown = msgspec.to_builtins(last) | {"loss": none, "gradient_norm": none}
     found = samples(exposition(TRAINING | {"last_step": shown}, NOBODY))
-    assert "ftis_node_loss" not in found and "ftis_node_gradient_norm" not in found
+    assert "ftis_node_loss" not in found
+    assert "ftis_node_gradient_norm" not in found
     assert last_step(taken_step(report=step_report(skipped="no signal"))).loss is None
 
 
@@ -85,7 +89,8 @@ def test_no_text_of_a_peer_is_in_it():
     assert b"99" not in text
     assert samples(text)[f"ftis_node_peer_standing {PEER} banned"] == 1
     odd = exposition(TRAINING, {"peers": [peer(standing=EVIL)], "left_out": []})
-    assert b"99" not in odd and b"ftis_node_peer_standing{" not in odd
+    assert b"99" not in odd
+    assert b"ftis_node_peer_standing{" not in odd
 
 
 def model_label(model):
@@ -100,7 +105,8 @@ def test_of_a_models_folder_the_last_name_alone_is_told(tmp_path):
     assert model_label(str(folder)) == "my-model", "also of one that is no model, or gone"
     (folder / "config.json").write_text("{}")
     assert model_label(str(folder)) == "my-model"
-    assert model_label("qwen2.5-3b") == "Qwen/Qwen2.5-3B" and model_label("someone/model") == "someone/model"
+    assert model_label("qwen2.5-3b") == "Qwen/Qwen2.5-3B"
+    assert model_label("someone/model") == "someone/model"
 
 
 def test_a_models_name_of_whatever_characters_stays_a_label():
@@ -138,7 +144,8 @@ def test_totals_count_what_a_gradient_was_computed_of():
         totals.add_step(taken_step(report=report, own_groups=3, foreign_groups=2))
     assert (totals.steps, totals.skipped_steps) == (2, 1)
     assert totals.groups == {"own": 6, "foreign": 4}
-    assert totals.samples == {"own": 20, "foreign": 5} and totals.tokens == {"own": 200, "foreign": 50}
+    assert totals.samples == {"own": 20, "foreign": 5}
+    assert totals.tokens == {"own": 200, "foreign": 50}
     assert totals.seconds == {"generate": 1.0, "wait": 0.0, "train": 3.0}
     assert totals.device == {"generate": 1.5, "train": 4.0, "evaluate": 2.0, "idle": 2.5}
 

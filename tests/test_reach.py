@@ -75,7 +75,9 @@ async def test_p2pd_tells_how_it_is(tmp_path):
         await two.connect(identity(1).author, await one.addresses())
         health = await one.health()
         assert health.connections == 1
-        assert health.memory_bytes > 1 << 20 and health.open_files > 0 and health.reachability == "unknown"
+        assert health.memory_bytes > 1 << 20
+        assert health.open_files > 0
+        assert health.reachability == "unknown"
         await one.close()
         assert await one.health() is None
 
@@ -196,7 +198,8 @@ async def test_the_doctor_dials_peers_and_says_what_it_saw(tmp_path):
         }
         assert node.swarm.membership.active_view == {}, "it is no member"
     found = await found_by([node.address])
-    assert found["peer"].verdict == "fail" and "reachability" not in found
+    assert found["peer"].verdict == "fail"
+    assert "reachability" not in found
     assert "listens nowhere" in (await found_by([], listen=False))["addresses"].text.replace("This node ", "")
 
 
@@ -210,7 +213,8 @@ async def test_without_a_name_the_doctor_dials_what_the_home_knows_as_a_start_wo
         found = [one async for one in look_around(Settings(host="127.0.0.1", quic=False), Home(home), [], 0.0)]
         assert [one.verdict for one in found if one.subject == "peer"] == ["warn", "warn", "ok"]
         assert f"{name} is not dialled: only this node's owner" in found[2].text
-        assert dead in found[3].text and "peers" not in {one.subject for one in found}
+        assert dead in found[3].text
+        assert "peers" not in {one.subject for one in found}
     found_alone = await found_by([], home)
     assert (found_alone["peer"].verdict, found_alone["peers"].verdict) == ("warn", "warn")
 

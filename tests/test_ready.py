@@ -56,7 +56,8 @@ def made(*args, **kwargs):
 @in_either_dtype
 def test_deep_models_with_sharp_logits_are_packed_and_decoded_natively_in_bf16_too(spread, dtype):
     policy = made(spread, dtype)
-    assert policy.packed and policy.native, policy.way
+    assert policy.packed
+    assert policy.native, policy.way
     assert "Sequences are packed (log-probs differ by" in policy.way
     assert "deep generates by the native decoder (log-probs differ by" in policy.way
 

@@ -143,7 +143,8 @@ def test_a_restart_is_in_the_log_with_its_settings(homes):
 def test_row_7_groups_of_steps_that_a_kill_took_are_not_trained_on_again(homes):
     steps = read_events(homes["killed"] / "metrics.jsonl", "step")
     foreign = [digest for step in steps for digest in step["batch"]["foreign"]]
-    assert foreign and len(foreign) == len(set(foreign))
+    assert foreign
+    assert len(foreign) == len(set(foreign))
 
 
 def test_a_figure_that_does_not_come_out_is_told_with_its_step(copy):

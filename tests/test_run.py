@@ -47,7 +47,8 @@ TEXT = run.dump_run_file(RunFile(run=run_of()))
 def complaint(text, read=parse_run_file):
     with pytest.raises(UsageError) as caught:
         read(text)
-    assert caught.value.what.isprintable() and caught.value.fix.isprintable()
+    assert caught.value.what.isprintable()
+    assert caught.value.fix.isprintable()
     return caught.value
 
 
