@@ -20,13 +20,10 @@ def terms_of(name, samples, advantages, **more):
     return termed(objective, **packed(samples, advantages, generator=claimed, **more))
 
 
-SAMPLES = [[-1.0, -3.0], [-9.0], [-9.0], [-2.0, -2.0, -2.0], [-2.5], [-0.1]]
-ADVANTAGES = [1.0, 1.0, -1.0, 1.0, 1.0, -1.0]
-OWN = [True, True, True, False, False, False]
-
-
 def test_a_gate_keeps_own_samples_and_foreign_right_ones_that_are_near_enough():
-    terms = terms_of("gated", SAMPLES, ADVANTAGES, own=OWN, gate=-2.0)
+    samples = [[-1.0, -3.0], [-9.0], [-9.0], [-2.0, -2.0, -2.0], [-2.5], [-0.1]]
+    advantages = [1.0, 1.0, -1.0, 1.0, 1.0, -1.0]
+    terms = terms_of("gated", samples, advantages, own=[True] * 3 + [False] * 3, gate=-2.0)
     assert terms.likelihood.tolist() == [-2.0, -9.0, -9.0, -2.0, -2.5, -0.1]
     assert terms.kept.tolist() == [True, True, True, True, False, False]
     assert terms.value.tolist() == [1.0, 1.0, -1.0, 1.0, 0.0, 0.0]
@@ -35,9 +32,11 @@ def test_a_gate_keeps_own_samples_and_foreign_right_ones_that_are_near_enough():
 
 def test_the_level_moves_a_fifth_of_the_way_to_the_strangest_own_success():
     successes = torch.tensor([-1.0, -3.0, -2.0])
+    none = torch.zeros(0)
     assert GATED.next_gate(None, successes) == -3.0
     assert GATED.next_gate(-1.0, successes) == pytest.approx(0.8 * -1.0 + 0.2 * -3.0)
-    assert GATED.next_gate(-1.0, torch.zeros(0)) == -1.0 and GATED.next_gate(None, torch.zeros(0)) is None
+    assert GATED.next_gate(-1.0, none) == -1.0
+    assert GATED.next_gate(None, none) is None
     assert GATED.next_gate(-1.0, torch.tensor([math.nan, -math.inf, -6.0])) == pytest.approx(-2.0)
     assert PRESETS["ftis"].next_gate(None, successes) is None
 
@@ -47,9 +46,9 @@ def test_the_level_moves_a_fifth_of_the_way_to_the_strangest_own_success():
 def test_the_level_is_the_nearest_rank(values, quantile):
     level = GATED.replace(gate=quantile).next_gate(None, torch.tensor(values, dtype=torch.float64))
     assert level in values
-    at_or_below = sum(value <= level for value in values)
-    below = sum(value < level for value in values)
-    assert at_or_below >= quantile * len(values) - 1e-9 and below <= quantile * len(values) + 1e-9
+    rank = quantile * len(values)
+    assert sum(value <= level for value in values) >= rank - 1e-9
+    assert sum(value < level for value in values) <= rank + 1e-9
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "max"])
@@ -78,16 +77,16 @@ def test_a_step_of_which_all_was_dropped_is_divided_by_one():
 @pytest.mark.parametrize("name", PRESETS)
 def test_without_a_gradient_the_figures_are_the_same(name):
     batch = packed([[-1.0, -2.0]], [0.7], new=[[-1.1, -1.9]], generator=[[-3.0, -2.5]])
+    trained, _ = graded(PRESETS[name], batch)
+    assert trained.value.requires_grad
     plain = termed(PRESETS[name], **batch)
-    (trained, _) = graded(PRESETS[name], batch)
+    batch["trainer_logprobs"].requires_grad_()
     with torch.no_grad():
-        evaluated = termed(
-            PRESETS[name], **batch | {"trainer_logprobs": batch["trainer_logprobs"].clone().requires_grad_()}
-        )
-    assert trained.value.requires_grad and not plain.value.requires_grad and not evaluated.value.requires_grad
-    for field in Terms.__dataclass_fields__:
-        assert torch.equal(getattr(plain, field), getattr(trained, field))
-        assert torch.equal(getattr(evaluated, field), getattr(trained, field))
+        evaluated = termed(PRESETS[name], **batch)
+    for other in (plain, evaluated):
+        assert not other.value.requires_grad
+        for field in Terms.__dataclass_fields__:
+            assert torch.equal(getattr(other, field), getattr(trained, field))
 
 
 @pytest.mark.gpu
@@ -95,13 +94,19 @@ def test_without_a_gradient_the_figures_are_the_same(name):
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_gpu_says_the_same(name):
     start = [[-3.0, -0.5], [-2.0], [-1.0, -2.5, -3.5]]
-    claimed = [[-2.0, -2.5], [-0.5], [-1.0, -4.0, -2.0]]
-    later = [[x + 0.1 for x in sample] for sample in start]
-    flags = {"ended": [True, True, False], "own": [True, False, False], "gate": -2.0}
-    batch = packed(start, [1.0, -1.0, 0.5], later, claimed, **flags)
+    batch = packed(
+        start,
+        [1.0, -1.0, 0.5],
+        new=[[x + 0.1 for x in sample] for sample in start],
+        generator=[[-2.0, -2.5], [-0.5], [-1.0, -4.0, -2.0]],
+        ended=[True, True, False],
+        own=[True, False, False],
+        gate=-2.0,
+    )
     objective = PRESETS[name].replace(aggregation="fixed", divisor=8.0)
     here = termed(objective, **batch)
     there = termed(objective, **batch | {name: one.cuda() for name, one in batch.items() if name != "gate"})
     for field in Terms.__dataclass_fields__:
-        assert getattr(there, field).is_cuda
-        torch.testing.assert_close(getattr(there, field).cpu(), getattr(here, field))
+        found = getattr(there, field)
+        assert found.is_cuda
+        torch.testing.assert_close(found.cpu(), getattr(here, field))

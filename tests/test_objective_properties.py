@@ -17,35 +17,37 @@ log_probs = st.floats(-15, 0)
 
 
 @st.composite
-def batches(draw, own=False):
-    """The arguments of `terms`, in float64; with `own` the generator is the policy at the start of the step."""
-    lengths = draw(st.lists(st.integers(1, 6), min_size=1, max_size=6))
-    total = sum(lengths)
-    start = torch.tensor(draw(st.lists(log_probs, min_size=total, max_size=total)), dtype=torch.float64)
-    drift = draw(st.lists(st.floats(-0.5, 0.5), min_size=total, max_size=total))
-    claimed = draw(st.lists(log_probs, min_size=total, max_size=total))
-    advantages = draw(st.lists(st.floats(-3, 3), min_size=len(lengths), max_size=len(lengths)))
-    flags = st.lists(st.booleans(), min_size=len(lengths), max_size=len(lengths))
+def batches(draw):
+    """The arguments of `terms`, in float64."""
+
+    def several(values, count):
+        return draw(st.lists(values, min_size=count, max_size=count))
+
+    def floats(values, count):
+        return torch.tensor(several(values, count), dtype=torch.float64)
+
+    samples = draw(st.integers(1, 6))
+    lengths = several(st.integers(1, 6), samples)
+    tokens = sum(lengths)
+    start = floats(log_probs, tokens)
     return {
-        "trainer_logprobs": start if own else start + torch.tensor(drift, dtype=torch.float64),
+        "trainer_logprobs": start + floats(st.floats(-0.5, 0.5), tokens),
         "start_logprobs": start,
-        "sampler_logprobs": start if own else torch.tensor(claimed, dtype=torch.float64),
+        "sampler_logprobs": floats(log_probs, tokens),
         "lengths": torch.tensor(lengths),
-        "advantages": torch.tensor(advantages, dtype=torch.float64),
-        "ended": torch.tensor(draw(flags)),
-        "own": torch.tensor([True] * len(lengths) if own else draw(flags)),
+        "advantages": floats(st.floats(-3, 3), samples),
+        "ended": torch.tensor(several(st.booleans(), samples)),
+        "own": torch.tensor(several(st.booleans(), samples)),
     }
 
 
 def take(batch, order):
     """The samples `order` of a batch, in that order."""
-    pieces = {
-        name: torch.split(tensor, batch["lengths"].tolist())
-        for name, tensor in batch.items()
-        if name in ("trainer_logprobs", "start_logprobs", "sampler_logprobs")
-    }
-    tokens = {name: torch.cat([piece[i] for i in order]) for name, piece in pieces.items()}
-    return tokens | {name: batch[name][order] for name in ("lengths", "advantages", "ended", "own")}
+    taken = {name: batch[name][order] for name in ("lengths", "advantages", "ended", "own")}
+    for name in ("trainer_logprobs", "start_logprobs", "sampler_logprobs"):
+        samples = torch.split(batch[name], batch["lengths"].tolist())
+        taken[name] = torch.cat([samples[i] for i in order])
+    return taken
 
 
 @EVERY
@@ -59,32 +61,39 @@ def test_order_and_packing_never_matter(batch, rng, aggregation):
         alone = [graded(objective, take(batch, [i]) | {"gate": -7.0}) for i in order]
         assert torch.equal(gradient, torch.cat([slope for _, slope in alone]))
         for field in Terms.__dataclass_fields__:
-            assert torch.equal(getattr(together, field), torch.cat([getattr(one, field) for one, _ in alone])), field
+            one_by_one = [getattr(terms, field) for terms, _ in alone]
+            assert torch.equal(getattr(together, field), torch.cat(one_by_one)), field
 
 
 @EVERY
 @given(batches(), st.integers(0, 5), st.sampled_from([math.nan, math.inf, -math.inf]))
 def test_a_filtered_sample_gives_nothing_even_if_nan(batch, which, alien):
     objective = PRESETS["ftis"].replace(threshold=1.0, divergence="k1", reduction="max")
-    which %= batch["lengths"].numel()
+    lengths = batch["lengths"]
+    which %= lengths.numel()
     batch["advantages"][which] = -1.0
-    owner = torch.repeat_interleave(torch.arange(batch["lengths"].numel()), batch["lengths"])
-    batch["start_logprobs"][owner == which] = -15.0
-    batch["sampler_logprobs"][owner == which] = -1.0
+    spoilt = torch.repeat_interleave(torch.arange(lengths.numel()), lengths) == which
+    batch["start_logprobs"][spoilt] = -15.0
+    batch["sampler_logprobs"][spoilt] = -1.0
     clean, clean_gradient = graded(objective, batch)
-    batch["trainer_logprobs"] = torch.where(owner == which, alien, batch["trainer_logprobs"])
-    spoiled, gradient = graded(objective, batch)
-    assert not spoiled.kept[which] and spoiled.value[which] == 0 and spoiled.loss_weight[which] == 0
-    assert torch.equal(gradient, clean_gradient) and torch.equal(spoiled.value, clean.value)
-    assert (gradient[owner == which] == 0).all()
+    batch["trainer_logprobs"][spoilt] = alien
+    terms, gradient = graded(objective, batch)
+    for figure in (terms.kept, terms.value, terms.loss_weight):
+        assert figure[which] == 0
+    assert torch.equal(terms.value, clean.value)
+    assert torch.equal(gradient, clean_gradient)
+    assert not gradient[spoilt].any()
 
 
 @pytest.mark.parametrize("objective", PRESETS.values(), ids=lambda objective: objective.name)
 def test_no_gradient_leaks_from_a_source_of_weight_zero(objective):
     batch = packed([[-1.0], [math.nan]], [1.0, -1.0], generator=[[-1.0], [-1.0]], weights=[1.0, 0.0])
     terms, gradient = graded(objective, batch)
-    value = -1.0 if objective.ratio == "detached" else 1.0  # then it is log π; else a ratio
-    assert gradient.tolist() == terms.loss_weight.tolist() == [1.0, 0.0] and terms.value.tolist() == [value, 0.0]
+    value = 1.0  # a ratio
+    if objective.ratio == "detached":  # then it is log π
+        value = -1.0
+    assert gradient.tolist() == terms.loss_weight.tolist() == [1.0, 0.0]
+    assert terms.value.tolist() == [value, 0.0]
 
 
 def test_an_unfiltered_nan_is_not_hidden_from_the_learner():
@@ -101,11 +110,14 @@ DIVERGENCES = list(itertools.product(("k1", "k2", "k3", "is_k1", "is_k3", "k3_re
 @EVERY
 @given(batches(), st.sampled_from(ALIEN), st.sampled_from([*ALIEN, -math.inf, math.inf]), st.sampled_from(DIVERGENCES))
 def test_extreme_log_probs_stay_finite(batch, start, claimed, measure):
-    batch = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in batch.items()}
-    batch["start_logprobs"] = torch.full_like(batch["start_logprobs"], start)
-    batch["sampler_logprobs"] = torch.full_like(batch["sampler_logprobs"], claimed)
+    for name, tensor in batch.items():
+        if tensor.is_floating_point():
+            batch[name] = tensor.float()
+    batch["start_logprobs"].fill_(start)
+    batch["sampler_logprobs"].fill_(claimed)
+    divergence, reduction = measure
     for preset in PRESETS.values():
-        terms, gradient = graded(preset.replace(divergence=measure[0], reduction=measure[1]), batch)
+        terms, gradient = graded(preset.replace(divergence=divergence, reduction=reduction), batch)
         assert gradient.isfinite().all()
         for field in ("value", "divergence", "likelihood", "importance", "loss_weight"):
             assert getattr(terms, field).isfinite().all(), (preset.name, measure, field)
