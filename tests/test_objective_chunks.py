@@ -65,16 +65,20 @@ def test_gspo_says_clipped_where_its_gradient_ends(first, clipped):
 @pytest.mark.parametrize("name", ["ftis", "vis", "nois", "ftis-author"])
 def test_the_gradient_is_that_of_the_value(name):
     """Against finite differences of the surrogate; weights and filter are constants of the step."""
+    start = drawn(3)["start_logprobs"].double()
+    claims = -torch.rand(6, generator=torch.Generator().manual_seed(4)).double() * 4
 
     def value(new):
-        terms = termed(PRESETS[name], trainer_logprobs=new, **samples)
+        terms = termed(PRESETS[name],             trainer_logprobs=new,
+            start_logprobs=start,
+            sampler_logprobs=claims,
+            chunks=CHUNKS,
+            lengths=LENGTHS,
+            advantages=ADVANTAGES.double(),
+            ended=torch.tensor([True, False, False]),
+        )
         return terms.value.sum()
 
-    start = drawn(3)["start_logprobs"].double()
-    ended = torch.tensor([True, False, False])
-    claims = -torch.rand(6, generator=torch.Generator().manual_seed(4)).double() * 4
-    samples = {"lengths": LENGTHS, "advantages": ADVANTAGES.double(), "ended": ended}
-    samples |= {"start_logprobs": start, "sampler_logprobs": claims, "chunks": CHUNKS}
     assert torch.autograd.gradcheck(value, (start.clone().requires_grad_(),), eps=1e-6, atol=1e-6)
 
 
@@ -83,35 +87,42 @@ def test_the_vanilla_surrogate_counts_a_chunk_once():
     assert terms.value.item() == pytest.approx(math.exp(0.1) / 2)
 
 
-def summed(objective, claims, chunks, chunked):
+def test_figures_of_chunked_samples_are_of_whole_samples_and_the_others_of_tokens():
+    """Of three samples the second, of author a as the first, is not chunked; the third is b's."""
     diagnostics = Diagnostics("own")
+    claims = torch.tensor([-1.0, -0.5, -2.0, -0.1, -0.2, -3.0])
     batch = drawn() | {"sampler_logprobs": claims, "lengths": LENGTHS, "advantages": ADVANTAGES}
-    terms = termed(objective, **batch, chunks=chunks)
-    add(diagnostics, terms, batch, ["a", "a", "b"], chunked=torch.tensor(chunked))
+    terms = termed(PRESETS["ftis"], **batch, chunks=CHUNKS)
+    add(diagnostics, terms, batch, ["a", "a", "b"], chunked=torch.tensor([True, False, True]))
     diagnostics.unreadable["b"] = 2
     diagnostics.unreadable_judged["b"] = 1
-    return diagnostics.summary().sources
+    sources = diagnostics.summary().sources
+    first, second, third = (start.sum().item() for start in batch["start_logprobs"].split(LENGTHS.tolist()))
+    first += 1.5  # log W of the whole sample
+    second += 2.0
+    third += 3.3
 
+    def bet(log_weight, tokens):
+        return math.log(0.5 + 0.5 * math.exp(log_weight - tokens * TOLERANCE))
 
-def test_figures_of_chunked_samples_are_of_whole_samples_and_the_others_of_tokens():
-    claims = torch.tensor([-1.0, -0.5, -2.0, -0.1, -0.2, -3.0])
-    sources = summed(PRESETS["ftis"], claims, CHUNKS, [True, False, True])
-    start = drawn()["start_logprobs"]
-    assert (sources["a"]["chunked"], sources["a"]["chunk_judged"], sources["a"]["judged_tokens"]) == (1, 1, 2)
-    weight = min(math.exp(WHOLE_POWER * float(start[:3].sum() + 1.5)), 2.0)
-    assert sources["a"]["chunk_excess"] == pytest.approx(weight - 1, abs=1e-6)
-    assert sources["a"]["chunk_excess_squares"] == pytest.approx((weight - 1) ** 2, abs=1e-6)
-    whole = math.exp(float(start[:3].sum() + 1.5) - 3 * TOLERANCE)
-    assert sources["a"]["chunk_bet_0.5"] == pytest.approx(math.log(0.5 + 0.5 * whole), abs=1e-6)
-    whole = math.exp(float(start[5:].sum() + 3.3) - 4 * TOLERANCE)
+    weight = min(math.exp(WHOLE_POWER * first), 2.0)
+    ratio = min(math.exp(second), 2.0)
     lost = math.log(0.5)  # the judged one that cannot be read
-    assert sources["b"]["chunk_bet_0.5"] == pytest.approx(math.log(0.5 + 0.5 * whole) + lost, abs=1e-6)
-    bets = sum(math.log(0.5 + 0.5 * math.exp(float(start[3:5].sum() + 2.0) - TOLERANCE)) for _ in range(2))
-    assert sources["a"]["bet_0.5"] == pytest.approx(bets, abs=1e-6), "both have their chunk's ratio"
-    ratio = min(math.exp(float(start[3:5].sum() + 2.0)), 2.0)
-    assert sources["a"]["excess"] == pytest.approx(2 * (ratio - 1), abs=1e-5)
-    assert "unreadable" not in sources["a"] and sources["b"]["unreadable"] == 2
-    assert sources["b"]["excess"] == 0
+    of_a = {
+        "chunked": 1,
+        "chunk_judged": 1,
+        "judged_tokens": 2,
+        "chunk_excess": weight - 1,
+        "chunk_excess_squares": (weight - 1) ** 2,
+        "chunk_bet_0.5": bet(first, 3),
+        "bet_0.5": 2 * bet(second, 1),  # both tokens have their chunk's ratio
+        "excess": 2 * (ratio - 1),
+    }
+    of_b = {"chunk_bet_0.5": bet(third, 4) + lost, "unreadable": 2, "excess": 0}
+    for source, expected in (("a", of_a), ("b", of_b)):
+        found = {name: sources[source][name] for name in expected}
+        assert found == pytest.approx(expected, abs=1e-6)
+    assert "unreadable" not in sources["a"]
 
 
 def of_samples(log_weights):
@@ -137,15 +148,15 @@ def test_claims_over_whole_samples_doubt_a_liar_and_no_honest_author():
     generator = torch.Generator().manual_seed(1)
     honest = Claims()
     liar = Claims()
-    doubted = 0
     for _ in range(500):  # log W is normal with E[W] = 1
         logs = torch.randn(100, generator=generator) - 0.5
         honest.add(of_samples(logs))
-        doubted += honest.paid >= DOUBTED
+        assert honest.paid < DOUBTED
         liar.add(of_samples(logs + 10 * 0.2))
-    assert doubted == 0
-    assert liar.paid >= DISPROVED and "whole samples" in liar.evidence
-    assert liar.mean_weight > 1.1 and honest.mean_weight < 1
+    assert liar.paid >= DISPROVED
+    assert "whole samples" in liar.evidence
+    assert liar.mean_weight > 1.1
+    assert honest.mean_weight < 1
     assert honest.mean_likelihood == pytest.approx(-1)
 
 

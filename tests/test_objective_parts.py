@@ -13,22 +13,32 @@ from ftis_node.objective.packed import owners
 from tests.support.objective_batches import FORMULAS, packed, termed
 
 
+def advantages_of(rewards, kind="mean_std", dtype=torch.float64):
+    found = PRESETS["ftis"].replace(advantage=kind).advantages(torch.tensor(rewards, dtype=dtype))
+    assert found.dtype == dtype
+    return found.tolist()
+
+
 @pytest.mark.parametrize("value", [0.0, 1.0, 0.1, 1 / 3, 1e-300, 1e300])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("kind", ["mean_std", "mean", "maxrl"])
 def test_equal_rewards_have_advantages_of_exactly_zero(value, dtype, kind):
-    rewards = torch.full((12,), min(value, torch.finfo(dtype).max), dtype=dtype)
-    assert torch.equal(PRESETS["ftis"].replace(advantage=kind).advantages(rewards), torch.zeros(12, dtype=dtype))
+    value = min(value, torch.finfo(dtype).max)
+    assert advantages_of([value] * 12, kind, dtype) == [0.0] * 12
 
 
-def test_advantages_of_a_group_worked_on_paper():
-    # Three right of twelve: mean 1/4, population std √3/4.
-    rewards = torch.tensor([1.0] * 3 + [0.0] * 9, dtype=torch.float64)
-    right = 0.75 / (math.sqrt(3) / 4)
-    wrong = -0.25 / (math.sqrt(3) / 4)
-    assert PRESETS["ftis"].advantages(rewards).tolist() == pytest.approx([right] * 3 + [wrong] * 9, rel=1e-14)
-    assert PRESETS["ftis"].replace(advantage="mean").advantages(rewards).tolist() == [0.75] * 3 + [-0.25] * 9
-    assert PRESETS["ftis"].replace(advantage="maxrl").advantages(rewards).tolist() == [3.0] * 3 + [-1.0] * 9
+@pytest.mark.parametrize(
+    ("kind", "right", "wrong"),
+    [
+        ("mean_std", 0.75 / (math.sqrt(3) / 4), -0.25 / (math.sqrt(3) / 4)),
+        ("mean", 0.75, -0.25),
+        ("maxrl", 3.0, -1.0),
+    ],
+)
+def test_advantages_of_a_group_worked_on_paper(kind, right, wrong):
+    """Three right of twelve: mean 1/4, population std √3/4."""
+    found = advantages_of([1.0] * 3 + [0.0] * 9, kind)
+    assert found == pytest.approx([right] * 3 + [wrong] * 9, rel=1e-14)
 
 
 @settings(derandomize=True)
@@ -42,16 +52,16 @@ def test_advantages_of_a_group_worked_on_paper():
 def test_a_reward_at_the_mean_has_an_advantage_of_exactly_zero(middle, step, places, kind, dtype):
     # Rewards in pairs around the middle, and the middle itself: whatever their sum rounds to, it is their mean.
     pairs = [middle + sign * place * step for place in places for sign in (-1, 1)]
-    rewards = torch.tensor([middle, *pairs], dtype=dtype)
-    if float(rewards.abs().max()) * torch.finfo(dtype).eps * 64 > step / 2:
+    if max(map(abs, pairs)) * torch.finfo(dtype).eps * 64 > step / 2:
         return  # the steps are lost in rounding themselves
-    advantages = PRESETS["ftis"].replace(advantage=kind).advantages(rewards)
-    assert advantages[0] == 0 and (advantages[1::2] < 0).all() and (advantages[2::2] > 0).all()
+    at_the_mean, *others = advantages_of([middle, *pairs], kind, dtype)
+    assert at_the_mean == 0
+    assert max(others[::2]) < 0
+    assert min(others[1::2]) > 0
 
 
 def test_rewards_that_differ_by_rounding_alone_are_equal():
-    advantages = PRESETS["ftis"].advantages(torch.tensor([0.1 + 0.2, 0.3, 0.3], dtype=torch.float64))
-    assert torch.equal(advantages, torch.zeros(3, dtype=torch.float64))
+    assert advantages_of([0.1 + 0.2, 0.3, 0.3]) == [0.0] * 3
 
 
 def test_integer_rewards_give_float32_advantages():
@@ -62,9 +72,9 @@ def test_integer_rewards_give_float32_advantages():
 @settings(derandomize=True)
 @given(st.floats(-300, 300), st.lists(st.booleans(), min_size=2, max_size=12).filter(lambda x: len(set(x)) > 1))
 def test_the_scale_of_rewards_does_not_matter(exponent, right):
-    unit = PRESETS["ftis"].advantages(torch.tensor([float(x) for x in right], dtype=torch.float64))
-    scaled = PRESETS["ftis"].advantages(torch.tensor([x * 10.0**exponent for x in right], dtype=torch.float64))
-    assert torch.allclose(unit, scaled, rtol=1e-12)
+    unit = advantages_of([float(x) for x in right])
+    scaled = advantages_of([x * 10.0**exponent for x in right])
+    assert scaled == pytest.approx(unit, rel=1e-12)
 
 
 def test_advantages_are_of_one_group():
@@ -92,8 +102,8 @@ def test_divergences_are_those_of_the_formulas(name, d):
         assert got.tolist() == pytest.approx(expected[reduction], rel=1e-9, abs=1e-12 * max(map(abs, tokens)) + 1e-12)
 
 
-def test_one_token_next_to_impossible_vetoes_two_hundred_good_ones():
-    # The reading of g = 50: the mean of k3_reverse passes it by one token of about 9.3 nats among 200.
-    for nats, dropped in [(9.0, False), (9.4, True)]:
-        terms = termed(PRESETS["ftis"], **packed([[-nats, *[0.0] * 199]], [-1.0], generator=[[0.0] * 200]))
-        assert terms.kept.tolist() == [not dropped]
+@pytest.mark.parametrize(("nats", "kept"), [(9.0, True), (9.4, False)])
+def test_one_token_next_to_impossible_vetoes_two_hundred_good_ones(nats, kept):
+    """The reading of g = 50: the mean of k3_reverse passes it by one token of about 9.3 nats among 200."""
+    batch = packed([[-nats, *[0.0] * 199]], [-1.0], generator=[[0.0] * 200])
+    assert termed(PRESETS["ftis"], **batch).kept.tolist() == [kept]

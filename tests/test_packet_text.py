@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftis_node.packet import (
-    MAX_PACKET_BYTES,
     PacketError,
     TextCompletion,
     TextPacket,
@@ -95,9 +94,3 @@ def test_sizes_and_claims_cannot_move_between_completions():
         packet(replace(one, logprobs=np.zeros(3, np.float32)), replace(other, logprobs=np.zeros(2, np.float32)))
     with pytest.raises(PacketError, match="are not its text"):
         packet(replace(one, text=b"1"), replace(other, text=b"12345"))
-
-
-def test_too_many_bytes_cannot_be_encoded():
-    huge = completion(*[b"x" * 255] * (MAX_PACKET_BYTES // 260 + 1))
-    with pytest.raises(PacketError, match="above"):
-        encode(packet(huge))
