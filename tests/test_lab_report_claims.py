@@ -56,17 +56,20 @@ def found(tmp_path_factory) -> list[Finding]:
 @pytest.mark.parametrize("line", VERDICTS)
 def test_each_verdict(found, line):
     finding = found[VERDICTS.index(line)]
-    assert finding.verdict == line[3] and finding.evidence.difference.mean == pytest.approx(line[1])
+    _, shift, _, verdict = line
+    assert finding.verdict == verdict
+    assert finding.evidence.difference.mean == pytest.approx(shift)
 
 
 def test_non_inferiority_is_the_one_sided_t_test():
     draw = np.random.default_rng(1)
     for shift in (-0.05, -0.01, 0.0, 0.02, 0.3):
-        a, b = draw.normal(0.5 + shift, 0.05, 7), draw.normal(0.5, 0.05, 7)
+        a = draw.normal(0.5 + shift, 0.05, 7)
+        b = draw.normal(0.5, 0.05, 7)
         oracle = stats.ttest_1samp(a - b, -0.03, alternative="greater").pvalue
         assert not_worse(list(a), list(b), margin=0.03) == pytest.approx(oracle)
-    assert not_worse([0.5] * 3, [0.5] * 3, margin=0.03) == 0 and not_worse([0.9] * 3, [0.5] * 3, margin=0.03) == 0
-    assert not_worse([0.4] * 3, [0.5] * 3, margin=0.03) == 1
+    for level, p in ((0.5, 0), (0.9, 0), (0.4, 1)):
+        assert not_worse([level] * 3, [0.5] * 3, margin=0.03) == p
     assert math.isnan(not_worse([0.9], [0.5], margin=0.03))
 
 
@@ -93,25 +96,26 @@ def test_only_seeds_that_both_cells_finished_are_compared(tmp_path):
     lab.cell("base", {"A": 0.5}, absent=[0])
     lab.cell("method", {"A": [0.0, *around(0.7)[1:6], 0.0, 0.0]}, unfinished=[6, 7])
     (finding,) = judged(lab.claim("greater", "method", "base"))
-    assert finding.evidence.difference.n == 5 and finding.evidence.difference.mean == pytest.approx(0.2, abs=0.01)
+    difference = finding.evidence.difference
+    assert difference.n == 5
+    assert difference.mean == pytest.approx(0.2, abs=0.01)
 
 
 def test_with_too_few_seeds_no_permutation_decides(tmp_path):
     lab = Laboratory(tmp_path, seeds=5).cell("base", {"A": 0.5}).cell("method", {"A": around(0.8)})
     lab.claim("greater", "method", "base").claim("not worse", "method", "base", family="other")
     greater, other = judged(lab)
-    assert greater.verdict == "inconclusive" and greater.evidence.p == greater.adjusted_for == 2 / 32
+    assert greater.verdict == "inconclusive"
+    assert greater.evidence.p == greater.adjusted_for == 2 / 32
     assert other.verdict == "reproduced"
 
 
 def test_holm_adjusts_all_kinds_of_a_family_together(tmp_path):
     lab = Laboratory(tmp_path).cell("base", {"A": 0.5})
     lab.cell("method", {"A": around(0.9)}).cell("twin", {"A": around(0.5)})
-    greater, same, apart = judged(
-        lab.claim("greater", "method", "base")
-        .claim("same", "twin", "base")
-        .claim("greater", "method", "base", family="alone")
-    )
+    lab.claim("greater", "method", "base").claim("same", "twin", "base")
+    lab.claim("greater", "method", "base", family="alone")
+    greater, same, apart = judged(lab)
     assert same.evidence.p_for < greater.evidence.p_for == 2 / 256
     assert same.adjusted_for == pytest.approx(2 * same.evidence.p_for)
     assert greater.adjusted_for == greater.evidence.p_for == apart.adjusted_for  # the last of its family
@@ -127,9 +131,11 @@ def test_one_seed_decides_nothing(tmp_path):
         assert math.isnan(finding.evidence.difference.low)
 
 
-def costly(tmp_path, **facts):
-    lab = Laboratory(tmp_path, target=0.5).cell("slow", {"A": around(0.6)}).cell("fast", {"A": around(0.9)})
-    return lab.cell("never", {"A": 0.3}, **facts)
+def costly(tmp_path):
+    lab = Laboratory(tmp_path, target=0.5)
+    for name, end in (("slow", 0.6), ("fast", 0.9), ("never", 0.3)):
+        lab.cell(name, {"A": around(end)})
+    return lab
 
 
 @pytest.mark.parametrize(("measure", "per_step"), [("time", 2.0), ("generated", 144.0)])
@@ -138,17 +144,21 @@ def test_costs_are_compared_where_all_seeds_reached_the_target(tmp_path, measure
     lab.claim("less", "fast", "never", measure=measure)
     reached, censored = judged(lab)
     # the curve rises from 0.2 to its end in 15 steps, so it is at 0.5 after 15·0.3/(end − 0.2)
-    steps = np.mean([4.5 / (x - 0.2) - 4.5 / (y - 0.2) for x, y in zip(around(0.9), around(0.6), strict=True)])
-    assert reached.evidence.difference.mean == pytest.approx(per_step * steps) and reached.verdict == "reproduced"
-    assert censored.verdict == "inconclusive" and censored.evidence.difference.n == 8
+    fast, slow = (4.5 / (np.array(around(end)) - 0.2) for end in (0.9, 0.6))
+    assert reached.verdict == "reproduced"
+    assert reached.evidence.difference.mean == pytest.approx(per_step * (fast - slow).mean())
+    assert censored.verdict == "inconclusive"
+    assert censored.evidence.difference.n == 8
     assert math.isnan(censored.evidence.difference.mean), "a seed that never got there has no cost"
 
 
 def test_a_cost_has_no_margin_unless_the_claim_states_one(tmp_path):
     lab = costly(tmp_path)
     lab.claim("not worse", "fast", "slow", measure="time")
-    without, within = judged(lab.claim("not worse", "fast", "slow", measure="time", margin=1.0))
-    assert without.verdict == "inconclusive" and math.isnan(without.evidence.margin_used)
+    lab.claim("not worse", "fast", "slow", measure="time", margin=1.0)
+    without, within = judged(lab)
+    assert without.verdict == "inconclusive"
+    assert math.isnan(without.evidence.margin_used)
     assert within.verdict == "reproduced"  # less time is better
 
 

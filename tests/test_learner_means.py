@@ -10,7 +10,6 @@ import pytest
 
 from ftis_node.learner.batch import Batch, after_both
 from ftis_node.objective import PRESETS
-from ftis_node.packet import Completion
 from tests.support.learners import (
     FOREIGN,
     OWN,
@@ -28,20 +27,20 @@ from tests.support.small_models import plain_logprobs, twin
 MIXED = [1.0, 0.5, 0.5, 0.0]
 
 
-def partly_right(group, rewards, claims):
-    """The group with these rewards; a completion whose claim is a number says it of every token."""
-    made = [
-        c if claim is None else Completion(c.token_ids, np.full(len(c), claim, np.float32), c.finished)
-        for c, claim in zip(group.parts[0].completions, claims, strict=True)
-    ]
-    return changed(group, completions=made, rewards=list(rewards))
+def partly_right(group, rewards, sure=()):
+    """The group with these rewards; the completions at some places claim that every token was next to certain."""
+    made = list(group.parts[0].completions)
+    for place in sure:
+        claims = np.full(len(made[place]), -1e-4, np.float32)
+        made[place] = replace(made[place], logprobs=claims)
+    return changed(group, completions=made, rewards=rewards)
 
 
 BATCH = [
-    partly_right(OWN[0], MIXED, [None] * 4),
-    partly_right(OWN[1], [0.0, 1.0, 0.5, 0.5], [-1e-4, None, -1e-4, None]),
-    partly_right(FOREIGN[0], MIXED, [-1e-4] * 4),
-    partly_right(FOREIGN[1], [0.0, 0.5, 1.0, 0.5], [None, -1e-4, None, None]),
+    partly_right(OWN[0], MIXED),
+    partly_right(OWN[1], [0.0, 1.0, 0.5, 0.5], sure=(0, 2)),
+    partly_right(FOREIGN[0], MIXED, sure=range(4)),
+    partly_right(FOREIGN[1], [0.0, 0.5, 1.0, 0.5], sure=(1,)),
     OWN[2],
 ]
 
@@ -58,8 +57,9 @@ def test_a_step_with_rewards_at_the_mean_is_the_one_by_hand(name, count_dropped,
     expected, kept = loss_by_hand(rule, [by_hand(reference, group) for group in BATCH], -4.0)
     expected.backward()
     assert subject.step(BATCH).loss == pytest.approx(expected.item(), rel=1e-4, abs=1e-6)
-    assert_close(gradient_of(subject), {n: p.grad for n, p in reference.model.named_parameters() if p.grad is not None})
-    assert (kept.count(False) > 0) == (rule.g is not None or rule.gate)
+    gradient = {name: p.grad for name, p in reference.model.named_parameters() if p.grad is not None}
+    assert_close(gradient_of(subject), gradient)
+    assert (False in kept) == (rule.g is not None or rule.gate)
 
 
 def test_it_costs_no_forward_pass_where_the_denominator_does_not_ask_for_it():
@@ -69,7 +69,9 @@ def test_it_costs_no_forward_pass_where_the_denominator_does_not_ask_for_it():
     """
     group = changed(FOREIGN[0], rewards=MIXED)
     batch = Batch.of([group], PRESETS["ftis"], "own")
-    assert any(sample.advantage == 0 for sample in batch.computed if sample.judged) and batch.idle["peer"] == 1
+    judged = [sample.advantage for sample in batch.computed if sample.judged]
+    assert 0 in judged
+    assert batch.idle["peer"] == 1
     group = changed(OWN[0], rewards=MIXED)
     for name, changes, computed in (
         ("ftis", {}, 2),
@@ -109,19 +111,24 @@ class Ordered(random.Random):
 
 def test_evidence_on_claims_is_not_picked_by_its_own_reward():
     """Over all rewards of a group and all orders the bets pay 1 on average; over all of groups with a signal, more."""
-    right = 0.1
-    pays = {True: 2.0, False: 0.8 / 0.9}
-    mean = naive = 0.0
-    for rewards in itertools.product((False, True), repeat=5):
-        chance = math.prod(right if one else 1 - right for one in rewards)
-        signal = any(rewards) and not all(rewards)
-        naive += chance * (math.prod(map(pays.__getitem__, rewards)) if signal else 1.0)
+    chances = {1.0: 0.1, 0.0: 0.9}
+    pays = {1.0: 2.0, 0.0: 0.8 / 0.9}
+    mean = 0.0
+    naive = 0.0
+    for rewards in itertools.product((0.0, 1.0), repeat=5):
+        chance = math.prod(chances[one] for one in rewards)
+        signal = len(set(rewards)) > 1
+        if signal:
+            naive += chance * math.prod(pays[one] for one in rewards)
+        else:
+            naive += chance
         for order in itertools.permutations(range(5)):
-            judged = after_both([float(one) for one in rewards], [True] * 5, Ordered(order))
+            judged = after_both(list(rewards), [True] * 5, Ordered(order))
             assert signal or not any(judged)
-            won = math.prod(pays[one] for one, evidence in zip(rewards, judged, strict=True) if evidence)
+            won = math.prod(pays[one] for one in itertools.compress(rewards, judged))
             mean += chance * won / math.factorial(5)
-    assert mean == pytest.approx(1.0, abs=1e-12) and naive > 1.1
+    assert mean == pytest.approx(1.0, abs=1e-12)
+    assert naive > 1.1
     judged = after_both([0.0, 1.0, 0.0, 0.0], [False, True, True, True], Ordered(range(4)))
     assert judged == [False, False, False, True], "a group of which nothing can be read is never computed"
     assert after_both([-2.0, -1.0, -2.0], [True] * 3, Ordered(range(3))) == [False] * 3, "nor one without a success"

@@ -20,47 +20,55 @@ def random_step(seed, *, later):
     rng = random.Random(seed)
     groups = []
     for index in range(5):
+        own = index % 2 == 0
+        far = 0.05 if own else 2.5
+        weight = 1.0 if own else 0.25
         size = rng.randint(3, 5)
-        far = 0.05 if index % 2 == 0 else 2.5
-        rewards = [0.5] * size if index == 4 else [1.0, 0.0, *(rng.choice([0.0, 0.25, 1.0]) for _ in range(size - 2))]
+        rewards = [1.0, 0.0, *rng.choices([0.0, 0.25, 1.0], k=size - 2)]
+        if index == 4:
+            rewards = [0.5] * size
         completions = []
         for _ in range(size):
             start = [rng.uniform(-8, -0.01) for _ in range(rng.randint(1, 7))]
-            moved = [x + rng.gauss(0, 0.2) if later else x for x in start]
+            moved = start
+            if later:
+                moved = [x + rng.gauss(0, 0.2) for x in start]
             new = [torch.tensor(x, dtype=torch.float64, requires_grad=True) for x in moved]
             spread = rng.choice([far, 2 * far])
             claimed = [min(0.0, x + rng.gauss(0, spread)) for x in start]
             completions.append(Completion(new, start, claimed, ended=rng.random() < 0.6))
-        groups.append(Group(index % 2 == 0, rewards, completions, weight=1.0 if index % 2 == 0 else 0.25))
+        groups.append(Group(own, rewards, completions, weight))
     return groups
 
 
 def loss_of_the_code(objective, groups, level):
     """The same as a learner works it out: groups of equal rewards have no terms and are counted all the same."""
-    taught = []
+    advantages = []
+    completions = []
+    of_groups = []  # the group of each
     for group in groups:
-        advantages = objective.advantages(torch.tensor(group.rewards, dtype=torch.float64))
-        if advantages.any():
-            taught += [(group, *pair) for pair in zip(group.completions, advantages.tolist(), strict=True)]
-    completions = [completion for _, completion, _ in taught]
+        found = objective.advantages(torch.tensor(group.rewards, dtype=torch.float64))
+        if found.any():
+            advantages += found.tolist()
+            completions += group.completions
+            of_groups += [group] * len(group.completions)
     batch = packed(
         [completion.start for completion in completions],
-        [advantage for *_, advantage in taught],
+        advantages,
         generator=[completion.generator for completion in completions],
         ended=[completion.ended for completion in completions],
-        own=[group.own for group, *_ in taught],
-        weights=[group.weight for group, *_ in taught],
+        own=[group.own for group in of_groups],
+        weights=[group.weight for group in of_groups],
         gate=level,
     )
-    terms = termed(
-        objective,
-        **batch | {"trainer_logprobs": torch.stack([x for completion in completions for x in completion.new])},
-    )
+    batch["trainer_logprobs"] = torch.stack([x for completion in completions for x in completion.new])
+    terms = termed(objective, **batch)
+    kept = terms.kept.tolist()
 
     def counted(completion):
         return len(completion.start) - (completion.ended and not objective.count_end)
 
-    dropped = [completion for completion, kept in zip(completions, terms.kept.tolist(), strict=True) if not kept]
+    dropped = [completion for completion, stays in zip(completions, kept, strict=True) if not stays]
     everything = [completion for group in groups for completion in group.completions]
     divisor = objective.batch_divisor(
         groups=len(groups),
@@ -69,8 +77,9 @@ def loss_of_the_code(objective, groups, level):
         dropped_samples=len(dropped),
         dropped_tokens=sum(map(counted, dropped)),
     )
-    scale = torch.tensor([objective.sample_scale(len(group.completions)) for group, *_ in taught], dtype=torch.float64)
-    return -(scale * terms.value).sum() / divisor, terms.kept.tolist()
+    scales = [objective.sample_scale(len(group.completions)) for group in of_groups]
+    weighed = torch.tensor(scales, dtype=torch.float64) * terms.value
+    return -weighed.sum() / divisor, kept
 
 
 def slopes(loss, groups):
@@ -78,7 +87,7 @@ def slopes(loss, groups):
     return [float(x) for x in torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)]
 
 
-def agree(objective, rule, *, later, level, seeds):
+def agree(objective, rule, *, level, seeds, later=True):
     """Checks both sides on random steps; how many samples were dropped."""
     dropped = 0
     for seed in range(seeds):
@@ -90,7 +99,8 @@ def agree(objective, rule, *, later, level, seeds):
         assert kept == expected
         assert by_code.item() == pytest.approx(by_hand.item(), rel=1e-12)
         gradient = slopes(by_code, groups)
-        assert any(gradient) and gradient == pytest.approx(slopes(by_hand, groups), rel=1e-11, abs=1e-16)
+        assert any(gradient)
+        assert gradient == pytest.approx(slopes(by_hand, groups), rel=1e-11, abs=1e-16)
         dropped += kept.count(False)
     return dropped
 
@@ -103,8 +113,9 @@ def test_every_preset_has_a_rule():
 @pytest.mark.parametrize("name", RULES)
 @pytest.mark.parametrize("later", [False, True], ids=["first", "later"])
 def test_loss_and_gradient_of_a_step_are_those_of_the_formulas(name, later):
-    dropped = agree(PRESETS[name], RULES[name], later=later, level=-4.0, seeds=6)
-    assert (dropped > 0) == (RULES[name].g is not None or RULES[name].gate)
+    rule = RULES[name]
+    dropped = agree(PRESETS[name], rule, level=-4.0, seeds=6, later=later)
+    assert (dropped > 0) == (rule.g is not None or rule.gate)
 
 
 @pytest.mark.parametrize("name", ["vis", "ftis", "gated"])
@@ -112,28 +123,32 @@ def test_loss_and_gradient_of_a_step_are_those_of_the_formulas(name, later):
 @pytest.mark.parametrize("count_end", [True, False], ids=["end", "no-end"])
 @pytest.mark.parametrize("count_dropped", [True, False], ids=["all", "kept"])
 def test_so_they_are_with_other_denominators(name, aggregation, count_end, count_dropped):
-    objective = PRESETS[name].replace(
-        aggregation=aggregation, count_end=count_end, count_dropped=count_dropped, divisor=CAP
-    )
-    rule = replace(RULES[name], aggregation=aggregation, count_end=count_end, count_dropped=count_dropped)
-    agree(objective, rule, later=True, level=-4.0, seeds=2)
+    denominators = {"aggregation": aggregation, "count_end": count_end, "count_dropped": count_dropped}
+    objective = PRESETS[name].replace(**denominators, divisor=CAP)
+    agree(objective, replace(RULES[name], **denominators), level=-4.0, seeds=2)
+
+
+ARITHMETIC = PRESETS["ftis"].replace(divergence="k1", reduction="sum", threshold=1.0)
 
 
 def test_the_filter_of_the_arithmetic_task_goes_by_the_sum_of_k1():
-    objective = PRESETS["ftis"].replace(divergence="k1", reduction="sum", threshold=1.0)
-    assert agree(objective, replace(RULES["ftis"], kl="k1", mean=False, g=1.0), later=True, level=None, seeds=6)
+    rule = replace(RULES["ftis"], kl="k1", mean=False, g=1.0)
+    assert agree(ARITHMETIC, rule, level=None, seeds=6)
 
 
 @pytest.mark.parametrize("level", [None, -3.5, -4.5])
 def test_a_gate_and_a_filter_together_drop_what_either_drops(level):
-    agree(PRESETS["ftis"].replace(gate=0.0), replace(RULES["ftis"], gate=True), later=True, level=level, seeds=4)
+    rule = replace(RULES["ftis"], gate=True)
+    agree(PRESETS["ftis"].replace(gate=0.0), rule, level=level, seeds=4)
 
 
-def test_filter_drops_at_the_threshold_itself_and_never_what_has_a_positive_advantage():
-    objective = PRESETS["ftis"].replace(divergence="k1", reduction="sum", threshold=1.0)
-    for advantage, claimed, kept in [(-1.0, -1.0, False), (0.0, -1.0, False), (-1.0, -1.25, True), (0.5, 0.0, True)]:
-        terms = termed(objective, **packed([[-2.0]], [advantage], generator=[[claimed]]))
-        assert terms.kept.tolist() == [kept], (advantage, claimed)
+@pytest.mark.parametrize(
+    ("advantage", "claimed", "kept"),
+    [(-1.0, -1.0, False), (0.0, -1.0, False), (-1.0, -1.25, True), (0.5, 0.0, True)],
+)
+def test_filter_drops_at_the_threshold_itself_and_never_what_has_a_positive_advantage(advantage, claimed, kept):
+    batch = packed([[-2.0]], [advantage], generator=[[claimed]])
+    assert termed(ARITHMETIC, **batch).kept.tolist() == [kept]
 
 
 def test_half_precision_is_computed_in_float32():
