@@ -69,7 +69,9 @@ def test_the_gradient_is_that_of_the_value(name):
     claims = -torch.rand(6, generator=torch.Generator().manual_seed(4)).double() * 4
 
     def value(new):
-        terms = termed(PRESETS[name],             trainer_logprobs=new,
+        terms = termed(
+            PRESETS[name],
+            trainer_logprobs=new,
             start_logprobs=start,
             sampler_logprobs=claims,
             chunks=CHUNKS,
