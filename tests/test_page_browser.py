@@ -48,8 +48,8 @@ STANDINGS = ("established", "newcomer", "doubted: its claims look too low", f"ba
 async def all_peers():
     peers = []
     for number, id in enumerate(PEERS):
-        one = peer(id, agent=LONG[:64], standing=STANDINGS[number % 4], mean_reward=0.5, bytes_in=10**number)
-        peers.append(one)
+        one = peer(id, record=20 + number, mean_reward=0.5, delivered=1, bytes_in=10**number)
+        peers.append(one | {"agent": LONG[:64], "standing": STANDINGS[number % 4]})
     peers[0]["agent"] = EVIL
     peers[1]["mean_importance"] = 0.97
     return {
