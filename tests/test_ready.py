@@ -101,22 +101,23 @@ def test_a_layout_that_is_wrong_is_refused_in_bf16_too(broken, dtype, monkeypatc
     assert policy.causal_lm.config._attn_implementation == "sdpa"
 
 
-def each_path_ends_alone(fault, make):
-    """Of two fast paths the one with the fault is not taken, and the policy says why."""
+def ways_beside(fault, make):
+    """Of two fast paths the one with the fault is not taken: what the policy says of packing, and of its decoder."""
     with in_packing(fault):
-        policy = make()
-    assert (policy.packed, policy.native) == (False, True), policy.way
-    assert "padded, which takes longer, for packing gives something else (log-probs differ by" in policy.way
+        padded = make()
+    assert (padded.packed, padded.native) == (False, True), padded.way
     with in_decoder(fault):
-        policy = make()
-    assert (policy.packed, policy.native) == (True, False), policy.way
-    assert "transformers' modules, which takes longer, for the native decoder gives something else" in policy.way
+        slow = make()
+    assert (slow.packed, slow.native) == (True, False), slow.way
+    return padded.way, slow.way
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 @in_either_dtype
 def test_each_fault_of_a_fast_path_ends_that_path_alone(dtype, fault):
-    each_path_ends_alone(fault, lambda: made(0.2, dtype, 4))
+    packing, decoder = ways_beside(fault, lambda: made(0.2, dtype, 4))
+    assert "padded, which takes longer, for packing gives something else (log-probs differ by" in packing
+    assert "transformers' modules, which takes longer, for the native decoder gives something else" in decoder
 
 
 def gemma():
@@ -141,7 +142,7 @@ def gemma():
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_faults_are_told_from_the_rounding_of_the_weights(fault):
-    each_path_ends_alone(fault, lambda: ready(gemma()))
+    ways_beside(fault, lambda: ready(gemma()))
 
 
 def test_rounding_of_the_weights_ends_no_fast_path_and_a_window_that_is_left_out_does(monkeypatch):
