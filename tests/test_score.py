@@ -1,6 +1,7 @@
 """Scoring gives the log-probs and gradients of a plain softmax, in chunks, whatever shares the batch."""
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten
 
 from ftis_node.errors import UsageError
 from ftis_node.lab.bench.model import word_tokenizer
@@ -17,11 +19,11 @@ from ftis_node.policy import packing, score
 from ftis_node.policy.packing import ATTENTIONS, Prefixed, pack
 from ftis_node.policy.policy import Policy
 from ftis_node.policy.ready import ready
-from ftis_node.policy.score import completion_logprobs
 from tests.pretend.device import by_sequence
 from tests.support import small_models
 from tests.support.small_models import KINDS, PROMPTS, logprobs_of, of_kind, plain_logprobs, twin
 
+assert_close = partial(torch.testing.assert_close, atol=2e-5, rtol=1e-5)
 COMPLETIONS = [np.array(ids, np.uint32) for ids in ([1], [4, 4, 9, 22, 1], [3, 0, 25, 8, 8, 8, 8, 1], [2, 3])]
 
 
@@ -33,23 +35,33 @@ def gradients(policy, logprobs):
 
 
 def assert_gradients_close(ours, plain, loosely=1.0):
-    assert ours.keys() == plain.keys() and ours
+    assert ours
+    assert ours.keys() == plain.keys()
     for name, gradient in plain.items():
         torch.testing.assert_close(ours[name], gradient, atol=2e-4 * loosely, rtol=1e-4 * loosely, msg=name)
 
 
-def of_copies(policy, temperature):
-    """Plain log-probs of GROUPS, every completion with a copy of its prompt."""
-    copies = [(group.prompt, completion) for group in GROUPS for completion in group.completions]
-    return plain_logprobs(policy, *zip(*copies, strict=True), temperature)
+def scored(policy, groups, temperature):
+    return score.completion_logprobs(policy, groups, temperature)[0]
+
+
+def of_copies(policy, groups, temperature):
+    """Plain log-probs, every completion with a copy of its prompt."""
+    prompts = [group.prompt for group in groups for _ in group.completions]
+    completions = [completion for group in groups for completion in group.completions]
+    return plain_logprobs(policy, prompts, completions, temperature)
+
+
+def group(prompt, *completions):
+    return Prefixed(prompt, [np.array(ids) for ids in completions])
 
 
 GROUPS = [
-    Prefixed([5, 9, 14], [np.array([1]), np.array([4, 4, 9, 22, 1]), np.array([3, 2])]),
-    Prefixed([20], [np.array([7])]),
-    Prefixed([7, 7, 8, 3, 2, 25, 11], [np.array([2, 3, 4]), np.array([2, 3, 5])]),
+    group([5, 9, 14], [1], [4, 4, 9, 22, 1], [3, 2]),
+    group([20], [7]),
+    group([7, 7, 8, 3, 2, 25, 11], [2, 3, 4], [2, 3, 5]),
 ]
-ONE_TOKEN = [Prefixed([5, 9], [np.array([1]), np.array([3])]), Prefixed([4], [np.array([2])])]
+ONE_TOKEN = [group([5, 9], [1], [3]), group([4], [2])]
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5, 2.0])
@@ -58,13 +70,13 @@ def test_a_prompt_shared_by_its_group_gives_a_plain_softmax_over_the_valid_vocab
     shared = of_kind(kind)
     apart = replace(twin(of_kind(kind)), packed=False)
     assert shared.packed
-    ours, entropy = completion_logprobs(shared, GROUPS, temperature)
+    ours, entropy = score.completion_logprobs(shared, GROUPS, temperature)
     assert ours.dtype == torch.float32
-    plain = of_copies(apart, temperature)
-    torch.testing.assert_close(ours, plain, atol=2e-5, rtol=1e-5)
-    padded, padded_entropy = completion_logprobs(apart, GROUPS, temperature)
-    torch.testing.assert_close(padded, plain, atol=2e-5, rtol=1e-5)
-    torch.testing.assert_close(entropy, padded_entropy, atol=2e-5, rtol=1e-5)
+    plain = of_copies(apart, GROUPS, temperature)
+    assert_close(ours, plain)
+    padded, padded_entropy = score.completion_logprobs(apart, GROUPS, temperature)
+    assert_close(padded, plain)
+    assert_close(entropy, padded_entropy)
     assert_gradients_close(gradients(shared, ours), gradients(apart, plain))
 
 
@@ -72,22 +84,24 @@ def test_a_prompt_shared_by_its_group_gives_a_plain_softmax_over_the_valid_vocab
 def test_given_tokens_are_read_and_not_predicted(kind):
     packed = of_kind(kind)
     padded = replace(twin(of_kind(kind)), packed=False)
-    where = [np.isin(np.arange(size), [1, 2, 4]) for size in (5, 7)]
-    ids = [np.array([4, 4, 9, 22, 1, 8, 3][: len(given)]) for given in where]
-    groups = [Prefixed([5, 9], [ids[0], np.array([3, 2])], [where[0], None]), Prefixed([7], [ids[1]], [where[1]])]
-    plain = plain_logprobs(padded, [[5, 9], [5, 9], [7]], [ids[0], np.array([3, 2]), ids[1]], 0.7)
-    plain = plain[torch.from_numpy(np.concatenate([~where[0], [True, True], ~where[1]]))]
-    ours, _ = completion_logprobs(packed, groups, 0.7)
+    long = np.array([4, 4, 9, 22, 1, 8, 3])
+    given = np.isin(np.arange(7), [1, 2, 4])
+    groups = [
+        Prefixed([5, 9], [long[:5], np.array([3, 2])], [given[:5], None]),
+        Prefixed([7], [long], [given]),
+    ]
+    predicted = np.concatenate([~given[:5], [True, True], ~given])
+    plain = of_copies(padded, groups, 0.7)[torch.from_numpy(predicted)]
+    ours = scored(packed, groups, 0.7)
     assert ours.shape == (2 + 2 + 4,)
-    torch.testing.assert_close(ours, plain, atol=2e-5, rtol=1e-5)
-    torch.testing.assert_close(completion_logprobs(padded, groups, 0.7)[0], plain, atol=2e-5, rtol=1e-5)
+    assert_close(ours, plain)
+    assert_close(scored(padded, groups, 0.7), plain)
     assert_gradients_close(gradients(packed, ours), gradients(padded, plain))
 
 
 def test_groups_of_one_token_completions_only_can_be_scored():
     policy = of_kind("full")
-    plain = plain_logprobs(policy, [[5, 9], [5, 9], [4]], [[1], [3], [2]], 1.0)
-    torch.testing.assert_close(completion_logprobs(policy, ONE_TOKEN, 1.0)[0], plain, atol=2e-5, rtol=1e-5)
+    assert_close(scored(policy, ONE_TOKEN, 1.0), of_copies(policy, ONE_TOKEN, 1.0))
 
 
 def in_blocks(monkeypatch, tokens, columns, kept=0):
@@ -101,10 +115,10 @@ def in_blocks(monkeypatch, tokens, columns, kept=0):
 def test_the_entropy_is_that_of_what_each_token_was_drawn_from(block, monkeypatch):
     policy = of_kind("padded")
     in_blocks(monkeypatch, *block)
-    entropy = completion_logprobs(policy, [Prefixed([5, 9], [np.array([4, 4, 9])])], 0.7)[1]
+    _, entropy = score.completion_logprobs(policy, [group([5, 9], [4, 4, 9])], 0.7)
     with torch.no_grad():
         logits = policy.model(input_ids=torch.tensor([[5, 9, 4, 4]])).logits[0, 1:, : policy.vocabulary] / 0.7
-    torch.testing.assert_close(entropy, torch.distributions.Categorical(logits=logits).entropy(), atol=2e-5, rtol=1e-5)
+    assert_close(entropy, torch.distributions.Categorical(logits=logits).entropy())
     assert not entropy.requires_grad
 
 
@@ -117,7 +131,7 @@ def other_model(config):
 
 SIZES = {"vocab_size": 26, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 WIDE = SIZES | {"intermediate_size": 48, "num_key_value_heads": 2, "initializer_range": 0.3}
-KINDS = ["sliding_attention", "full_attention"]
+LAYERS = ["sliding_attention", "full_attention"]
 GPT2 = {"vocab_size": 26, "n_embd": 32, "n_layer": 2, "n_head": 4}
 
 
@@ -136,8 +150,8 @@ GPT2 = {"vocab_size": 26, "n_embd": 32, "n_layer": 2, "n_head": 4}
         (transformers.Phi3Config(**WIDE, sliding_window=3, pad_token_id=0), True),
         # in one layer
         (transformers.Qwen2Config(**WIDE, use_sliding_window=True, sliding_window=9, max_window_layers=1), True),
-        (transformers.Gemma3TextConfig(**WIDE, head_dim=8, sliding_window=2, layer_types=KINDS), True),
-        (transformers.Olmo3Config(**WIDE, sliding_window=4, layer_types=KINDS), True),
+        (transformers.Gemma3TextConfig(**WIDE, head_dim=8, sliding_window=2, layer_types=LAYERS), True),
+        (transformers.Olmo3Config(**WIDE, sliding_window=4, layer_types=LAYERS), True),
     ],
     ids=lambda part: getattr(part, "model_type", ""),
 )
@@ -146,8 +160,8 @@ def test_other_families_are_packed_where_that_is_right_and_padded_where_not(conf
     assert policy.packed == packed
     other = twin(policy)
     policy.model.train()  # no dropout is left that training could switch on
-    ours = completion_logprobs(policy, GROUPS, 1.3)[0]
-    plain = of_copies(other, 1.3)
+    ours = scored(policy, GROUPS, 1.3)
+    plain = of_copies(other, GROUPS, 1.3)
     torch.testing.assert_close(ours, plain, atol=5e-5, rtol=1e-4)
     assert_gradients_close(gradients(policy, ours), gradients(other, plain), loosely=10.0)
 
@@ -161,20 +175,19 @@ def test_attention_over_sequences_as_they_lie_is_that_over_tables(groups, window
     torch.manual_seed(0)
     inputs = [torch.randn(layout.inputs["input_ids"].numel(), heads, 8, requires_grad=True) for heads in (4, 2, 2)]
     runs, tables = (way(layout.inputs["packing"], *inputs, 0.3, window) for way in ATTENTIONS.values())
-    torch.testing.assert_close(runs, tables, atol=1e-6, rtol=1e-5)
+    assert_close(runs, tables, atol=1e-6)
     weights = torch.randn(runs.shape)
     slopes = [torch.autograd.grad((out * weights).sum(), inputs) for out in (runs, tables)]
-    for one, other in zip(*slopes, strict=True):
-        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
+    assert_close(*slopes, atol=1e-5)
 
 
 def test_dropout_that_is_only_a_number_is_switched_off_too():
     """OPT hands its own attribute to a function; in training mode it would come back."""
     policy = other_model(transformers.OPTConfig(**SIZES, ffn_dim=48, word_embed_proj_dim=32, dropout=0.5))
     with torch.no_grad():
-        before = completion_logprobs(policy, GROUPS, 1.0)[0]
+        before = scored(policy, GROUPS, 1.0)
         policy.model.train()
-        assert torch.equal(completion_logprobs(policy, GROUPS, 1.0)[0], before)
+        assert torch.equal(scored(policy, GROUPS, 1.0), before)
 
 
 def test_a_model_that_cannot_be_scored_is_refused_with_a_sentence():
@@ -194,7 +207,7 @@ def test_the_blocks_of_the_logits_do_not_matter(tokens, columns, kept, monkeypat
     expected = gradients(policy, whole)
     in_blocks(monkeypatch, tokens, columns, kept)
     parts = logprobs_of(policy, PROMPTS, COMPLETIONS, 0.5)
-    torch.testing.assert_close(parts, whole, atol=1e-6, rtol=1e-6)
+    assert_close(parts, whole, atol=1e-6, rtol=1e-6)
     assert_gradients_close(gradients(policy, parts), expected, loosely=0.1)
 
 
@@ -204,7 +217,6 @@ def test_a_token_as_good_as_certain_keeps_its_gradient_in_half_precision():
     weight = torch.tensor([[1.0, 0.0], [0.0, 1.0]], dtype=torch.bfloat16, requires_grad=True)
     logprob, _ = score._Head.apply(hidden, weight, None, torch.tensor([0]), 2, 1.0, None)
     logprob.sum().backward()
-    assert hidden.grad is not None and weight.grad is not None
     slope = 1 - 1 / (1 + np.exp(-7.0))
     assert float(hidden.grad[0, 0]) == pytest.approx(slope, rel=0.01)
     assert float(weight.grad[0, 0]) == pytest.approx(8 * slope, rel=0.01)
@@ -220,16 +232,15 @@ samples = st.tuples(
 def test_a_sample_scores_the_same_alone_and_in_any_company(batch, rng):
     policy = of_kind("padded")
 
-    def scored(chosen):
+    def each(chosen):
         with torch.no_grad():
-            flat = logprobs_of(policy, [p for p, _ in chosen], [np.array(c) for _, c in chosen], 1.0)
-        return list(flat.split([len(c) for _, c in chosen]))
+            flat = scored(policy, [group(*sample) for sample in chosen], 1.0)
+        return flat.split([len(completion) for _, completion in chosen])
 
-    order = list(range(len(batch)))
-    rng.shuffle(order)
-    together = scored([batch[place] for place in order])
-    for place, company in zip(order, together, strict=True):
-        torch.testing.assert_close(company, scored([batch[place]])[0], atol=5e-5, rtol=1e-5)
+    rng.shuffle(batch)
+    for sample, company in zip(batch, each(batch), strict=True):
+        (alone,) = each([sample])
+        assert_close(company, alone, atol=5e-5)
 
 
 class _Largest(TorchDispatchMode):
@@ -241,7 +252,7 @@ class _Largest(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
-        for tensor in out if isinstance(out, (tuple, list)) else (out,):
+        for tensor in tree_flatten(out)[0]:
             if isinstance(tensor, Tensor):
                 self.elements = max(self.elements, tensor.numel())
         return out
@@ -254,12 +265,11 @@ def test_no_matrix_of_all_tokens_by_the_vocabulary_ever_exists(monkeypatch):
     in_blocks(monkeypatch, chunk, 1000)
     sizes = {"hidden_size": hidden, "intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1}
     policy = small_models.tiny_policy(tokenizer=word_tokenizer(words), vocab_size=words, **sizes)
-    completions = [np.arange(20) + 20 * sample for sample in range(10)]
-    tokens = sum(len(completion) for completion in completions)
+    completions = list(np.arange(200).reshape(10, 20))
     with _Largest() as largest:
         with small_models.held_for_backward() as held:
             logprobs = logprobs_of(policy, [[1, 2]] * 10, completions, 1.0)
         logprobs.sum().backward()
-    assert tokens * words > 10 * chunk * words, "the test would see it"
+    assert 10 * chunk < 200, "the test would see it"
     assert largest.elements <= max(chunk * 1000, words * hidden)
     assert max(held) <= words * hidden, "the head itself is kept, no logits are"

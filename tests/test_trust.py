@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from ftis_node.learner import TrainingGroup, trust
+from ftis_node.learner import trust
 from ftis_node.learner.trust import LENGTH, LIKELIHOOD, LONGER, NEAR_IMPOSSIBLE, distrusted, next_length
 from ftis_node.packet import Completion
-from tests.support.learners import FOREIGN, OWN, assert_close, gradient_of, learner
+from tests.support.learners import FOREIGN, OWN, assert_close, changed, gradient_of, learner
 
 RARE = NEAR_IMPOSSIBLE - 0.1
 PLAIN = NEAR_IMPOSSIBLE + 0.1
@@ -39,13 +39,16 @@ def test_a_foreign_success_of_more_than_twice_the_usual_length_is_left_out():
     start = [[0.0] * length for length in (10, 21, 20, 21, 21)]
     advantages = [1.0, 1.0, 1.0, -1.0, 1.0]
     own = [False, False, False, False, True]
+    assert LONGER == 2.0
     found = suspects(start, advantages, own, defences=(LENGTH,), usual_length=10.0)
-    assert found == [False, True, False, False, False] and LONGER == 2.0
+    assert found == [False, True, False, False, False]
     assert not any(suspects(start, advantages, own, defences=(LENGTH,))), "nothing is usual yet"
 
 
 def test_the_usual_length_follows_ones_own_successes():
-    assert next_length(None, []) is None and next_length(None, [8, 12]) == 10.0 and next_length(10.0, []) == 10.0
+    assert next_length(None, []) is None
+    assert next_length(None, [8, 12]) == 10.0
+    assert next_length(10.0, []) == 10.0
     assert next_length(10.0, [20]) == pytest.approx(12.0)
 
 
@@ -63,11 +66,12 @@ def test_what_is_left_out_weighs_nothing_and_stays_in_the_divisor(monkeypatch, t
 def _successes_weigh_nothing(group):
     """The same group in two parts: failures as they are, successes without weight."""
     [part] = group.parts
-    split = {0: ([], []), 1: ([], [])}
-    for completion, reward in zip(part.completions, part.rewards, strict=True):
-        split[int(reward)][0].append(completion)
-        split[int(reward)][1].append(reward)
-    parts = [replace(part, completions=c, rewards=r, weight=1.0 - good) for good, (c, r) in split.items() if c]
+    parts = []
+    for reward in (0, 1):
+        completions = [one for one, earned in zip(part.completions, part.rewards, strict=True) if earned == reward]
+        if completions:
+            rewards = [reward] * len(completions)
+            parts.append(replace(part, completions=completions, rewards=rewards, weight=1.0 - reward))
     return replace(group, parts=parts)
 
 
@@ -75,10 +79,9 @@ def test_padding_is_noticed_after_one_step_and_also_after_a_restart():
     subject = learner(defences=(LENGTH,))
     subject.step(OWN)
     usual = subject.usual_length
-    assert usual is not None
-    [part], short = FOREIGN[0].parts, FOREIGN[3].parts[0].completions[1:]
-    endless = Completion(np.full(int(3 * usual), 9, np.uint32), np.full(int(3 * usual), -3.0, np.float32), False)
-    padded = TrainingGroup(FOREIGN[0].prompt_ids, [replace(part, completions=[endless, *short])])
+    size = int(3 * usual)
+    endless = Completion(np.full(size, 9, np.uint32), np.full(size, -3.0, np.float32), False)
+    padded = changed(FOREIGN[0], completions=[endless, *FOREIGN[3].parts[0].completions[1:]])
     again = learner(defences=(LENGTH,))
     weights, state = subject.state()
     again.restore(weights, state, subject.steps)
