@@ -4,8 +4,8 @@ It is torch's PrivateUse1 backend, set up in Python. An operation that CUDA woul
 different devices raises `PretendError`. Launches of kernels and waits of the host are counted by the line of ftis_node
 that caused them. The product's sources are read with `pretend` for `cuda`, so that its CUDA branches run.
 
-Not covered: memory, time, streams, kernels that CUDA lacks for a dtype. A launch is one operation that is no view; real
-kernels may be more.
+Not covered: memory, time, streams, random numbers of the device, kernels that CUDA lacks for a dtype. A launch is one
+operation that is no view; real kernels may be more.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ from tests.pretend import graphs
 from tests.pretend.counts import PACKAGE, PretendError, counting_now, fault, launch, wait
 
 NAME = "pretend"
-STATE_BYTES = 16  # of a GPU generator's state; a CPU generator's is another size
 
 _aten = torch.ops.aten
 _CPU = torch.device("cpu")
@@ -60,19 +59,15 @@ def pretending() -> Iterator[None]:
 
 def install():
     """Set the device up for this process, before ftis_node is imported."""
-    global _default, _library
+    global _library
     assert not any(name.split(".")[0] == PACKAGE for name in sys.modules), "ftis_node is imported already"
     sys.dont_write_bytecode = True
     _setup_privateuseone_for_python_backend(rename=NAME, backend_module=_Module())
-    _default = Generator(NAME)
     _library = _registered()
-    torch.Generator = Generator
     torch.__future__.set_swap_module_params_on_conversion(True)
     torch.version.pretend = "13.0"
     functional.scaled_dot_product_attention = _attention
     varlen.varlen_attn = _varlen
-    fork = torch.random.fork_rng
-    torch.random.fork_rng = lambda devices=None, enabled=True, **_: fork(devices, enabled, device_type=NAME)
     sys.meta_path.insert(0, _Finder())
 
 
@@ -112,15 +107,6 @@ class Pretend(torch.Tensor):
     def untyped_storage(self) -> torch.UntypedStorage:
         return self.inner.untyped_storage()
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        if id(self) not in memo:
-            with torch.no_grad():
-                copy = Pretend(self.inner.detach().clone())
-            parameter = isinstance(self, torch.nn.Parameter)
-            grown = self.requires_grad
-            memo[id(self)] = torch.nn.Parameter(copy, grown) if parameter else copy.requires_grad_(grown)
-        return memo[id(self)]
-
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return _run(func, args, kwargs or {})
@@ -131,46 +117,6 @@ class _Mode(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return _run(func, args, kwargs or {})
-
-
-class Generator(torch._C.Generator):
-    """A CPU generator that says where it is. Its state on the device is no state of a CPU generator."""
-
-    def __new__(cls, device: Any = "cpu") -> Generator:
-        return super().__new__(cls, "cpu")
-
-    def __init__(self, device: Any = "cpu"):
-        self._place = torch.device(device)
-        if self._place.type == NAME:
-            _generators.add(self._cdata)
-
-    @property
-    def device(self) -> torch.device:
-        return self._place
-
-    def manual_seed(self, seed: int) -> Generator:
-        super().manual_seed(seed)
-        return self
-
-    def get_state(self) -> torch.Tensor:
-        if self._place.type == "cpu":
-            return super().get_state()
-        _states.append(super().get_state())
-        return torch.tensor(list(len(_states).to_bytes(STATE_BYTES, "big")), dtype=torch.uint8)
-
-    def set_state(self, state: torch.Tensor) -> Generator:
-        if isinstance(state, Pretend):
-            raise fault("a generator's state must lie on the CPU")
-        if self._place.type != "cpu":
-            if state.numel() != STATE_BYTES:
-                raise fault("a generator's state of another kind")
-            state = _states[int.from_bytes(bytes(state.tolist()), "big") - 1]
-        super().set_state(state)
-        return self
-
-
-_states: list[torch.Tensor] = []
-_generators: set[int] = set()  # addresses: dispatch hands on another object for the same generator
 
 
 def _computing() -> contextlib.AbstractContextManager[Any]:
@@ -203,17 +149,19 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         with _Mode():
             return func.decompose(*args, **kwargs)
     if func in (_aten.copy_.default, _aten._copy_from.default):
-        to, source = args[:2] if func is _aten.copy_.default else (args[1], args[0])
-        return _copied(to, source, bool(kwargs.get("non_blocking") or (len(args) > 2 and args[2] is True)))
+        first, second, *more = args
+        non_blocking = bool(kwargs.get("non_blocking")) or more == [True]
+        if func is _aten.copy_.default:
+            return _copied(first, second, non_blocking)
+        return _copied(second, first, non_blocking)
     if func is _aten._to_copy.default:
         return _moved(args[0], device, kwargs)
-    kwargs = _seeded(func, flat, kwargs)
+    if any(isinstance(value, torch.Generator) for value in flat):
+        raise fault(f"a CPU generator for the device: {func}")
     others = [value for value in flat if isinstance(value, torch.Tensor) and not isinstance(value, Pretend)]
     if mine and others:
         _check(func, name, args, others)
-    masks = args[1] if name in _INDEXING else ()
-    by_mask = any(isinstance(mask, Pretend) and mask.dtype in (torch.bool, torch.uint8) for mask in masks)
-    if name in _WAITS or by_mask or (name == "repeat_interleave" and kwargs.get("output_size") is None):
+    if name in _WAITS or _by_mask(name, args) or (name == "repeat_interleave" and kwargs.get("output_size") is None):
         wait()
     if name not in _VIEWS:
         launch()
@@ -234,24 +182,18 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     return tree_map(_outer, made)
 
 
-def _seeded(func: Any, flat: list[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The keyword arguments with the device's own generator where none is given; a CPU generator is a fault."""
-    generator = next((value for value in flat if isinstance(value, torch._C.Generator)), None)
-    if generator is not None and generator._cdata not in _generators:
-        raise fault(f"a CPU generator for the device: {func}")
-    if generator is None and torch.Tag.nondeterministic_seeded in func.tags and "generator" in str(func._schema):
-        return {**kwargs, "generator": _default}
-    return kwargs
+def _by_mask(name: str, args: Any) -> bool:
+    """Whether an operation looks for the places where a mask is true."""
+    if name not in _INDEXING:
+        return False
+    return any(isinstance(index, Pretend) and index.dtype in (torch.bool, torch.uint8) for index in args[1])
 
 
 def _check(func: Any, name: str, args: Any, others: list[torch.Tensor]):
-    """Raise where CUDA would: CPU tensors among a device's, but for scalars in pointwise operations and indices."""
-    if name in _INDEXING and isinstance(args[0], Pretend):
-        indices = [part for part in args[1] if isinstance(part, torch.Tensor)]
-        rest = [value for value in others if not any(value is part for part in indices)]
-        if not rest or (name != "index" and all(value.numel() == 1 for value in rest)):
-            wait()  # they are uploaded
-            return
+    """Raise where CUDA would: CPU tensors among a device's, but for scalars in pointwise operations.
+
+    CUDA takes indices of the CPU too. To upload them it waits, so they are refused here.
+    """
     scalars = all(value.dim() == 0 for value in others)
     pointwise = torch.Tag.pointwise in func.tags or name.rstrip("_") in ("masked_fill", "fill", "where")
     many = name.startswith(("_foreach", "_fused"))
@@ -339,7 +281,9 @@ def by_sequence(
     """What `varlen_attn` computes by its documentation, one sequence after another; for causal windows only."""
     assert enable_gqa and window_size[1] == 0 and cu_seq_q.dtype == cu_seq_k.dtype == torch.int32
     out = []
-    for (first, end), (first_k, end_k) in zip(_pairs(cu_seq_q), _pairs(cu_seq_k), strict=True):
+    queries = pairwise(cu_seq_q.tolist())
+    keys = pairwise(cu_seq_k.tolist())
+    for (first, end), (first_k, end_k) in zip(queries, keys, strict=True):
         assert end - first <= max_q and end_k - first_k <= max_k
         q = query[first:end]
         k = key[first_k:end_k]
@@ -356,10 +300,6 @@ def _varlen(query: Any, key: Any, value: Any, *sizes: Any, **kwargs: Any) -> Any
     if query.dtype not in (torch.float16, torch.bfloat16):
         raise PretendError("FlashAttention only supports fp16 and bf16 data type")
     return _Attention.apply(partial(by_sequence, **kwargs), query, key, value, *sizes)
-
-
-def _pairs(ends: torch.Tensor) -> Iterator[tuple[int, int]]:
-    return pairwise(ends.tolist())
 
 
 # --- what torch and the product find of the device --------------------------------------------------------------------
@@ -384,53 +324,22 @@ class _Module(_DummyBackendModule):
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
         return [torch.float16, torch.bfloat16]
 
-    def device(self, index: Any) -> Any:
-        return contextlib.nullcontext()
-
-    def manual_seed_all(self, seed: int):
-        _default.manual_seed(seed)
-
-    manual_seed = manual_seed_all
-
-    def get_rng_state(self, device: Any = None) -> torch.Tensor:
-        return _default.get_state()
-
-    def set_rng_state(self, state: torch.Tensor, device: Any = None):
-        _default.set_state(state)
-
-    def synchronize(self, device: Any = None):
-        wait()
-
     def mem_get_info(self, device: Any = None) -> tuple[int, int]:
         return 22 << 30, 24 << 30
-
-    def is_bf16_supported(self, *_: Any, **__: Any) -> bool:
-        return True
-
-    def get_device_name(self, device: Any = None) -> str:
-        return "Pretend"
 
     def get_device_capability(self, device: Any = None) -> tuple[int, int]:
         return 8, 9
 
-    def utilization(self, device: Any = None) -> float:
-        raise ModuleNotFoundError("pynvml")
-
     CUDAGraph = _Graph
     Stream = graphs.Stream
-    stream, current_stream, set_stream, graph_pool_handle = (
-        staticmethod(one) for one in (graphs.stream, graphs.current_stream, graphs.set_stream, graphs.graph_pool_handle)
-    )
+    stream = staticmethod(graphs.stream)
+    current_stream = staticmethod(graphs.current_stream)
+    set_stream = staticmethod(graphs.set_stream)
+    graph_pool_handle = staticmethod(graphs.graph_pool_handle)
 
     def set_device(self, device: Any):
         for counts in counting_now:
             counts.current.append((str(device), sum(counts.launches.values())))
-
-    def _nothing(self, *_: Any, **__: Any) -> int:
-        return 0
-
-    empty_cache = reset_peak_memory_stats = set_per_process_memory_fraction = _nothing
-    memory_allocated = memory_reserved = max_memory_allocated = max_memory_reserved = _nothing
 
 
 def _registered() -> torch.library.Library:
@@ -440,14 +349,10 @@ def _registered() -> torch.library.Library:
     def empty_strided(size: Any, stride: Any, dtype: Any = None, **_: Any) -> torch.Tensor:
         return Pretend(torch.empty_strided(size, stride, dtype=dtype))
 
-    def empty(size: Any, dtype: Any = None, **_: Any) -> torch.Tensor:
-        return Pretend(torch.empty(size, dtype=dtype))
-
     def copy_from(source: torch.Tensor, to: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
         return _copied(to, source, non_blocking)
 
     library.impl("empty_strided", empty_strided, "PrivateUse1")
-    library.impl("empty.memory_format", empty, "PrivateUse1")
     library.impl("_copy_from", copy_from, "PrivateUse1")
     return library
 
