@@ -1,7 +1,6 @@
 """Environments of verifiers, with the package itself, installed beside the others: in the jail, and in daemons."""
 
 import os
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +12,7 @@ from ftis_node.tasks import Replay, load_task, scoring, source_of
 from ftis_node.tasks.jail import can_lock_in
 from tests.support.daemons import run_cli
 from tests.support.learning import learn, pair
+from tests.support.packages import installed
 
 pytestmark = [
     pytest.mark.slow,
@@ -126,21 +126,17 @@ ENVIRONMENTS = {f"ftis_{name}": globals()[name.upper()] for name in NAMED.split(
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("verifiers")
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(folder), f"verifiers=={VERSION}"]
-    ended = subprocess.run(pip, capture_output=True, text=True)
-    if ended.returncode:
-        pytest.skip(f"verifiers cannot be installed: {ended.stderr[-200:]}")
+def library(tmp_path_factory) -> Path:
+    folder = installed(f"verifiers=={VERSION}", tmp_path_factory.mktemp("verifiers"))
     for name, body in ENVIRONMENTS.items():
         (folder / f"{name}.py").write_text(body if "__all__" in body else BEGIN + body + END)
     return folder
 
 
 @pytest.fixture(autouse=True)
-def beside(installed, monkeypatch, tmp_path):
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(installed)])))
-    monkeypatch.setattr(sys, "path", [*sys.path, str(installed)])  # for the version alone
+def beside(library, monkeypatch, tmp_path):
+    monkeypatch.setenv("PYTHONPATH", str(library), prepend=os.pathsep)
+    monkeypatch.setattr(sys, "path", [*sys.path, str(library)])  # for the version alone
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
@@ -157,10 +153,10 @@ def test_an_environments_rewards_are_its_weighted_mean():
     assert source_of("verifiers:ftis_digits").check() == task
 
 
-def test_a_changed_environment_makes_its_rows_anew(installed):
+def test_a_changed_environment_makes_its_rows_anew(library):
     made = []
     for verb in ("Say", "Name"):
-        (installed / "ftis_changed.py").write_text((BEGIN + DIGITS + END).replace("Say", verb))
+        (library / "ftis_changed.py").write_text((BEGIN + DIGITS + END).replace("Say", verb))
         made.append(load_task("verifiers:ftis_changed"))
         assert verb in made[-1].train[0].question
     assert made[0].data != made[1].data

@@ -1,10 +1,12 @@
 """The warm-up: reproducible to the byte, blind to the held-out prompts, and its teacher errs on purpose."""
 
 import dataclasses
+import itertools
 import json
 import random
 
 import pytest
+import torch
 
 from ftis_node.lab import parity, sums, warmup
 from ftis_node.lab.parity import demonstrations
@@ -27,19 +29,24 @@ def short(monkeypatch):
 
 
 def test_the_same_seed_gives_the_same_bytes(tmp_path, short, capsys):
-    files = [f"{r.name}/{file}" for r in SHORT for file in ("model.safetensors", "tokenizer.json")] + ["manifest.json"]
-    for folder in ("one", "two"):
-        warmup.main(["--out", str(tmp_path / folder)])
-    for file in files:
-        assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes(), file
+    one = tmp_path / "one"
+    two = tmp_path / "two"
+    for folder in (one, two):
+        warmup.main(["--out", str(folder)])
     assert "tiny-a: pass@1" in capsys.readouterr().out
-    manifest = json.loads((tmp_path / "one" / "manifest.json").read_text())
-    assert list(manifest["models"]) == [recipe.name for recipe in SHORT]
-    other = warmup.warm_up(SHORT[0], load_task("arithmetic"), 9)
-    assert other is not None
-    warmup.save(SHORT[0], *other, load_task("arithmetic"), tmp_path / "three")
-    weights = [(tmp_path / folder / "tiny-a" / "model.safetensors").read_bytes() for folder in ("one", "three")]
-    assert weights[0] != weights[1]
+    for recipe in SHORT:
+        for file in ("model.safetensors", "tokenizer.json"):
+            assert (one / recipe.name / file).read_bytes() == (two / recipe.name / file).read_bytes()
+    manifest = (one / "manifest.json").read_text()
+    assert manifest == (two / "manifest.json").read_text()
+    assert list(json.loads(manifest)["models"]) == [recipe.name for recipe in SHORT]
+    task = load_task("arithmetic")
+    warmup.save(SHORT[0], *warmup.warm_up(SHORT[0], task, 9), task, tmp_path / "three")
+    assert weights_in(tmp_path / "three" / "tiny-a") != weights_in(one / "tiny-a")
+
+
+def weights_in(folder):
+    return (folder / "model.safetensors").read_bytes()
 
 
 def test_held_out_prompts_are_never_shown(monkeypatch):
@@ -53,7 +60,8 @@ def test_held_out_prompts_are_never_shown(monkeypatch):
     monkeypatch.setattr(Teacher, "completion", watched)
     task = load_task("arithmetic")
     warmup.warm_up(dataclasses.replace(SHORT[0], steps=60), task)
-    assert len(shown) > 1000 and shown <= {example.question for example in task.train}
+    assert len(shown) > 1000
+    assert shown <= {example.question for example in task.train}
 
 
 def test_a_teacher_keeps_the_format_and_is_right_about_half_of_the_time():
@@ -64,19 +72,27 @@ def test_a_teacher_keeps_the_format_and_is_right_about_half_of_the_time():
     assert 0.3 < sum(verdict.reward for verdict in verdicts) / len(verdicts) < 0.7
 
 
+def fits(task, kind, pairs, *, tokens):
+    """Questions and their answers, in a tokenizer of a kind, are within a task's caps; tokens: of an answer."""
+    lengths = [len(ids) + 1 for ids in TOKENIZERS[kind]()([text for _, text in pairs])["input_ids"]]
+    assert max(lengths) <= tokens
+    assert max(len(text.encode()) for _, text in pairs) < task.text.completion_bytes
+    assert max(len(task.prompt(Example(question, "")).encode()) for question, _ in pairs) <= task.text.prompt_bytes
+
+
 @pytest.mark.parametrize("kind", TOKENIZERS)
-@pytest.mark.parametrize(("style", "operands"), [("terse", 3), ("backwards", 3), ("swapped", 3), ("spelled", 4)])
-def test_every_completion_of_a_teacher_fits_the_caps_of_the_task(kind, style, operands):
+@pytest.mark.parametrize(
+    ("style", "operands", "longest"),
+    [("terse", 3, "9+9+9="), ("backwards", 3, "9+9+9="), ("swapped", 3, "9+9+9="), ("spelled", 4, "9+9+9+9=")],
+)
+def test_every_completion_of_a_teacher_fits_the_caps_of_the_task(kind, style, operands, longest):
     task = arithmetic(operands)
     teacher = Teacher(random.Random(4), forgetful=3, style=style)
-    examples = [*task.train[:: 1 if operands == 3 else 10], Example("9+9+9=" if operands == 3 else "9+9+9+9=", "")]
-    texts = [teacher.completion(example.question) for example in examples]
-    lengths = [len(ids) + 1 for ids in TOKENIZERS[kind]()(texts)["input_ids"]]
+    questions = [longest, *(example.question for example in task.train[:: 1 if operands == 3 else 10])]
+    tokens = task.text.completion_tokens
     if kind == "words" and style in ("terse", "backwards"):
-        assert max(lengths) <= task.completion_tokens
-    assert max(lengths) <= task.text.completion_tokens
-    assert max(len(text.encode()) for text in texts) < task.text.completion_bytes
-    assert max(len(task.prompt(example).encode()) for example in examples) <= task.text.prompt_bytes
+        tokens = task.completion_tokens
+    fits(task, kind, [(question, teacher.completion(question)) for question in questions], tokens=tokens)
 
 
 @pytest.mark.parametrize(("task", "width"), [(parity.one(), 1), (parity.two(), 2)])
@@ -85,37 +101,43 @@ def test_demonstrations_of_parities_are_right_new_and_as_often_long_as_asked(tas
         return "".join(str(question[column::width].count("1") % (2 * width)) for column in range(width))
 
     pairs = demonstrations(task, 0.25, random.Random(5), 400)
-    assert all(score("exact", text, counts(question)).reward for question, text in pairs)
-    assert all(example.answer == counts(example.question) for example in (*task.train, *task.held_out))
-    assert not {question[:-1] for question, _ in pairs} & {example.question[:-1] for example in task.held_out}
-    lengths = [(question[-1], text.index("</think>") - len("<think>")) for question, text in pairs]
+    assert len(dict(pairs)) > 390
+    for example in (*task.train, *task.held_out):
+        assert example.answer == counts(example.question)
+    held_out = {example.question[:-1] for example in task.held_out}
+    lengths = {"/": [], "=": []}  # of thoughts, by how the question ends
+    for question, text in pairs:
+        assert score("exact", text, counts(question)).reward
+        assert question[:-1] not in held_out
+        lengths[question[-1]].append(text.index("</think>") - len("<think>"))
     full = len(pairs[0][0]) - 1
-    asked = [length for end, length in lengths if end == "/"]
-    assert asked == [full] * (200 * (width - 1)), "of one column nobody asks for a long one"
-    told = [length for end, length in lengths if end == "="]
-    assert 0.17 < told.count(full) / len(told) < 0.33 and set(told) == {width, full} and len(dict(pairs)) > 390
+    assert lengths["/"] == [full] * (200 * (width - 1)), "of one column nobody asks for a long one"
+    told = lengths["="]
+    assert 0.17 < told.count(full) / len(told) < 0.33
+    assert set(told) == {width, full}
 
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
 def test_what_the_labs_tasks_are_answered_with_fits_their_caps(kind):
     rng = random.Random(6)
-    words = TOKENIZERS[kind]()
     teacher = Teacher(rng, 4, style="spelled", errors=0.6)
-    spelled = [(e.question, teacher.completion(e.question)) for e in sums.eight().train[:400]]
-    parities = [(task, demonstrations(task, 1.0, rng, 50)) for task in (parity.one(), parity.two())]
-    for task, pairs in [*parities, (sums.eight(), spelled)]:
-        lengths = [len(ids) + 1 for ids in words([text for _, text in pairs])["input_ids"]]
-        assert max(lengths) <= (task.completion_tokens if kind == "words" else task.text.completion_tokens)
-        assert max(len(text) for _, text in pairs) < task.text.completion_bytes
-        assert max(len(question) for question, _ in pairs) <= min(task.text.prompt_bytes, task.prompt_tokens)
+    eight = sums.eight()
+    answered = {eight: [(e.question, teacher.completion(e.question)) for e in eight.train[:400]]}
+    for task in (parity.one(), parity.two()):
+        answered[task] = demonstrations(task, 1.0, rng, 50)
+    for task, pairs in answered.items():
+        fits(task, kind, pairs, tokens=task.completion_tokens if kind == "words" else task.text.completion_tokens)
+        assert max(len(question) for question, _ in pairs) <= task.prompt_tokens
 
 
 def test_sums_of_eight_are_right_never_negative_and_their_teacher_is_so_about_half_of_the_time():
     task = sums.eight()
     for example in (*task.train[:500], *task.held_out):
         terms = example.question.removesuffix("=").replace("-", "+-").split("+")
-        values = [sum(map(int, terms[:end])) for end in range(1, 9)]
-        assert len(terms) == 8 and min(values) >= 0 and example.answer == str(values[-1])
+        assert len(terms) == 8
+        values = list(itertools.accumulate(map(int, terms)))
+        assert min(values) >= 0
+        assert example.answer == str(values[-1])
     assert not set(task.train) & set(task.held_out)
     for seed in range(4):
         teacher = Teacher(random.Random(seed), 4, style="spelled", errors=LARGER[0].errors)
@@ -126,10 +148,13 @@ def test_sums_of_eight_are_right_never_negative_and_their_teacher_is_so_about_ha
 def test_small_batches_and_a_rise_of_the_rate_make_other_warm_ups_and_older_names_stay():
     task = sums.eight()
     recipes = [dataclasses.replace(LARGER[0], steps=1, rise=rise) for rise in (1, 2, 4)]
-    one, two, four = (next(m[0].parameters()).detach() for r in recipes if (m := warmup.warm_up(r, task)))
+    recipes.append(dataclasses.replace(recipes[0], batch=LARGER[0].batch // 2))
+    models = [warmup.warm_up(recipe, task)[0] for recipe in recipes]
+    one, two, four, few = (next(model.parameters()).detach() for model in models)
     assert (one - two).abs().max() > 1e-4 > 100 * (one - two - 2 * (two - four)).abs().max()
-    assert len(warmup._lessons(LARGER[0], task, random.Random(1))()) == LARGER[0].batch == 8
-    assert len({Start(r, "0/A").name for r in recipes}) == 3 and Start(RECIPES[0], "0/A").name == "tiny-a-d7303de1df43"
+    assert not torch.equal(one, few)
+    assert len({Start(recipe, "0/A").name for recipe in recipes}) == 4
+    assert Start(RECIPES[0], "0/A").name == "tiny-a-d7303de1df43"
 
 
 def test_a_warm_up_is_made_on_the_task_of_the_lab_that_its_trial_has(tmp_path):
@@ -137,5 +162,4 @@ def test_a_warm_up_is_made_on_the_task_of_the_lab_that_its_trial_has(tmp_path):
     starts = [Start(recipe, "1/B", task) for task in ("ftis_node.lab.parity:one", "ftis_node.lab.parity:two")]
     for start in starts:
         make_start(start, tmp_path)
-    weights = [(tmp_path / start.name / "model.safetensors").read_bytes() for start in starts]
-    assert len({start.name for start in starts}) == 2 and weights[0] != weights[1]
+    assert len({weights_in(tmp_path / start.name) for start in starts}) == 2
