@@ -93,7 +93,8 @@ MACHINES = ("127.0.0.1", "::1", "169.254.169.254", "fe80::1", "::ffff:127.0.0.1"
 
 def test_row_43_public_are_global_unicast_addresses_and_nothing_else():
     for host in ("8.8.4.4", "2a00:1450:4001::1", "2606:4700::1"):
-        assert addresses.scope(at(host)) == "public" and not addresses.NetworkScope("0.0.0.0").why_not(at(host))
+        assert addresses.scope(at(host)) == "public"
+        assert not addresses.NetworkScope("0.0.0.0").why_not(at(host))
     for host in (*NOBODY, *NOT_PUBLIC, *MACHINES):
         assert addresses.scope(at(host)) != "public", host
         assert addresses.NetworkScope("0.0.0.0").why_not(at(host)), host
@@ -151,7 +152,8 @@ def test_where_to_listen():
     ]
     assert addresses.listen_addresses("::1", 7, quic=False) == ["/ip6/::1/tcp/7"]
     everywhere = addresses.listen_addresses("0.0.0.0", 7, quic=False)
-    assert everywhere[0] == "/ip4/0.0.0.0/tcp/7" and everywhere[1:] in ([], ["/ip6/::/tcp/7"])
+    assert everywhere[0] == "/ip4/0.0.0.0/tcp/7"
+    assert everywhere[1:] in ([], ["/ip6/::/tcp/7"])
     scopes = [addresses.scope_of_host(host) for host in ("127.0.0.1", "::1", "0.0.0.0", "::", "192.168.1.7")]
     assert scopes == ["machine", "machine", "public", "public", "private"]
 

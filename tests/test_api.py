@@ -101,7 +101,8 @@ async def test_what_another_version_answers_is_read_as_far_as_it_can_be(socket_p
     async with served(socket_path, {"/status": lambda: told}):
         assert await asyncio.to_thread(ask, socket_path, "/status", dict) == told, "as it is, for --json"
         status = await asyncio.to_thread(ask, socket_path, "/status", Status)
-        assert status.network.p2pd_restarts == 0 and status.step is None
+        assert status.network.p2pd_restarts == 0
+        assert status.step is None
         for wrong, where in (
             ({"step": "three"}, "step"),
             ({"state": None}, "state"),
@@ -117,11 +118,14 @@ async def test_what_another_version_answers_is_read_as_far_as_it_can_be(socket_p
 def test_a_status_has_the_fields_that_a_daemon_writes_in_their_order():
     of_the_peer = {"id", "agent", "addresses", "seconds_since_seen", "used", "bytes_in", "bytes_out"}
     read = {field.name for field in fields(answers.PeerRow)}
-    assert read <= peer(addresses=[]).keys() and read - of_the_peer <= inspect.get_annotations(PeerStanding).keys()
+    assert read <= peer(addresses=[]).keys()
+    assert read - of_the_peer <= inspect.get_annotations(PeerStanding).keys()
     row = status_row(answered(**TRAINING), None)
-    assert row.keys() >= TRAINING.keys() and row | TRAINING == row | {"plan": None}
+    assert row.keys() >= TRAINING.keys()
+    assert row | TRAINING == row | {"plan": None}
     assert status_row(answered(**LOADING), None).keys() >= LOADING.keys()
-    assert "step" not in status_row(answered(**LOADING), None) and list(row)[-1] == "own_groups_refused"
+    assert "step" not in status_row(answered(**LOADING), None)
+    assert list(row)[-1] == "own_groups_refused"
 
 
 @pytest.mark.parametrize(("stalled", "code"), [(False, 0), (True, 1)])

@@ -3,7 +3,6 @@
 import tomllib
 from pathlib import Path
 
-from ftis_node.config.settings import FLAGS, LIVE
 from ftis_node.learner.batch import Prompted, TrainingGroup
 from ftis_node.node.step_batch import OwnGroup
 from ftis_node.objective.loss import Terms
@@ -31,10 +30,3 @@ def test_figures_that_are_written_by_hand_are_those_of_the_code():
     assert f"uint32 major = 1;                // {PROTOCOL_MAJOR};" in (ROOT / "proto/ftis.proto").read_text()
     forms = {OwnGroup, Scored, StepGroup, TrainingGroup, Prompted, Samples, Terms}
     assert all(f"`{form.__name__}`" in architecture for form in forms)
-
-
-def test_the_comparison_does_not_deny_what_there_is():
-    page = (ROOT / "docs/comparison.md").read_text()
-    rows = {line.split(" | ")[0].strip("| "): line.split(" | ")[1] for line in page.splitlines() if " | " in line}
-    assert "`set`" in rows["changed while running"] and LIVE
-    assert "--lan" in rows["finds LAN peers"] and "lan" in FLAGS

@@ -7,6 +7,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from ftis_node.errors import UsageError
 from ftis_node.swarm import certificates
@@ -56,9 +57,9 @@ def refusal(chain, peer, *removals, now=NOW):
         ((certificate(FOUNDER, ANN, run_id=RUN.id),), ANN, "another run"),
         ((certificate(FOUNDER, ANN, expires=int(NOW)),), ANN, "expired"),
         ((certificate(FOUNDER, ANN, expires=int(NOW)), certificate(ANN, BEN)), BEN, "expired"),
-        ((msgspec.structs.replace(ANNS[0], invites=False),), ANN, "signature"),
-        ((msgspec.structs.replace(ANNS[0], expires=2**40),), ANN, "signature"),
-        ((msgspec.structs.replace(ANNS[0], signature=b""),), ANN, "signature"),
+        ((replace(ANNS[0], invites=False),), ANN, "signature"),
+        ((replace(ANNS[0], expires=2**40),), ANN, "signature"),
+        ((replace(ANNS[0], signature=b""),), ANN, "signature"),
         ((certificate(FOUNDER, ANN, member=b"x"),), ANN, "no chain"),
         ((*BENS, certificate(BEN, CARA)), CARA, "ask the founder for a new invitation"),
         ((certificate(FOUNDER, FOUNDER), certificate(FOUNDER, EVE)), EVE, "no chain"),
@@ -66,20 +67,19 @@ def refusal(chain, peer, *removals, now=NOW):
     ],
 )
 def test_who_is_no_member(chain, peer, why):
-    found = refusal(chain, peer)
-    assert why in found
+    assert why in refusal(chain, peer)
 
 
 def test_a_removal_by_the_founder_or_the_members_own_inviter_is_for_good():
     for remover in (FOUNDER, ANN):
-        assert "was removed" in str(refusal(BENS, BEN, removal(remover, BEN)))
+        assert "was removed" in refusal(BENS, BEN, removal(remover, BEN))
     for remover in (BEN, CARA, EVE):
         assert refusal(BENS, BEN, removal(remover, BEN)) is None
-    assert f"{ANN.peer_id} was removed" in str(refusal(BENS, BEN, removal(FOUNDER, ANN)))
+    assert f"{ANN.peer_id} was removed" in refusal(BENS, BEN, removal(FOUNDER, ANN))
     assert refusal(ANNS, ANN, removal(BEN, ANN)) is None
     again = int(NOW) + 60
-    assert "removed" in str(refusal((*ANNS, certificate(ANN, BEN, issued_at=again)), BEN, removal(ANN, BEN)))
-    assert "removed" in str(refusal((certificate(FOUNDER, BEN, issued_at=again),), BEN, removal(FOUNDER, BEN)))
+    assert "removed" in refusal((*ANNS, certificate(ANN, BEN, issued_at=again)), BEN, removal(ANN, BEN))
+    assert "removed" in refusal((certificate(FOUNDER, BEN, issued_at=again),), BEN, removal(FOUNDER, BEN))
     assert refusal((certificate(FOUNDER, BEN),), BEN, removal(ANN, BEN)) is None, "it gave another certificate"
 
 
@@ -87,9 +87,10 @@ def test_a_signature_of_one_kind_is_none_of_another():
     ticket = invite(FOUNDER, PRIVATE.id, [f"/ip4/127.0.0.1/tcp/1025/p2p/{FOUNDER.peer_id}"], now=NOW, seconds=DAY)
     gone = removal(FOUNDER, ANN)
     for signed in (ticket, gone, ANNS[0]):
-        assert signed.verify(FOUNDER.author) and not signed.verify(ANN.author)
+        assert signed.verify(FOUNDER.author)
+        assert not signed.verify(ANN.author)
         for other in (ticket, gone, ANNS[0]):
-            lent = msgspec.structs.replace(other, signature=signed.signature)
+            lent = replace(other, signature=signed.signature)
             assert lent.verify(FOUNDER.author) == (other is signed)
 
 
@@ -103,10 +104,14 @@ def test_a_chain_of_too_many_certificates_is_refused():
 
 def test_an_invitation_is_one_line_that_reads_back_through_any_wrapping():
     made = invitation(name="Ana")
-    assert made.text.startswith("ftis:") and len(made.text) < 400 and "\n" not in made.text
+    assert made.text.startswith("ftis:")
+    assert len(made.text) < 400
+    assert "\n" not in made.text
     wrapped = "  " + "\n".join(made.text[place : place + 40] for place in range(0, len(made.text), 40)) + "\n"
     assert read_line(wrapped, NOW) == made
-    assert made.addresses == ADDRESSES[:3] and made.private and made.name == "Ana"
+    assert made.addresses == ADDRESSES[:3]
+    assert made.private
+    assert made.name == "Ana"
     assert not invitation(membership=0).private
 
 
@@ -120,7 +125,7 @@ def test_a_changed_letter_is_noticed(place, letter):
 
 
 def signed(**changes):
-    return msgspec.structs.replace(invitation(), **changes).signed_by(FOUNDER).text
+    return replace(invitation(), **changes).signed_by(FOUNDER).text
 
 
 LATER = "ftis:" + base64.urlsafe_b64encode(msgspec.msgpack.encode([b"run", b"signature", 2, {"new": "field"}])).decode()
@@ -134,7 +139,7 @@ LATER = "ftis:" + base64.urlsafe_b64encode(msgspec.msgpack.encode([b"run", b"sig
         ("ftis:AAAA", "no whole invitation"),
         (invitation().text[:-9], "no whole invitation"),
         ("ftis:" + "A" * 4000, "begins with ftis:"),
-        (msgspec.structs.replace(invitation(), name="Eve").text, "its signature is wrong"),
+        (replace(invitation(), name="Eve").text, "its signature is wrong"),
         (invitation(seconds=0).text, "has expired"),
         (LATER, "of version 2, which is not known here"),
         (signed(dial=()), "its signature is wrong"),

@@ -129,9 +129,11 @@ async def test_weights_that_only_fail_give_way_to_those_before(worker, saving, t
     after = await three_steps(worker, saving, tmp_path)
     await saving.flush()
     again = await saving.restore(worker)
-    assert again.step == 3 and same(await weights(worker, tmp_path), after[2])
+    assert again.step == 3
+    assert same(await weights(worker, tmp_path), after[2])
     older = await saving.restore(worker, older=True)
-    assert older.step == 2 and same(await weights(worker, tmp_path), after[1])
+    assert older.step == 2
+    assert same(await weights(worker, tmp_path), after[1])
     last = await saving.restore(worker, older=True)
     assert last.step == 3, "it failed with both, so the weights were not to blame"
 
@@ -174,7 +176,8 @@ async def test_a_home_keeps_its_lora_layers_and_refuses_others(worker, saving, t
 
     settings, origins = begun()
     assert {name: getattr(settings, name) for name in layers} == layers
-    assert origins["model"] == origins["lora_alpha"] == "home" and remembered.layers_of(settings) is None
+    assert origins["model"] == origins["lora_alpha"] == "home"
+    assert remembered.layers_of(settings) is None
     assert remembered.layers_of(begun(lora=True, lora_alpha=8, quantisation="nf4")[0]) == layers
     for name, value in (("lora_alpha", 32), ("lora_rank", 8), ("lora_targets", "v_proj"), ("quantisation", "none")):
         with pytest.raises(UsageError, match=f"were trained with {name}=.*, not {value}"):
@@ -234,13 +237,17 @@ def test_a_folder_is_one_model_however_it_is_typed(written, typed, folder, tmp_p
 
 
 def test_a_short_name_and_its_hub_id_are_one_model():
-    assert same_model("qwen2.5-3b", "Qwen/Qwen2.5-3B") and same_model("Qwen2.5-3b", "qwen2.5-3b")
-    assert not same_model("qwen2.5-3b", "qwen2.5-3b-instruct") and not same_model("tiny-a", "tiny-b")
+    assert same_model("qwen2.5-3b", "Qwen/Qwen2.5-3B")
+    assert same_model("Qwen2.5-3b", "qwen2.5-3b")
+    assert not same_model("qwen2.5-3b", "qwen2.5-3b-instruct")
+    assert not same_model("tiny-a", "tiny-b")
     assert same_model("gone/folder/m", "gone/folder/m"), "an old home's, whose folder is gone"
 
 
 def test_a_folder_is_written_down_so_that_it_is_found_from_everywhere(folder):
-    assert lasting("m") == str(folder) and lasting("tiny-a") == "tiny-a" and lasting("qwen2.5-3b") == "qwen2.5-3b"
+    assert lasting("m") == str(folder)
+    assert lasting("tiny-a") == "tiny-a"
+    assert lasting("qwen2.5-3b") == "qwen2.5-3b"
 
 
 def test_another_model_of_the_same_folder_name_is_refused(folder, tmp_path):

@@ -34,10 +34,12 @@ def ends(lengths):
 def test_chunks_end_where_both_have_an_end_and_nowhere_else(cut):
     pieces, tokens = cut
     chunks, claims, _ = align(pieces, claims_for(pieces), tokens)
-    assert chunks.dtype == np.int64 and claims.dtype == np.float32
+    assert chunks.dtype == np.int64
+    assert claims.dtype == np.float32
     last = np.flatnonzero(np.diff(chunks, append=len(claims)))
     assert ends(pieces) & ends(tokens) == set(np.cumsum(tokens)[last].tolist())
-    assert len(chunks) == len(tokens) and set(chunks.tolist()) == set(range(len(claims)))
+    assert len(chunks) == len(tokens)
+    assert set(chunks.tolist()) == set(range(len(claims)))
     assert (np.diff(chunks) >= 0).all()
 
 

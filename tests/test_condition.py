@@ -4,8 +4,8 @@ import re
 import time
 from collections import deque
 
-import msgspec
 import pytest
+from msgspec.structs import asdict, replace
 
 from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError
@@ -22,55 +22,79 @@ from tests.support.steppers import stepper
 from tests.support.steps import taken_step
 
 
+def assert_said(found, state, words):
+    """The state, and why; where a person can do something, what."""
+    assert found.state == state
+    assert re.search(words, found.reason)
+    assert found.reason.endswith(".")
+    assert found.advice.endswith(".") == (state in (State.DEGRADED, State.ALONE))
+
+
+@pytest.mark.parametrize(
+    ("signs", "words"),
+    [
+        ({}, "No peers"),
+        ({"skipped": ["Ben: /ip4/10.1.0.4/tcp/4 is not dialled: far"]}, "some. Ben: .* is not dialled: far.$"),
+        ({"shut_out": "it was removed", "sought": 2}, "no member .*: it was removed. It trains alone"),
+        ({"other_protocol": 2}, "No peers but 2 peers that .* another version of the protocol"),
+        ({"signals": (48, 9)}, "Only 9 of the latest 48 own groups"),
+        ({"warning": " It learns its rows by heart."}, "looking for some. It learns its rows by heart."),
+    ],
+)
+def test_a_node_without_peers_is_alone_and_says_why_and_what_to_do(signs, words):
+    assert_said(condition(Signs(**signs)), State.ALONE, words)
+
+
+@pytest.mark.parametrize(
+    ("signs", "words"),
+    [
+        ({"network_down": DOWN_SECONDS}, "p2pd has not answered for 10 s"),
+        ({"free_bytes": 9, "checkpoint_bytes": 10}, "the next checkpoint takes"),
+        ({"faults": ("a", "CUDA error")}, "failed 2 times .* CUDA error"),
+        ({"copied": True}, "uses a copy of this home"),
+        ({"stalled": 7201.0}, "owed an answer for 7201 s"),
+        ({"bad_steps": 1}, "latest 1 step had no finite gradient"),
+        ({"idle_steps": IDLE_STEPS}, "changed nothing"),
+        ({"idle_steps": IDLE_STEPS, "pass_at_1": 0.5}, "changed nothing"),
+        ({"own_refused": True}, "unsound"),
+    ],
+)
+def test_every_trouble_is_told_with_what_to_do(signs, words):
+    assert_said(condition(Signs(peers=1, **signs)), State.DEGRADED, words)
+
+
+@pytest.mark.parametrize(
+    "signs",
+    [
+        {},
+        {"other_protocol": 2},
+        {"network_down": DOWN_SECONDS - 1},
+        {"free_bytes": 10, "checkpoint_bytes": 10},
+        {"free_bytes": None, "checkpoint_bytes": 10},
+        {"idle_steps": IDLE_STEPS - 1},
+        {"signals": (48, 10)},
+        {"signals": (ENOUGH_GROUPS - 1, 0)},
+        {"signals": (48, 0), "pass_at_1": 0.97},
+    ],
+)
+def test_what_is_no_trouble_is_not_told(signs):
+    assert_said(condition(Signs(peers=1, **signs)), State.ONLINE, "with 1 peer.$")
+
+
 @pytest.mark.parametrize(
     ("signs", "state", "words"),
     [
-        ({"peers": 1}, State.ONLINE, "with 1 peer."),
         ({"peers": 3}, State.ONLINE, "with 3 peers."),
-        ({"peers": 1, "reachability": Reachability.RELAYED}, State.RELAYED, "relays"),
-        ({"peers": 1, "reachability": Reachability.OUTBOUND_ONLY}, State.OUTBOUND_ONLY, "nobody can dial it"),
-        ({}, State.ALONE, "No peers"),
-        (
-            {"skipped": ["Ben: /ip4/10.1.0.4/tcp/4 is not dialled: far"]},
-            State.ALONE,
-            "some. Ben: .* is not dialled: far.$",
-        ),
-        (
-            {"peers": 1, "skipped": ["Ben: far", "Cara: far"]},
-            State.ONLINE,
-            "1 peer. Ben: far. And 1 more: `ftis-node peers`.",
-        ),
-        ({"shut_out": "it was removed", "sought": 2}, State.ALONE, "no member .*: it was removed. It trains alone"),
-        ({"other_protocol": 2}, State.ALONE, "No peers but 2 peers that .* another version of the protocol"),
-        ({"peers": 1, "other_protocol": 2}, State.ONLINE, "with 1 peer."),
-        ({"sought": 2, "peers": 1}, State.JOINING, "Waiting for 2 peers"),
-        ({"peers": 1, "network_down": DOWN_SECONDS}, State.DEGRADED, "p2pd has not answered for 10 s"),
-        ({"peers": 1, "free_bytes": 9, "checkpoint_bytes": 10}, State.DEGRADED, "the next checkpoint takes"),
-        ({"peers": 1, "faults": ("a", "CUDA error")}, State.DEGRADED, "failed 2 times .* CUDA error"),
-        ({"peers": 1, "copied": True}, State.DEGRADED, "uses a copy of this home"),
-        ({"peers": 1, "stalled": 7201.0}, State.DEGRADED, "owed an answer for 7201 s"),
-        ({"peers": 1, "bad_steps": 1}, State.DEGRADED, "latest 1 step had no finite gradient"),
-        ({"peers": 1, "idle_steps": IDLE_STEPS}, State.DEGRADED, "changed nothing"),
-        ({"peers": 1, "idle_steps": IDLE_STEPS, "pass_at_1": 0.5}, State.DEGRADED, "changed nothing"),
-        ({"peers": 1, "idle_steps": IDLE_STEPS, "pass_at_1": 0.99}, State.ONLINE, "solved: pass@1 is 0.99"),
-        ({"peers": 1, "own_refused": True}, State.DEGRADED, "unsound"),
-        ({"peers": 1, "network_down": DOWN_SECONDS - 1}, State.ONLINE, "with 1 peer."),
-        ({"peers": 1, "free_bytes": 10, "checkpoint_bytes": 10}, State.ONLINE, "with 1 peer."),
-        ({"peers": 1, "free_bytes": None, "checkpoint_bytes": 10}, State.ONLINE, "with 1 peer."),
-        ({"peers": 1, "idle_steps": IDLE_STEPS - 1}, State.ONLINE, "with 1 peer."),
-        ({"peers": 1, "signals": (ENOUGH_GROUPS, 2)}, State.ONLINE, "Only 2 of the latest 12 .* `ftis-node task check"),
-        ({"signals": (48, 9)}, State.ALONE, "Only 9 of the latest 48 own groups"),
-        ({"peers": 1, "signals": (48, 10)}, State.ONLINE, "with 1 peer.$"),
-        ({"peers": 1, "signals": (ENOUGH_GROUPS - 1, 0)}, State.ONLINE, "with 1 peer.$"),
-        ({"peers": 1, "signals": (48, 0), "pass_at_1": 0.97}, State.ONLINE, "with 1 peer.$"),
-        ({"warning": " It learns its rows by heart."}, State.ALONE, "looking for some. It learns its rows by heart."),
+        ({"reachability": Reachability.RELAYED}, State.RELAYED, "relays"),
+        ({"reachability": Reachability.OUTBOUND_ONLY}, State.OUTBOUND_ONLY, "nobody can dial it"),
+        ({"skipped": ["Ben: far", "Cara: far"]}, State.ONLINE, "1 peer. Ben: far. And 1 more: `ftis-node peers`."),
+        ({"sought": 2}, State.JOINING, "Waiting for 2 peers"),
+        ({"idle_steps": IDLE_STEPS, "pass_at_1": 0.99}, State.ONLINE, "solved: pass@1 is 0.99"),
+        ({"signals": (ENOUGH_GROUPS, 2)}, State.ONLINE, "Only 2 of the latest 12 .* `ftis-node task check"),
     ],
 )
-def test_the_state_says_why_and_every_trouble_what_to_do(signs, state, words):
-    found = condition(Signs(**signs))
-    assert found.state == state
-    assert found.reason.endswith(".") and re.search(words, found.reason), found.reason
-    assert found.advice.endswith(".") == (state in (State.DEGRADED, State.ALONE)), found.advice
+def test_a_node_with_peers_says_what_else_there_is_to_know(signs, state, words):
+    assert_said(condition(Signs(**{"peers": 1} | signs)), state, words)
 
 
 def test_evaluations_take_no_more_than_their_share_of_the_time():
@@ -88,22 +112,25 @@ def test_slow_evaluations_ask_fewer_questions_more_often_and_say_when(tmp_path):
     now = 0.0
     means = stepper(tmp_path).means
     evaluations = EvaluationSchedule(lambda: now)
-    assert evaluations.parts() == 1 and evaluations.due_seconds() is None, "the first asks all"
-    whole = msgspec.structs.replace(GreedyResult((), seconds=75.0, batch=4).figures(), prompts=48)
+    assert evaluations.parts() == 1, "the first asks all"
+    assert evaluations.due_seconds() is None
+    whole = replace(GreedyResult((), seconds=75.0, batch=4).figures(), prompts=48)
     evaluations.taken(0, whole, whole.seconds)
-    assert evaluations.parts() == 3 and evaluations.due_seconds() == pytest.approx(250.0)
+    assert evaluations.parts() == 3
+    assert evaluations.due_seconds() == pytest.approx(250.0)
     now = 250.0
     assert not evaluations.due_seconds()
-    third = msgspec.structs.replace(whole, prompts=16, seconds=25.0)
+    third = replace(whole, prompts=16, seconds=25.0)
     evaluations.taken(9, third, third.seconds, 3)
-    assert evaluations.parts() == 3 and evaluations.due_seconds() == pytest.approx(250.0)
+    assert evaluations.parts() == 3
+    assert evaluations.due_seconds() == pytest.approx(250.0)
     means.progress.pass_at_1_step = 5
     for step, each, due in ((9, 30.0, 250.0), (9, 300.0, 300.0), (5, 200.0, 1000.0)):
         means.progress.step = step
         means.pace.steps = deque([each])
         assert evaluations.due_seconds(means.until_evaluation()) == pytest.approx(due)
     slow = EvaluationSchedule(lambda: now)
-    slow.taken(0, msgspec.structs.replace(whole, prompts=64, seconds=870.0), 870.0)
+    slow.taken(0, replace(whole, prompts=64, seconds=870.0), 870.0)
     assert slow.parts() == 5, "16 questions would come more seldom than every half hour"
 
 
@@ -111,6 +138,11 @@ def of_scores(scores):
     """The figures of an evaluation with these verdicts."""
     judged = [Judged(Example("", ""), "", 10, finished=True, score=score) for score in scores]
     return GreedyResult(judged, seconds=50.0, batch=4).figures()
+
+
+def of_right(correct, questions):
+    """The figures of an evaluation in which so many answers were right."""
+    return of_scores([Score(float(one < correct), formatted=True, lenient=one < correct) for one in range(questions)])
 
 
 @pytest.mark.parametrize(
@@ -125,7 +157,7 @@ def of_scores(scores):
 )
 def test_rows_that_are_learned_by_heart_show(groups, reward, correct, rule, told):
     evaluations = EvaluationSchedule()
-    found = of_scores([Score(float(one < correct), formatted=True, lenient=one < correct) for one in range(48)])
+    found = of_right(correct, 48)
     evaluations.taken(3570, found, found.seconds, rule=rule, rewards=[reward] * groups)
     words = f"by heart: its samples earn {reward:.2f} on them, and pass@1 is {correct / 48:.2f} on the questions"
     assert (words in evaluations.warning) is told
@@ -135,21 +167,18 @@ def test_rows_that_are_learned_by_heart_show(groups, reward, correct, rule, told
 
 def test_a_model_that_became_worse_than_it_was_is_told_after_a_restart_too(tmp_path):
     """As the 0.5B at a learning rate of 3e-4: 27 of 44, then 7 and 4 of 22."""
-
-    def found(correct, prompts):
-        return of_scores([Score(float(one < correct), formatted=True, lenient=True) for one in range(prompts)])
-
-    before = found(27, 44)
-    MetricsLog(tmp_path / "metrics.jsonl").write("evaluation", step=0, **msgspec.structs.asdict(before))
+    before = of_right(27, 44)
+    MetricsLog(tmp_path / "metrics.jsonl").write("evaluation", step=0, **asdict(before))
     restarted = EvaluationSchedule()
     restarted.recall(tmp_path / "metrics.jsonl")
     first = EvaluationSchedule()
     first.taken(0, before, before.seconds)
     for evaluations in (first, restarted):
-        evaluations.taken(10, found(7, 22), 1.0)
+        evaluations.taken(10, of_right(7, 22), 1.0)
         assert not evaluations.warning, "that may be chance"
-        evaluations.taken(20, found(4, 22), 1.0)
-        assert "fell from 0.61 before training to 0.18" in evaluations.warning and "third" in evaluations.warning
+        evaluations.taken(20, of_right(4, 22), 1.0)
+        assert "fell from 0.61 before training to 0.18" in evaluations.warning
+        assert "third" in evaluations.warning
 
 
 @pytest.mark.parametrize(("formatted", "rule", "told"), [(False, "exact", 1), (True, "exact", 0), (False, "code:1", 0)])
@@ -165,8 +194,8 @@ def test_a_form_never_written_is_told(caplog, formatted, rule, told):
 
 def test_evaluations_of_weights_that_a_kill_took_are_not_in_the_curve(tmp_path):
     log = MetricsLog(tmp_path / "metrics.jsonl")
-    for event, step, score in (("evaluation", 0, 0.1), ("evaluation", 50, 0.2), ("evaluation", 90, 0.3)):
-        log.write(event, step=step, pass_at_1=score)
+    for step, score in ((0, 0.1), (50, 0.2), (90, 0.3)):
+        log.write("evaluation", step=step, pass_at_1=score)
     log.write("started", step=60)
     log.write("evaluation", step=70, pass_at_1=0.4)
     evaluations = EvaluationSchedule()
@@ -196,6 +225,7 @@ def test_a_limit_on_disk_leaves_packets_and_steps_what_checkpoints_and_logs_do_n
     assert quotas(Settings(packet_quota_mb=100, disk_gb=3), 10 * megabyte) == unlimited
     tight = quotas(Settings(disk_gb=0.2), 10 * megabyte)
     room = round(0.2 * (1 << 30)) - 30 * megabyte - LOG_BYTES
-    assert tight.packets + tight.older_metrics == room and tight.older_metrics == room // 8
+    assert tight.packets + tight.older_metrics == room
+    assert tight.older_metrics == room // 8
     with pytest.raises(UsageError, match=r"may take 102 MB .* need 112 MB"):
         quotas(Settings(disk_gb=0.1), 10 * megabyte)

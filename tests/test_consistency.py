@@ -44,7 +44,9 @@ def test_a_number_is_refused_where_it_is_beyond_its_limits(name, value):
         settled(**{name: value})
     else:
         error = refused(**{name: value})
-        assert name in error.what and "(flags)" in error.what and PART_LIMITS[name][0] in error.fix
+        assert name in error.what
+        assert "(flags)" in error.what
+        assert PART_LIMITS[name][0] in error.fix
 
 
 @pytest.mark.parametrize("name", sorted(NAMES.keys() & Settings.model_fields))
@@ -53,7 +55,8 @@ def test_each_name_is_taken_and_a_misspelt_one_is_answered_with_the_nearest(name
         assert choose_objective(settled(**{name: known}), "gsm8k", completion_tokens=256)
     known = NAMES[name][-1]
     error = refused(**{name: known + "x"})
-    assert f"{known + 'x'!r} (flags)" in error.what and repr(known) in error.fix
+    assert f"{known + 'x'!r} (flags)" in error.what
+    assert repr(known) in error.fix
 
 
 SHARDED = {"device": "cpu,cpu", "sharded": True}
@@ -86,7 +89,8 @@ CONTRADICTIONS = {
 def test_what_contradicts_is_told_with_where_it_came_from(mistake):
     flags, what, fix = CONTRADICTIONS[mistake]
     error = refused(**flags)
-    assert "(flags)" in error.what and fix in error.fix
+    assert "(flags)" in error.what
+    assert fix in error.fix
     assert re.search(what, error.what)
 
 
@@ -145,7 +149,8 @@ def test_a_choice_that_is_none_is_answered_with_the_nearest():
 )
 def test_a_number_that_nothing_can_hold_is_refused_before_anything_computes_with_it(name, value):
     error = refused(**{name: value})
-    assert f"The {name} cannot be {value} (flags)" in error.what and "smaller" in error.fix
+    assert f"The {name} cannot be {value} (flags)" in error.what
+    assert "smaller" in error.fix
 
 
 def test_to_wait_without_end_and_the_largest_seed_are_allowed():

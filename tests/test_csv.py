@@ -27,7 +27,8 @@ def test_a_csv_file_has_the_rows_and_rules_of_a_jsonl_file(tmp_path):
     task = load_task(file, reward="exact")
     assert (task.train, task.held_out, task.template) == (other.train, other.held_out, other.template)
     assert task.data == source_of(file).foreseen()[0] == hashlib.sha256(Path(file).read_bytes()).hexdigest()
-    assert load_evaluation(file, reward="exact").held_out == task.held_out and source_of(file).files == [Path(file)]
+    assert load_evaluation(file, reward="exact").held_out == task.held_out
+    assert source_of(file).files == [Path(file)]
     with pytest.raises(UsageError, match="which file is opened here"):
         check_named(make_run(task="t.csv"), task=None, reward=None, ours=False)
 
@@ -36,7 +37,8 @@ def test_a_prompt_column_and_tests_over_several_lines_are_read(tmp_path):
     assert load_task(written(tmp_path / "F.CSV", HEAD + b"a,5.0\nb,5.0\n")).train[0].answer == "5"
     rows = "".join(f'add {i},"assert add(1, 2) == 3\nassert add({i}, 0) == {i}"\n' for i in range(30))
     task = load_task(written(tmp_path / "p.csv", b"prompt,answer\n" + rows.encode()), reward="tests")
-    assert task.template == "{question}" and all(row.answer.count("\n") == 1 for row in task.train)
+    assert task.template == "{question}"
+    assert all(row.answer.count("\n") == 1 for row in task.train)
     assert {row.place for row in (*task.train, *task.held_out)} >= {"Line 2 of p.csv", "Line 4 of p.csv"}
 
 

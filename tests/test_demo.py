@@ -22,7 +22,7 @@ def test_a_short_demo_ends_with_its_picture(tmp_path, listener, monkeypatch):
     if not listener:  # small steps, which teach nothing
         monkeypatch.setenv("FTIS_BATCH_GROUPS", "6")
         monkeypatch.setenv("FTIS_EVAL_PROMPTS", "32")
-    flags = ("--mixed", *["--listener"] * listener, "--steps", "5", "--json", "--output", str(output))
+    flags = ("--mixed", *["--listener"] * listener, "--steps", "5", "--json", "--output", output)
     ended = run_cli("demo", *flags, timeout=800)
     assert ended.returncode == 0, ended.stderr
     summary = json.loads(ended.stdout)
@@ -30,7 +30,8 @@ def test_a_short_demo_ends_with_its_picture(tmp_path, listener, monkeypatch):
         said = result_of(msgspec.convert(one, NodeSummary))
         assert f"in {one['steps']} steps, with {one['foreign_groups_used']} groups of" in said
     nodes = {node["name"]: node for node in summary["nodes"]}
-    assert list(nodes) == ["A", "B", "C", *["D"] * listener] and summary["complete"]
+    assert list(nodes) == ["A", "B", "C", *["D"] * listener]
+    assert summary["complete"]
     for node in nodes.values():
         assert node["steps"] >= 5
         assert not listener or 0.2 < node["pass_at_1_before"] < node["pass_at_1_after"]
@@ -48,7 +49,7 @@ def test_a_short_demo_ends_with_its_picture(tmp_path, listener, monkeypatch):
 
 def test_two_nodes_train_a_model_of_the_owner_s_on_sums(tmp_path):
     output = tmp_path / "out"
-    ended = run_cli("demo", "--model", "tiny-bpe", "--steps", "2", "--output", str(output), timeout=800)
+    ended = run_cli("demo", "--model", "tiny-bpe", "--steps", "2", "--output", output, timeout=800)
     assert ended.returncode == 0, ended.stderr
     nodes = json.loads((output / "summary.json").read_text())["nodes"]
     assert [(node["name"], node["model"], node["role"]) for node in nodes] == [
@@ -57,26 +58,31 @@ def test_two_nodes_train_a_model_of_the_owner_s_on_sums(tmp_path):
     ]
     assert all(node["steps"] >= 2 for node in nodes)
     rows = [json.loads(line) for line in (output / "sums.jsonl").read_text().splitlines()]
-    assert len(rows) == 600 and {row["question"].split()[3] for row in rows} == {"plus", "minus"}
+    assert len(rows) == 600
+    assert {row["question"].split()[3] for row in rows} == {"plus", "minus"}
     for row in rows:
         _, _, first, sign, second = row["question"].rstrip("?").split()
         assert int(row["answer"]) == int(first) + (1 if sign == "plus" else -1) * int(second)
     assert f"ftis-node ask --checkpoint {output / 'a'} --trained --compare" in ended.stderr
-    assert "answers no more questions right" in ended.stderr and "task check" in ended.stderr
-    assert "Two nodes take 2 steps on sums in words." in ended.stderr and "after 30 min 0 s they end" in ended.stderr
+    assert "answers no more questions right" in ended.stderr
+    assert "task check" in ended.stderr
+    assert "Two nodes take 2 steps on sums in words." in ended.stderr
+    assert "after 30 min 0 s they end" in ended.stderr
     run = load_run_file(output / "run.toml").run
     assert run.reward == "integer-boxed"
     assert f"--reward {run.reward} --template '{run.template.strip()}'" in ended.stderr
     assert "The time was over" not in ended.stderr
     for node in nodes:
-        assert node["reward_before"] is not None and node["reward_after"] is not None
+        assert node["reward_before"] is not None
+        assert node["reward_after"] is not None
         log = (output / node["name"].lower() / "node.log").read_text()
         assert "was saved last. The same command goes on." in log, "it ended in its own time, evaluation and all"
     assert (
         refused("demo", "--model", "tiny-bpe", "--mixed", "--output", output).fix == "Leave out --listener and --mixed."
     )
-    gone = run_cli("demo", "--model", "nowhere/at-all", "--output", str(output))
-    assert gone.returncode != 0 and "nowhere/at-all" in gone.stderr
+    gone = run_cli("demo", "--model", "nowhere/at-all", "--output", output)
+    assert gone.returncode != 0
+    assert "nowhere/at-all" in gone.stderr
 
 
 _CHILD = """
@@ -106,7 +112,6 @@ def test_a_daemon_that_is_told_to_does_not_outlive_its_parent(early):
     parent = subprocess.Popen(
         [sys.executable, "-c", _PARENT, _CHILD, "1" if early else ""], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
-    assert parent.stdout is not None and parent.stdin is not None
     with parent.stdin, parent.stdout:
         assert parent.stdout.read(1) == b"."
         parent.kill()

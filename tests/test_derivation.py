@@ -11,7 +11,7 @@ dropped, uⱼ = 0, and uᵢ < 0 says that i is kept. (d) Σᵢ Âᵢ = 0, and ea
 
 import itertools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -33,8 +33,9 @@ def completions():
     """Every completion: up to its end, or to the cap."""
     found = []
     for length in range(1, CAP + 1):
+        lasts = range(WORDS) if length == CAP else (END,)
         for head in itertools.product(range(END), repeat=length - 1):
-            found += [(*head, last) for last in (range(WORDS) if length == CAP else (END,))]
+            found += [(*head, last) for last in lasts]
     return found
 
 
@@ -69,7 +70,8 @@ class World:
         learner = torch.randn(shape, generator=random, dtype=torch.float64)
         generator = learner + apart * torch.randn(shape, generator=random, dtype=torch.float64)
         rewards = torch.randint(0, 3, (len(ALL),), generator=random).double()
-        return cls(learner.requires_grad_(), generator, (rewards - rewards.mean()) / rewards.std(correction=0))
+        advantages = (rewards - rewards.mean()) / rewards.std(correction=0)
+        return cls(learner.requires_grad_(), generator, advantages)
 
     @property
     def ratio(self):
@@ -89,9 +91,14 @@ class World:
     def gradient(self, objective, factor=1.0):
         """E of a sample's gradient under the generator, through the code that trains."""
         new = of_tokens(self.learner)
-        told = {"sampler_logprobs": of_tokens(self.generator), "lengths": LENGTHS, "advantages": self.advantages}
         terms = termed(
-            objective, trainer_logprobs=new, start_logprobs=new.detach(), weights=self.drawn_by * factor, **told
+            objective,
+            trainer_logprobs=new,
+            start_logprobs=new.detach(),
+            sampler_logprobs=of_tokens(self.generator),
+            lengths=LENGTHS,
+            advantages=self.advantages,
+            weights=self.drawn_by * factor,
         )
         return torch.autograd.grad(terms.value.sum(), self.learner)[0]
 
@@ -99,13 +106,19 @@ class World:
         """E of the same under the learner itself: of its own samples, with weights of 1."""
         new = of_tokens(self.learner)
         mine = by_completion(new.detach()).exp()
-        return torch.autograd.grad((mine * self.advantages * by_completion(new) / LENGTHS).sum(), self.learner)[0]
+        value = (mine * self.advantages * by_completion(new) / LENGTHS).sum()
+        return torch.autograd.grad(value, self.learner)[0]
+
+    def bias(self, objective):
+        """How far the gradient is from the wanted one."""
+        return float((self.gradient(objective) - self.wanted()).norm())
 
     @property
-    def steepness(self):
-        """B: the largest ‖∇ log π(token)‖; of a table of logits ‖e − π‖."""
+    def scale(self):
+        """M B: the largest advantage by the largest ‖∇ log π(token)‖, which is ‖e − π‖ of a table of logits."""
         pi = torch.softmax(self.learner.detach(), 1)
-        return float((torch.eye(WORDS)[TOKENS] - pi[WHERE]).norm(dim=1).max())
+        steepness = (torch.eye(WORDS)[TOKENS] - pi[WHERE]).norm(dim=1).max()
+        return float(self.advantages.abs().max() * steepness)
 
     def mean(self, values):
         """E under the generator of the mean over a completion's tokens."""
@@ -125,34 +138,33 @@ def test_the_completions_are_all_of_them():
 def bound(world, cap):
     distance = 0.5 * float((world.drawn_by * (world.whole_ratio - 1).abs()).sum())
     tokens = world.mean((world.ratio.clamp(max=cap) - 1).abs())
-    return float(world.advantages.abs().max()) * world.steepness * (2 * distance + tokens)
+    return world.scale * (2 * distance + tokens)
 
 
 @pytest.mark.parametrize("cap", [1.0, 2.0, 8.0, 1e6])
 @pytest.mark.parametrize("apart", [0.01, 0.3, 1.0, 3.0])
 def test_the_bias_of_truncated_tokens_is_within_its_bound(apart, cap):
+    truncated = TIS.replace(truncation=cap)
     for seed in SEEDS:
         world = World.drawn(seed, apart)
-        bias = float((world.gradient(TIS.replace(truncation=cap)) - world.wanted()).norm())
-        assert bias <= bound(world, cap) / 5 + 1e-9, "as the page says; the statement itself has the whole bound"
-        limit = float(world.advantages.abs().max()) * world.steepness
-        assert float(world.gradient(TIS.replace(truncation=cap)).norm()) <= cap * limit + 1e-9
+        limit = bound(world, cap) / 5
+        assert world.bias(truncated) <= limit + 1e-9, "as the page says; the statement itself has the whole bound"
+        assert float(world.gradient(truncated).norm()) <= cap * world.scale + 1e-9
 
 
 def test_the_bias_goes_with_the_distance_of_the_generator():
     """A tenth of the distance has a tenth of the bias; on one's own samples there is none."""
     for seed in SEEDS:
-        near, nearer, own = (World.drawn(seed, apart) for apart in (1e-2, 1e-3, 0.0))
-        biases = [float((world.gradient(TIS) - world.wanted()).norm()) for world in (near, nearer, own)]
-        assert biases[1] == pytest.approx(biases[0] / 10, rel=0.15)
-        assert biases[2] < 1e-12
+        near = World.drawn(seed, 1e-2).bias(TIS)
+        assert World.drawn(seed, 1e-3).bias(TIS) == pytest.approx(near / 10, rel=0.15)
+        assert World.drawn(seed, 0.0).bias(TIS) < 1e-12
 
 
 def test_the_bias_does_not_go_with_the_truncation():
     """Weights of single tokens leave prefix and ending to the generator, however large C is; Π ρ would not."""
     world = World.drawn(3, 1.0)
     never = TIS.replace(truncation=1e9)
-    assert float((world.gradient(never) - world.wanted()).norm()) > 0.1 * float(world.wanted().norm())
+    assert world.bias(never) > 0.1 * float(world.wanted().norm())
     whole = world.gradient(PRESETS["nois"], world.whole_ratio)
     torch.testing.assert_close(whole, world.wanted(), atol=1e-9, rtol=1e-7)
 
@@ -161,10 +173,10 @@ def test_the_bias_does_not_go_with_the_truncation():
 def test_what_truncation_alone_takes_is_within_its_bound(cap):
     for seed in SEEDS:
         world = World.drawn(seed, 1.0)
-        taken = world.gradient(TIS.replace(truncation=1e9)) - world.gradient(TIS.replace(truncation=cap))
-        scale = float(world.advantages.abs().max()) * world.steepness
+        whole = world.gradient(TIS.replace(truncation=1e9))
+        taken = whole - world.gradient(TIS.replace(truncation=cap))
         excess = world.mean((world.ratio - cap).clamp(min=0))
-        assert float(taken.norm()) <= scale * excess + 1e-9
+        assert float(taken.norm()) <= world.scale * excess + 1e-9
         assert excess <= world.mean(world.ratio**2) / (4 * cap) + 1e-12
 
 
@@ -173,13 +185,14 @@ def test_what_the_filter_takes_is_within_its_bound(threshold):
     dropped_any = False
     for seed in SEEDS:
         world = World.drawn(seed, 1.5)
-        taken = world.gradient(FTIS.replace(threshold=None)) - world.gradient(FTIS.replace(threshold=threshold))
+        whole = world.gradient(FTIS.replace(threshold=None))
+        taken = whole - world.gradient(FTIS.replace(threshold=threshold))
         low = world.advantages <= 0
         d = world.ratio.log()
         divergence = by_completion((-d).exp() - 1 + d) / LENGTHS
         share = float(world.drawn_by[low & (divergence >= threshold)].sum())
-        scale = FTIS.truncation * float(world.advantages[low].abs().max()) * world.steepness
-        assert float(taken.norm()) <= scale * share + 1e-9
+        lowest = replace(world, advantages=world.advantages[low])
+        assert float(taken.norm()) <= FTIS.truncation * lowest.scale * share + 1e-9
         assert share <= float((world.drawn_by * divergence).sum()) / threshold + 1e-12
         dropped_any |= share > 0
     assert dropped_any
@@ -202,16 +215,19 @@ groups = st.lists(st.tuples(REWARDS, st.floats(0, 10)), min_size=2, max_size=9)
 @settings(max_examples=200)
 @given(groups)
 def test_no_comparison_above_the_mean_is_turned_and_a_push_upwards_is_left(group):
-    rewards, divergences = map(list, zip(*group, strict=True))
+    rewards, divergences = zip(*group, strict=True)
     before, after = filtered(rewards, divergences, 5.0)
     for i, j in itertools.permutations(range(len(rewards)), 2):
-        if rewards[i] > rewards[j] and (before[i] > 0 or len(set(rewards)) == 2):
+        if rewards[i] <= rewards[j]:
+            continue
+        if before[i] > 0 or len(set(rewards)) == 2:
             assert after[i] > after[j] or after[i] == after[j] == 0
-        if rewards[i] > rewards[j] and after[i] < after[j]:
-            assert before[j] < before[i] <= 0 and divergences[j] >= 5 > divergences[i], "both below, the worse dropped"
-    dropped = [index for index, value in enumerate(before) if value != after[index]]
+        if after[i] < after[j]:
+            assert before[j] < before[i] <= 0, "both are below the mean"
+            assert divergences[j] >= 5 > divergences[i], "the worse is dropped"
+    dropped = [value for value, left in zip(before, after, strict=True) if value != left]
     assert sum(before) == pytest.approx(0, abs=1e-9)
-    assert sum(after) == pytest.approx(sum(abs(before[index]) for index in dropped), abs=1e-9)
+    assert sum(after) == pytest.approx(sum(map(abs, dropped)), abs=1e-9)
     if set(rewards) == {0.0, 1.0}:
         rate = sum(rewards) / len(rewards)
         assert sum(after) == pytest.approx(len(dropped) * math.sqrt(rate / (1 - rate)), abs=1e-9)
@@ -220,4 +236,5 @@ def test_no_comparison_above_the_mean_is_turned_and_a_push_upwards_is_left(group
 def test_a_better_failure_can_fall_behind_a_worse_one_that_is_dropped():
     """The one comparison that can turn round, on the table: rewards 1, ½ and 0, the last far from the learner."""
     before, after = filtered([1.0, 1.0, 0.25, 0.0], [0.0, 0.0, 0.0, 9.0], 5.0)
-    assert before[2] > before[3] and after[2] < after[3] == 0
+    assert before[2] > before[3]
+    assert after[2] < after[3] == 0

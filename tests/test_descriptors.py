@@ -13,13 +13,11 @@ import psutil
 import pytest
 import uvloop
 
-from ftis_node.config.settings import collect
 from ftis_node.errors import UserError
 from ftis_node.host.descriptors import OutOfFiles, limit, raise_limit, ran_out, wait_for_room
-from ftis_node.node import daemon
-from ftis_node.node.options import JoinOptions
 from ftis_node.store.home import Home
 from tests.support.daemons import until
+from tests.support.steppers import idle_node
 
 NONE_LEFT = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
@@ -47,8 +45,10 @@ def test_row_33_a_node_raises_the_limit_of_open_files_as_far_as_it_may():
 
 
 def test_running_out_of_files_is_told_from_other_errors(tmp_path):
-    assert ran_out(NONE_LEFT) and ran_out(OSError(errno.ENFILE, ""))
-    assert not ran_out(OSError(errno.ENOSPC, "")) and not ran_out(ValueError("x"))
+    for error in (NONE_LEFT, OSError(errno.ENFILE, "")):
+        assert ran_out(error)
+    for error in (OSError(errno.ENOSPC, ""), ValueError("x")):
+        assert not ran_out(error)
 
     def unreadable(path):
         with pytest.raises(sqlite3.Error) as error:
@@ -78,17 +78,15 @@ def test_row_33_a_limit_too_low_to_start_with_is_no_full_disk(tmp_path, monkeypa
         raise NONE_LEFT
 
     monkeypatch.setattr(Home, "make_runtime", none_left)
-    settings = {"host": "127.0.0.1", "device": "cpu", "model": "tiny-a"}
-    node = daemon.Node(JoinOptions(home=Home(tmp_path)), lambda task: collect(task=task, flags=settings)[0])
     with pytest.raises(UserError, match=r"more open files than the \d+ that it may have.*ulimit -n"):
-        uvloop.run(node.run())
+        uvloop.run(idle_node(tmp_path).run())
 
 
 @pytest.mark.slow
 def test_row_33_a_daemon_outlives_a_time_without_files(join):
     flags = ("batch_groups=6", "eval_prompts=16", "eval_every=1000", "page=false", "quic=false")
     alone = join("home", "--model", "tiny-a", *(word for pair in flags for word in ("--set", pair)))
-    alone.wait(lambda status: (status.get("step") or 0) >= 2, "it trains")
+    alone.wait(lambda status: status.get("step", 0) >= 2, "it trains")
     process = psutil.Process(alone.process.pid)
     soft, hard = process.rlimit(psutil.RLIMIT_NOFILE)
     assert soft == min(hard, 65_536)
@@ -97,5 +95,5 @@ def test_row_33_a_daemon_outlives_a_time_without_files(join):
     until(lambda: "Too many files are open" in alone.log()[len(before) :], "it says so", alone.process)
     process.rlimit(psutil.RLIMIT_NOFILE, (soft, hard))
     reached = alone.wait(lambda status: status.get("step"), "it answers again")["step"]
-    alone.wait(lambda status: (status.get("step") or 0) > reached + 2, "it goes on")
+    alone.wait(lambda status: status.get("step", 0) > reached + 2, "it goes on")
     assert "Make room on its disk" not in alone.log()

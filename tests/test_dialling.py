@@ -32,10 +32,11 @@ EVE = identity(9)
 async def watched(inviter, home, name=""):
     """What `ftis-node watch` prints on stderr, with an invitation of this member."""
     made = invite(inviter.identity, inviter.run.id, [inviter.address], now=time.time(), seconds=600, name=name)
-    line = ("watch", made.text, "--home", str(home), "--for", "4", "--set", "http_port=0")
+    line = ("watch", made.text, "--home", home, "--for", "4", "--set", "http_port=0")
     ended = await asyncio.to_thread(run_cli, *line)
     sessions = inviter.swarm.membership.sessions.values()
-    assert ended.returncode == 0 and any(one.observer for one in sessions), ended.stderr
+    assert ended.returncode == 0, ended.stderr
+    assert any(one.observer for one in sessions), ended.stderr
     return ended.stderr
 
 
@@ -50,7 +51,8 @@ async def test_row_62_an_inviter_sends_nobody_elsewhere(tmp_path, monkeypatch):
         monkeypatch.setattr(inviter.swarm.membership, "introduce", lambda answer, *_: answer.peers.extend(lies))
         told = await watched(inviter, tmp_path / "home", f"Ann ({EVE.peer_id})")
     assert not callers
-    assert f"by {inviter.identity.peer_id}." in told and EVE.peer_id not in told, "a name is no id"
+    assert f"by {inviter.identity.peer_id}." in told
+    assert EVE.peer_id not in told, "a name is no id"
     assert f"This invitation names: {inviter.address.partition('/p2p/')[0]}." in told
 
 
@@ -97,7 +99,8 @@ async def test_row_64_a_run_that_an_observer_keeps_is_not_the_owners_choice(tmp_
     assert "by the rule 'tests'" in refused(*line, "--task", run.task).what
     assert not agreed(place, run.id)
     remember_files(place, JoinOptions(place), run.task, run.id)
-    assert agreed(place, run.id) and not agreed(place, bytes(16)), "consent is for one run"
+    assert agreed(place, run.id)
+    assert not agreed(place, bytes(16)), "consent is for one run"
     place.task_files.unlink()
     place.store.touch()
     assert agreed(place, run.id), "a node of an earlier version"
@@ -199,7 +202,8 @@ def test_row_78_only_a_members_own_newest_word_says_where_it_is():
     again = place(ann, 5)
     of_strangers = place(stranger, 9), place(ann, 9, run_id=bytes(16)), place(EVE, 9), b"nonsense", bytes(5000)
     assert not any(map(heard, (forged, older, again, *of_strangers)))
-    assert heard(older, ann) and heard(place(ann, 6, dial="10.1.0.8")), "its own clock may have been set back"
+    assert heard(older, ann)
+    assert heard(place(ann, 6, dial="10.1.0.8")), "its own clock may have been set back"
     assert Place(run_id=run.id, member=ann.author, issued_at=6, dial=("/ip4/10.1.0.8/tcp/4001",)).signed_by(
         ann
     ) == places.of(ann.author)
@@ -207,7 +211,9 @@ def test_row_78_only_a_members_own_newest_word_says_where_it_is():
         member = identity(1000 + number)
         members.admits = (ann.author, ben.author, member.author).__contains__
         heard(place(member, 5), member)
-    assert places.of(ann.author) and not places.of(identity(1000).author), "the view's places make room for nobody's"
+    assert places.of(ann.author)
+    assert not places.of(identity(1000).author), "the view's places make room for nobody's"
     for _ in range(2 * int(CHECKS_AT_ONCE)):
         heard(place(ann, 99, ben), stranger)
-    assert not heard(place(ann, 7), stranger) and heard(place(ann, 7), ben), "the liar's budget is used up, no other's"
+    assert not heard(place(ann, 7), stranger)
+    assert heard(place(ann, 7), ben), "the liar's budget is used up, no other's"

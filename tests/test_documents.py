@@ -127,7 +127,9 @@ def test_every_link_within_the_repository_leads_somewhere(path):
 
 def test_it_finds_what_it_looks_for():
     found = [command for path in DOCUMENTS for command in commands(path)]
-    assert ["join", "--help-all"] in found and ["resume"] in found and len(found) > 50
+    assert ["join", "--help-all"] in found
+    assert ["resume"] in found
+    assert len(found) > 50
     for line in ("join --modle x", "jion", "join --port many", "status extra"):
         with pytest.raises(ValueError, match=r"NoSuch|BadParameter|UsageError") as caught:
             parsed(line.split())

@@ -73,7 +73,8 @@ def test_each_long_work_of_an_engine_says_what_it_is_and_reaches_its_end(monkeyp
     assert (seen["generating"].done, seen["generating"].of) == (completions, completions)
     assert seen["training"].done == seen["training"].of == completions
     assert seen["evaluating"].done == seen["evaluating"].of > 0
-    assert all(work.tokens > 0 for work in seen.values()) and now() is None
+    assert all(work.tokens > 0 for work in seen.values())
+    assert now() is None
 
 
 def test_loading_says_so(monkeypatch):
@@ -88,5 +89,6 @@ def test_loading_says_so(monkeypatch):
     monkeypatch.setattr("ftis_node.policy.load.ready", checked)
     loaded = engine.load(arithmetic_settings(), "arithmetic")
     (found,) = seen
-    assert before.doing is None and found.doing.what == "checking the fast paths"
+    assert before.doing is None
+    assert found.doing.what == "checking the fast paths"
     assert run_for(found.facts) == run_for(loaded.shared()), "known before it has loaded"

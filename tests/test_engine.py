@@ -3,11 +3,11 @@
 import inspect
 import math
 
-import msgspec
 import numpy as np
 import psutil
 import pytest
 import torch
+from msgspec.structs import replace
 
 from ftis_node.config.settings import OBJECTIVE_PARTS, Settings
 from ftis_node.errors import UsageError
@@ -46,9 +46,18 @@ def engine() -> Engine:
 
 def test_loading_tells_what_a_run_must_know():
     facts = Engine().load(settings(), "arithmetic")
-    assert (facts.task, facts.data, facts.reward) == ("arithmetic", TASK.data, "integer")
-    assert (facts.rows, facts.held_out) == (len(TASK.train), len(TASK.held_out))
-    assert (facts.vocabulary, facts.eos, facts.kind, facts.device) == (26, [1], "full", "cpu")
+    expected = {
+        "task": "arithmetic",
+        "data": TASK.data,
+        "reward": "integer",
+        "rows": len(TASK.train),
+        "held_out": len(TASK.held_out),
+        "vocabulary": 26,
+        "eos": [1],
+        "kind": "full",
+        "device": "cpu",
+    }
+    assert {name: getattr(facts, name) for name in expected} == expected
     assert facts.parameters > 10_000
     assert run_of(facts).task == "arithmetic"
 
@@ -60,21 +69,26 @@ def test_groups_can_be_read_by_people(engine):
     assert (text.question, text.answer) == (TASK.train[3].question, TASK.train[3].answer)
     tokenizer = engine.policy.tokenizer
     expected = [tokenizer.decode(one.token_ids.tolist(), skip_special_tokens=True) for one in completions]
-    assert text.completions == expected[:7] and len(expected) == 8
+    assert len(expected) == 8
+    assert text.completions == expected[:7]
     ids = np.full(5000, completions[0].token_ids[0], dtype="<u4")
     packet = packed(engine, [Completion(ids, np.zeros(5000, "f4"), True)])
     (long,) = engine.texts([messages.ReadableGroup(3, packet, 1)])
-    assert long.completions[0].endswith("…") and len(long.completions[0]) <= TEXT_LETTERS + 1
+    (cut,) = long.completions
+    assert cut.endswith("…")
+    assert len(cut) <= TEXT_LETTERS + 1
 
 
 def test_every_answer_arrives_as_it_was_sent(engine):
     generated = engine.generate([0, 1])
+    packet = generated.groups[0].packet
+    batch = batch_of([0, 1], generated.groups, uneven=True)
     answers = {
         messages.Load: Engine().load(settings(), "arithmetic"),
         messages.Generate: generated,
-        messages.ScoreGroup: engine.score(0, generated.groups[0].packet),
-        messages.Texts: engine.texts([messages.ReadableGroup(0, generated.groups[0].packet, 8)]),
-        messages.Step: opened_engine().step(batch_of([0, 1], generated.groups, uneven=True)),
+        messages.ScoreGroup: engine.score(0, packet),
+        messages.Texts: engine.texts([messages.ReadableGroup(0, packet, 8)]),
+        messages.Step: opened_engine().step(batch),
         messages.Evaluate: engine.evaluate(),
         messages.Watch: engine.watch(),
     }
@@ -85,24 +99,27 @@ def test_every_answer_arrives_as_it_was_sent(engine):
 def test_each_request_is_a_method_of_the_engine_with_the_same_arguments():
     for op, request in messages.REQUESTS.items():
         fields = dict.fromkeys(request.__struct_fields__)
-        assert inspect.signature(getattr(Engine, op)).bind(None, **fields), op
+        signature = inspect.signature(getattr(Engine, op))
+        assert signature.bind(None, **fields), op
         if op != "load":  # it passes the further ones on to the message
-            assert [*inspect.signature(getattr(Engine, op)).parameters][1:] == [*fields], op
+            assert [*signature.parameters] == ["self", *fields], op
 
 
 def test_generated_groups_hold_whole_completions_of_their_rows(engine):
     rows = [5, 900, 5]
     groups = engine.generate(rows, bytes(38), 7, 3).groups
-    tokenizer = engine.policy.tokenizer
-    for slot, (row, group) in enumerate(zip(rows, groups, strict=True)):
-        completions = completions_of(group)
-        packet = decode(group.packet)
+    packets = [decode(group.packet) for group in groups]
+    for slot, packet in enumerate(packets):
         assert (packet.round, packet.slot, packet.policy_step) == (7, slot, 3)
-        assert (packet.run_id, packet.author_digest) == (engine.run.id, author_digest(bytes(38)))
-        assert len(completions) == len(group.rewards) == 8
-        assert packet.prompt_digest == prompt_digest(prompt_ids(tokenizer, TASK.template, TASK.train[row].question))
-        assert all(c.finished == (c.token_ids[-1] == 1) for c in completions)
-    assert (decode(groups[0].packet).token_ids.tolist()) != decode(groups[2].packet).token_ids.tolist(), "drawn anew"
+        assert packet.run_id == engine.run.id
+        assert packet.author_digest == author_digest(bytes(38))
+        prompt = prompt_ids(engine.policy.tokenizer, TASK.template, TASK.train[rows[slot]].question)
+        assert packet.prompt_digest == prompt_digest(prompt)
+        completions = completions_of(groups[slot])
+        assert len(completions) == len(groups[slot].rewards) == 8
+        for completion in completions:
+            assert completion.finished == (completion.token_ids[-1] == 1)
+    assert packets[0].token_ids.tolist() != packets[2].token_ids.tolist(), "drawn anew"
 
 
 def test_others_score_a_group_as_its_author_does(engine):
@@ -115,15 +132,19 @@ def test_others_score_a_group_as_its_author_does(engine):
 
 def written(engine, text, finished):
     tokenizer = engine.policy.tokenizer
-    ids = np.asarray(tokenizer.encode(text) + ([tokenizer.eos_token_id] if finished else []), np.uint32)
-    return packed(engine, [Completion(ids, np.zeros(len(ids), np.float32), finished)])
+    ids = tokenizer.encode(text)
+    if finished:
+        ids.append(tokenizer.eos_token_id)
+    claims = np.zeros(len(ids), np.float32)
+    return packed(engine, [Completion(np.array(ids, np.uint32), claims, finished)])
 
 
 def test_what_has_an_id_without_a_row_here_is_not_trained_on(engine):
     packets = packets_of(engine.run, engine.policy.tokenizer, Settings(), vocabulary=24)
-    for text, readable in (("1)", False), ("1(", True)):
-        packet = written(engine, text, False)
-        assert (list(packets.read(packet).completions(own=False)) == [None]) is not readable
+    without = packets.read(written(engine, "1)", False))
+    assert list(without.completions(own=False)) == [None]
+    sound = packets.read(written(engine, "1(", False))
+    assert list(sound.completions(own=False)) != [None]
 
 
 def test_only_a_finished_right_answer_is_rewarded(engine):
@@ -139,42 +160,49 @@ def test_a_step_on_own_groups_has_a_ratio_of_one_and_moves_the_weights():
     engine = opened_engine()
     before = engine.learner.state()[0]
     report = engine.step(uneven(engine, [1, 2, 3]))
-    assert report.skipped is None and math.isfinite(report.loss) and report.gradient_norm > 0
+    assert report.skipped is None
+    assert math.isfinite(report.loss)
+    assert report.gradient_norm > 0
     overall = report.diagnostics.overall
     assert overall["samples"] == 24
-    assert overall["ratio_p1"] == pytest.approx(1, abs=1e-3) and overall["ratio_max"] == pytest.approx(1, abs=1e-3)
-    assert any(not torch.equal(value, before[name]) for name, value in engine.learner.state()[0].items())
+    assert (overall["ratio_p1"], overall["ratio_max"]) == pytest.approx((1, 1), abs=1e-3)
+    after = engine.learner.state()[0]
+    assert any(not torch.equal(after[name], before[name]) for name in before)
 
 
 def test_what_a_home_remembers_comes_before_the_plan_and_after_a_person():
-    engine = Engine()
     kept = {"lora": True, "optimiser": "adamw"}
-    remembering = engine.load(settings(), "arithmetic", remembered=kept)
-    assert remembering.kind == "lora"
-    decided = engine.load(settings(lora=False, micro_batch_tokens=200), "arithmetic", remembered=kept)
-    assert (decided.plan.lora, decided.plan.micro_batch_tokens) == (False, 200)
+    assert Engine().load(settings(), "arithmetic", remembered=kept).kind == "lora"
+    plan = Engine().load(settings(lora=False, micro_batch_tokens=200), "arithmetic", remembered=kept).plan
+    assert not plan.lora
+    assert plan.micro_batch_tokens == 200
 
 
 def test_the_plan_is_for_the_runs_caps_where_they_are_known():
     engine = Engine()
     caps = {"prompt_tokens": 8000, "completion_tokens": 1000, "group": 12}
-    small, large = (engine.load(settings(), "arithmetic", caps=c).plan for c in (None, caps))
-    assert large.memory.total > 2 * small.memory.total
+    usual = engine.load(settings(), "arithmetic").plan
+    large = engine.load(settings(), "arithmetic", caps=caps).plan
+    assert large.memory.total > 2 * usual.memory.total
 
 
 def test_memory_that_is_too_small_is_told_and_tried_all_the_same():
     facts = Engine().load(settings(vram_gb=0.01), "arithmetic")
-    assert not facts.plan.fits and facts.plan.reasons
+    assert not facts.plan.fits
+    assert facts.plan.reasons
 
 
 def test_evaluation_is_greedy_and_leaves_no_trace(engine):
-    state = engine.random.get_state(), torch.get_rng_state()
+    own = engine.random.get_state()
+    everybodys = torch.get_rng_state()
     first = engine.evaluate()
     second = engine.evaluate()
-    assert msgspec.structs.replace(first, seconds=second.seconds) == second
+    assert replace(first, seconds=second.seconds) == second
     assert first.prompts == 40
-    assert 0 <= first.pass_at_1 <= first.formatted <= 1 and first.pass_at_1 <= first.lenient
-    assert torch.equal(engine.random.get_state(), state[0]) and torch.equal(torch.get_rng_state(), state[1])
+    assert 0 <= first.pass_at_1 <= first.formatted <= 1
+    assert first.pass_at_1 <= first.lenient
+    assert torch.equal(engine.random.get_state(), own)
+    assert torch.equal(torch.get_rng_state(), everybodys)
 
 
 def test_memory_that_nobody_uses_is_given_back_after_a_phase(engine, monkeypatch):
@@ -219,11 +247,12 @@ def test_after_restore_everything_goes_on_as_it_would_have(lora, tmp_path):
 
 def test_the_same_seed_gives_the_same_tokens_and_another_seed_others_whoever_else_draws():
     made = []
-    for place, seed in enumerate((5, 5, 6)):
+    for seed in (5, 5, 6):
         engine = opened_engine(seed=seed)
-        torch.rand(3 + place)
+        torch.rand(3 + len(made))
         made.append(tokens(engine.generate([1, 2])))
-    assert made[0] == made[1] != made[2]
+    assert made[0] == made[1]
+    assert made[0] != made[2]
 
 
 def test_another_models_checkpoint_is_refused(tmp_path):

@@ -7,9 +7,22 @@ from itertools import chain
 import numpy as np
 import pytest
 import torch
-import transformers
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GenerationConfig,
+    GPT2Config,
+    Lfm2Config,
+    LlamaConfig,
+    Mamba2Config,
+    MistralConfig,
+    OpenAIGPTConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
 
 from ftis_node.errors import FtisError, UsageError
 from ftis_node.packet import Completion
@@ -22,8 +35,17 @@ from ftis_node.policy.generate.stream import Sampling, generate
 from ftis_node.policy.measure import geometry_of
 from ftis_node.policy.policy import Policy
 from ftis_node.policy.ready import ready
-from tests.support import small_models
-from tests.support.small_models import PROMPTS
+from tests.support.small_models import (
+    KINDS,
+    PROMPTS,
+    logprob_errors,
+    logprobs_of,
+    seeded,
+    tiny_config,
+    tiny_policy,
+    tiny_tokenizer,
+    twin,
+)
 
 SIZES = {
     "vocab_size": 40,
@@ -49,78 +71,63 @@ GREEDY = Sampling(14, 0.8, (1, 4, 9), greedy=True)
 LLAMAS = ("llama", "llama biased", "llama stretched")
 DECODED = ("qwen2", "tied", "ungrouped", "lora", *LLAMAS, "mistral", "sliding qwen2", "qwen3", "gemma3")
 OTHERS = ("gpt2", "gemma2", "lfm2", "capped gemma3", "dora", "dynamic")
-KINDS = ["sliding_attention", "full_attention"]
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+LAYERS = ["sliding_attention", "full_attention"]
+NARROW = {"head_dim": 16, "sliding_window": 5, "layer_types": LAYERS}
 
 
-def make_model(kind):
+CONFIGS = {
+    "llama": LlamaConfig(**SIZES),
+    "llama biased": LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True, head_dim=16),
+    "llama stretched": LlamaConfig(**SIZES, rope_parameters=STRETCHED),
+    "dynamic": LlamaConfig(**SIZES, rope_parameters=DYNAMIC, max_position_embeddings=64),
+    "mistral": MistralConfig(**SIZES, sliding_window=4),
+    "sliding qwen2": Qwen2Config(**SIZES, use_sliding_window=True, sliding_window=3, layer_types=LAYERS),
+    "gemma3": Gemma3TextConfig(**SIZES, **NARROW),
+    "capped gemma3": Gemma3TextConfig(**SIZES, **NARROW, final_logit_softcapping=3.0),
+    "qwen3": Qwen3Config(**SIZES, head_dim=8),
+    "gpt2": GPT2Config(vocab_size=40, n_embd=32, n_layer=2, n_head=4, initializer_range=0.3),
+    "gemma2": Gemma2Config(
+        **SIZES, head_dim=8, sliding_window=4, final_logit_softcapping=3.0, attn_logit_softcapping=2.0
+    ),
+    "lfm2": Lfm2Config(**SIZES, layer_types=["conv", "full_attention"]),
+    "dora": tiny_config(vocab_size=40),
+}
+# What is the same everywhere in a new model is made uneven: parameters with such names, between these bounds.
+UNEVEN = {
+    "llama biased": ("bias", -2, 2),
+    "gemma3": ("norm", -0.5, 1),
+    "capped gemma3": ("norm", -0.5, 1),
+    "qwen3": ("k_norm", 0.5, 2),
+}
+TINY = {name: KINDS[name] for name in ("tied", "lora")}
+TINY |= {"qwen2": KINDS["padded"], "ungrouped": {"num_key_value_heads": 4}}
+
+
+def model_of(kind):
+    """A random model."""
     with torch.random.fork_rng():
         torch.manual_seed(3)
-        match kind:
-            case "llama":
-                return transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES))
-            case "llama biased":
-                model = transformers.LlamaForCausalLM(
-                    transformers.LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True, head_dim=16)
-                )
-                for name, parameter in model.named_parameters():
-                    if name.endswith("bias"):
-                        torch.nn.init.normal_(parameter)
-                return model
-            case "llama stretched":
-                return transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES, rope_parameters=STRETCHED))
-            case "dynamic":
-                rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
-                return transformers.LlamaForCausalLM(
-                    transformers.LlamaConfig(**SIZES, rope_parameters=rope, max_position_embeddings=64)
-                )
-            case "mistral":
-                return transformers.MistralForCausalLM(transformers.MistralConfig(**SIZES, sliding_window=4))
-            case "sliding qwen2":
-                sliding = {"use_sliding_window": True, "sliding_window": 3, "layer_types": KINDS}
-                return transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**SIZES, **sliding))
-            case "gemma3" | "capped gemma3":
-                caps = {"final_logit_softcapping": 3.0} if kind == "capped gemma3" else {}
-                narrow = {"head_dim": 16, "sliding_window": 5, "layer_types": KINDS, **caps}
-                model = transformers.Gemma3ForCausalLM(transformers.Gemma3TextConfig(**SIZES, **narrow))
-                for name, weight in model.named_parameters():
-                    if "norm" in name:
-                        torch.nn.init.uniform_(weight, -0.5, 1)
-                return model
-            case "qwen3":
-                model = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**SIZES, head_dim=8))
-                for layer in model.model.layers:
-                    torch.nn.init.uniform_(layer.self_attn.q_norm.weight, 0.5, 2)
-                    torch.nn.init.uniform_(layer.self_attn.k_norm.weight, 0.5, 2)
-                return model
-            case "gpt2":
-                return transformers.GPT2LMHeadModel(
-                    transformers.GPT2Config(vocab_size=40, n_embd=32, n_layer=2, n_head=4, initializer_range=0.3)
-                )
-            case "gemma2":
-                caps = {"final_logit_softcapping": 3.0, "attn_logit_softcapping": 2.0}
-                config = transformers.Gemma2Config(**SIZES, head_dim=8, sliding_window=4, **caps)
-                return transformers.Gemma2ForCausalLM(config)
-            case "lfm2":
-                return transformers.Lfm2ForCausalLM(
-                    transformers.Lfm2Config(**SIZES, layer_types=["conv", "full_attention"])
-                )
-            case _:
-                lora = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], use_dora=True)
-                return get_peft_model(transformers.Qwen2ForCausalLM(small_models.tiny_config(vocab_size=40)), lora)
+        model = AutoModelForCausalLM.from_config(CONFIGS[kind])
+        part, low, high = UNEVEN.get(kind, ("none", 0, 1))
+        for name, weight in model.named_parameters():
+            if part in name:
+                torch.nn.init.uniform_(weight, low, high)
+        if kind == "dora":
+            model = get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj", "v_proj"], use_dora=True))
+    return model.eval()
 
 
 @cache
 def policy_of(kind):
-    match kind:
-        case "qwen2":
-            return small_models.tiny_policy(vocab_size=40)
-        case "tied":
-            return small_models.tiny_policy(vocab_size=40, tie_word_embeddings=True)
-        case "ungrouped":
-            return small_models.tiny_policy(num_key_value_heads=4)
-        case "lora":
-            return small_models.tiny_policy(vocab_size=40, lora=True)
-    return ready(Policy(kind, make_model(kind).eval(), small_models.tiny_tokenizer(), torch.device("cpu")))
+    if kind in TINY:
+        return tiny_policy(**TINY[kind])
+    return ready(Policy(kind, model_of(kind), tiny_tokenizer(), torch.device("cpu")))
+
+
+def greedily(policy, group=2):
+    """Groups of the most likely tokens after each prompt."""
+    return generate(policy, PROMPTS, group=group, sampling=GREEDY)
 
 
 def assert_same(some, others):
@@ -134,16 +141,17 @@ def by_transformers(policy, group, sampling):
     """transformers' own `generate`, greedily, a prompt at a time."""
     made = []
     rows = policy.causal_lm.get_input_embeddings().num_embeddings
+    config = GenerationConfig(
+        max_new_tokens=sampling.max_new_tokens,
+        eos_token_id=list(sampling.eos),
+        pad_token_id=0,
+        suppress_tokens=list(range(policy.vocabulary, rows)) or None,
+    )
     for prompt in PROMPTS:
         found = policy.causal_lm.generate(
             input_ids=torch.tensor([prompt]),
             attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
-            generation_config=transformers.GenerationConfig(
-                max_new_tokens=sampling.max_new_tokens,
-                eos_token_id=list(sampling.eos),
-                pad_token_id=0,
-                suppress_tokens=list(range(policy.vocabulary, rows)) or None,
-            ),
+            generation_config=config,
             output_logits=True,
             return_dict_in_generate=True,
         )
@@ -170,17 +178,17 @@ def test_greedy_tokens_and_logprobs_are_those_of_transformers(kind):
 def test_sampled_logprobs_are_those_of_a_fresh_forward_pass(kind):
     policy = policy_of(kind)
     sampling = Sampling(14, 1.3, (1, 2, 3))
-    groups = generate(policy, PROMPTS, group=6, sampling=sampling, generator=small_models.seeded(1))
+    groups = generate(policy, PROMPTS, group=6, sampling=sampling, generator=seeded(1))
     assert len({len(completion) for completion in chain(*groups)}) > 4
-    assert small_models.logprob_errors(policy, PROMPTS, groups, sampling.temperature).max() < 1e-4
+    assert logprob_errors(policy, PROMPTS, groups, sampling.temperature).max() < 1e-4
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "lora", "qwen3", "gemma3"])
 def test_bf16_differs_from_a_fresh_forward_pass_by_rounding_only(kind):
-    policy = small_models.twin(policy_of(kind))
+    policy = twin(policy_of(kind))
     policy.model.to(torch.bfloat16)
-    groups = generate(policy, PROMPTS, group=8, sampling=Sampling(14, 1.0, (1,)), generator=small_models.seeded(1))
-    assert small_models.logprob_errors(policy, PROMPTS, groups, 1.0).mean() < 0.03
+    groups = generate(policy, PROMPTS, group=8, sampling=Sampling(14, 1.0, (1,)), generator=seeded(1))
+    assert logprob_errors(policy, PROMPTS, groups, 1.0).mean() < 0.03
 
 
 @pytest.mark.parametrize("group", [1, 5])
@@ -189,26 +197,27 @@ def test_when_rows_are_dropped_changes_nothing(group, monkeypatch):
     monkeypatch.setattr("ftis_node.policy.generate.decoder._PART", 5)
     policy = policy_of("qwen2")
     sampling = Sampling(20, 1.0, tuple(range(1, 9)), greedy=group == 1)
-    if group == 1:
-        monkeypatch.setattr(native_module._Decoding, "gaps", 2.0)
-        never = generate(policy, prompts, group=1, sampling=sampling)
-        monkeypatch.setattr(native_module._Decoding, "gaps", 0.001)
-        assert_same(generate(policy, prompts, group=1, sampling=sampling), never)
-    monkeypatch.setattr(native_module._Decoding, "gaps", 0.001)
-    groups = generate(policy, prompts, group=group, sampling=sampling, generator=small_models.seeded(2))
-    assert small_models.logprob_errors(policy, prompts, groups, 1.0).max() < 1e-4
+
+    def made(gaps):
+        monkeypatch.setattr(native_module._Decoding, "gaps", gaps)
+        return generate(policy, prompts, group=group, sampling=sampling, generator=seeded(2))
+
+    groups = made(gaps=0.001)
+    assert logprob_errors(policy, prompts, groups, 1.0).max() < 1e-4
+    if sampling.greedy:
+        assert_same(groups, made(gaps=2.0))
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "gpt2", "lfm2"])
 def test_prompts_that_are_read_a_few_at_a_time_are_read_as_well(kind, monkeypatch):
     policy = policy_of(kind)
-    whole = generate(policy, PROMPTS, group=2, sampling=GREEDY)
+    whole = greedily(policy)
     passes = []
     watched = policy.causal_lm.register_forward_pre_hook(
         lambda _, __, kwargs: passes.append(len(kwargs["input_ids"])), with_kwargs=True
     )
     monkeypatch.setattr(prefill_module, "PREFILL_TOKENS", {"cpu": 3 * max(len(prompt) for prompt in PROMPTS)})
-    assert_same(generate(policy, PROMPTS, group=2, sampling=GREEDY), whole)
+    assert_same(greedily(policy), whole)
     watched.remove()
     assert passes[:2] == ([4, 8] if kind == "lfm2" else [3, 1]), "a cache that cannot be joined is made at once"
 
@@ -220,18 +229,18 @@ def test_a_device_that_cannot_do_what_the_decoder_asks_leaves_the_model_alone(mo
     policy = policy_of("qwen2")
     with monkeypatch.context() as device:
         device.setattr(cache_module, "_products", unsupported)
-        other = ready(small_models.twin(policy))
+        other = ready(twin(policy))
         assert not other.native
-        ours = generate(other, PROMPTS, group=2, sampling=GREEDY)
-    assert_same(ours, generate(policy, PROMPTS, group=2, sampling=GREEDY))
+        ours = greedily(other)
+    assert_same(ours, greedily(policy))
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "lora", "dynamic"])
 def test_training_goes_on_after_generating(kind):
     """Tensors made in inference mode cannot take part in a backward pass."""
-    policy = small_models.twin(policy_of(kind))
-    generate(policy, PROMPTS, group=2, sampling=Sampling(40, 1.0, (26,)), generator=small_models.seeded(1))
-    small_models.logprobs_of(policy, PROMPTS, [np.array([3, 4])] * 4, 1.0).sum().backward()
+    policy = twin(policy_of(kind))
+    generate(policy, PROMPTS, group=2, sampling=Sampling(40, 1.0, (26,)), generator=seeded(1))
+    logprobs_of(policy, PROMPTS, [np.array([3, 4])] * 4, 1.0).sum().backward()
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "gpt2"])
@@ -239,34 +248,32 @@ def test_generating_repeats_itself_and_leaves_the_global_state_alone(kind):
     policy = policy_of(kind)
     sampling = Sampling(10, 1.0, (1,))
     before = torch.get_rng_state()
-    one, same, other = (
-        generate(policy, PROMPTS, group=4, sampling=sampling, generator=small_models.seeded(s)) for s in (7, 7, 8)
-    )
+    made = [generate(policy, PROMPTS, group=4, sampling=sampling, generator=seeded(seed)) for seed in (7, 7, 8)]
     assert torch.equal(torch.get_rng_state(), before)
-    assert_same(one, same)
+    assert_same(made[0], made[1])
     with pytest.raises(AssertionError):
-        assert_same(one, other)
+        assert_same(made[0], made[2])
 
 
 def test_weights_that_diverged_are_told_from_a_dtype_that_is_too_small():
-    policy = small_models.twin(policy_of("qwen2"))
+    policy = twin(policy_of("qwen2"))
     policy.model.to(torch.float16)
     with torch.no_grad():
         policy.causal_lm.get_output_embeddings().weight.fill_(6e4)
         policy.causal_lm.get_input_embeddings().weight.mul_(1e3)
     with pytest.raises(UsageError, match=r"not finite in float16, though its weights are.*--set dtype=bfloat16"):
-        generate(policy, PROMPTS, group=2, sampling=GREEDY)
+        greedily(policy)
     with torch.no_grad():
         policy.causal_lm.get_input_embeddings().weight.fill_(float("nan"))
     with pytest.raises(FtisError, match="diverged"):
-        generate(policy, PROMPTS, group=2, sampling=GREEDY)
+        greedily(policy)
 
 
 def test_a_model_whose_past_is_of_its_own_kind_is_refused():
     small = {"num_heads": 8, "head_dim": 8, "state_size": 8, "n_groups": 2, "chunk_size": 8}
-    config = transformers.Mamba2Config(vocab_size=40, hidden_size=32, num_hidden_layers=2, **small)
-    policy = Policy("m", transformers.Mamba2ForCausalLM(config), small_models.tiny_tokenizer(), torch.device("cpu"))
-    older = transformers.OpenAIGPTConfig(vocab_size=40, n_embd=32, n_layer=2, n_head=2)
+    config = Mamba2Config(vocab_size=40, hidden_size=32, num_hidden_layers=2, **small)
+    policy = Policy("m", AutoModelForCausalLM.from_config(config), tiny_tokenizer(), torch.device("cpu"))
+    older = OpenAIGPTConfig(vocab_size=40, n_embd=32, n_layer=2, n_head=2)
     for refused in (partial(ready, policy), partial(geometry_of, config, "m"), partial(geometry_of, older, "m")):
         with pytest.raises(UsageError, match="m keeps its past in a way of its own"):
             refused()

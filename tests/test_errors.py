@@ -45,7 +45,8 @@ def refused(ended, row):
     code, out, err = ended
     lines = err.splitlines()
     assert code == row.code, err
-    assert lines[-2].startswith("error: ") and lines[-1].startswith("       "), err
+    assert lines[-2].startswith("error: "), err
+    assert lines[-1].startswith("       "), err
     told = [line for line in lines if line.startswith("error: ")]
     assert len(told) == 1, err
     assert re.search(row.what, lines[-2]), lines[-2]
@@ -53,7 +54,8 @@ def refused(ended, row):
     assert lines[-2].rstrip()[-1] in ".!?:)…" or row.what in ("cannot be loaded",), lines[-2]
     assert "Traceback" not in err
     if "--dry-run" in row.line and out:  # the plan, as far as it goes; what is wrong with it is told once
-        assert out.startswith("Nothing was started") and told[0].removeprefix("error: ") not in out
+        assert out.startswith("Nothing was started")
+        assert told[0].removeprefix("error: ") not in out
     else:
         assert out == ""
 
@@ -102,7 +104,9 @@ def test_a_gpu_that_is_not_there(line, cli, monkeypatch, tmp_path):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     refused(cli(*shlex.split(f"{line} --device cuda")), Row(line, "no GPU here", "--vram GB"))
     code, out, err = cli(*shlex.split(line))
-    assert code == 0 and "--device cpu" in out and "no GPU here, so this is for the CPU; --vram GB" in err
+    assert code == 0
+    assert "--device cpu" in out
+    assert "no GPU here, so this is for the CPU; --vram GB" in err
     row = Row(f"{JOIN} --device cuda", "no usable CUDA", "doctor")
     refused(cli(*shlex.split(row.line.format(tmp=tmp_path))), row)
 
@@ -132,12 +136,12 @@ def test_a_home_in_use_loses_nothing(join, cli):
 def test_wrong_flags_are_wrong_usage_and_no_traceback():
     for line in (["join", "--no-such-flag"], ["no-such-command"]):
         ended = run_cli(*line)
-        assert (ended.returncode, ended.stdout) == (2, "") and "Traceback" not in ended.stderr
+        assert (ended.returncode, ended.stdout) == (2, "")
+        assert "Traceback" not in ended.stderr
 
 
 def test_who_stops_reading_is_no_error():
     told = subprocess.Popen(command("join", "--help"), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    assert told.stdout is not None and told.stderr is not None
     told.stdout.close()
     assert b"Traceback" not in told.stderr.read()
     told.stderr.close()
@@ -159,4 +163,5 @@ def test_an_error_that_no_test_makes_is_found():
 def test_another_process_tells_where_it_made_an_error(tmp_path):
     program = [sys.executable, "-c", "from ftis_node.tasks.rewards import check_rule; check_rule('none such')"]
     ended = subprocess.run(program, env=os.environ | {"PYTHONPATH": watching(tmp_path)}, capture_output=True)
-    assert ended.returncode and [path for path, _ in noted(tmp_path)] == ["tasks/rewards.py"]
+    assert ended.returncode
+    assert [path for path, _ in noted(tmp_path)] == ["tasks/rewards.py"]

@@ -16,7 +16,7 @@ import uvloop
 from ftis_node.cli import local
 from ftis_node.cli.detach import detach
 from ftis_node.cli.task import opened
-from ftis_node.config.settings import Settings, collect
+from ftis_node.config.settings import Settings
 from ftis_node.demo import Demo
 from ftis_node.errors import FtisError, UsageError, UserError
 from ftis_node.export.model import check_target
@@ -26,7 +26,7 @@ from ftis_node.lab.replaying.stored import StoredPackets
 from ftis_node.lab.reporting.index import BEGIN, END, write_index
 from ftis_node.lab.spec import _sha256 as sha256_of_named_file
 from ftis_node.learner.optimiser import eight_bit
-from ftis_node.node import assembly, daemon
+from ftis_node.node import assembly
 from ftis_node.node.checkpointing import Saving
 from ftis_node.node.compute import FAILURES, ComputeProcess
 from ftis_node.node.options import JoinOptions
@@ -43,18 +43,12 @@ from ftis_node.swarm.wire.libp2p import Libp2p
 from ftis_node.swarm.wire.transport import Listening
 from ftis_node.tasks import load_task
 from ftis_node.tokenizer.asking import refuse_rows
-from ftis_node.worker.client import WorkerDied, error_of
-from ftis_node.worker.messages import Fault
+from ftis_node.worker.client import WorkerDied
 from ftis_node.worker.restore import find_checkpoint, load_trained
 from tests.support.cli import refused
 from tests.support.mistakes import DEAD
 from tests.support.small_models import tiny_policy, tiny_tokenizer
-
-
-def a_node(home, *peers):
-    settings = {"host": "127.0.0.1", "device": "cpu", "model": "tiny-a"}
-    options = JoinOptions(home=Home(home), peers=peers)
-    return daemon.Node(options, lambda task: collect(task=task, flags=settings)[0])
+from tests.support.steppers import idle_node
 
 
 def test_a_full_disk_ends_the_daemon_with_what_to_do(tmp_path, monkeypatch):
@@ -63,7 +57,7 @@ def test_a_full_disk_ends_the_daemon_with_what_to_do(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Home, "make_runtime", full)
     with pytest.raises(UserError, match=r"No space left.*Make room on its disk and start the same command again"):
-        uvloop.run(a_node(tmp_path).run())
+        uvloop.run(idle_node(tmp_path).run())
 
 
 def test_a_home_that_was_removed_is_not_called_full(tmp_path):
@@ -77,7 +71,7 @@ def test_one_key_is_one_node(tmp_path, monkeypatch):
 
     monkeypatch.setattr(assembly, "somebody_else", alive)
     with pytest.raises(UserError, match=r"Another node with the key of .* is running somewhere"):
-        uvloop.run(a_node(tmp_path, DEAD).run())
+        uvloop.run(idle_node(tmp_path, DEAD).run())
 
 
 async def test_a_compute_process_that_only_fails_is_given_up(tmp_path):
@@ -132,12 +126,6 @@ def test_what_one_call_ends_with(case, monkeypatch, tmp_path):
     call, kind, match = ALONE[case]
     with pytest.raises(kind, match=match):
         call(tmp_path)
-
-
-def test_errors_come_through_the_pipe_as_they_were():
-    for kind, error in (("UsageError", UsageError), ("UserError", UserError)):
-        arrived = error_of(Fault(kind, "It is wrong.", "Mend it."))
-        assert type(arrived) is error and arrived.fix == "Mend it."
 
 
 def test_a_demo_whose_node_ends_says_its_last_words(tmp_path):
@@ -252,7 +240,8 @@ def test_top_into_a_pipe_is_one_look(monkeypatch, tmp_path, capsys):
 def test_pictures_need_matplotlib(monkeypatch, tmp_path):
     monkeypatch.setattr(plot, "can_draw", lambda: False)
     told = refused("lab", "report", tmp_path)
-    assert isinstance(told, UsageError) and "[lab]" in told.fix
+    assert isinstance(told, UsageError)
+    assert "[lab]" in told.fix
 
 
 def test_a_folder_that_may_not_be_read(tmp_path, monkeypatch):

@@ -4,9 +4,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
-import sys
-import textwrap
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,12 +24,11 @@ from ftis_node.observe.metrics import MetricsLog
 from ftis_node.policy import load
 from ftis_node.policy.names import BUILT_IN_DIR
 from ftis_node.store.checkpoints import Checkpoints
-from ftis_node.tasks import load_evaluation, score
+from ftis_node.tasks import load_evaluation
 from ftis_node.worker.checkpoint import ALPHA, WEIGHTS
 from ftis_node.worker.restore import hold, load_trained, settings_for
 from tests.support.begun import checkpoint_of
 from tests.support.cli import answer, refused
-from tests.support.daemons import ENVIRONMENT
 from tests.support.small_models import change_weights, engine_in, opened_engine, plain_logprobs, saved_by
 
 QUESTIONS = load_evaluation("arithmetic").asked(60)
@@ -66,7 +62,10 @@ def make_home(path, *, lora):
 
 @pytest.fixture(scope="module")
 def homes(tmp_path_factory) -> Homes:
-    return {kind: make_home(tmp_path_factory.mktemp(kind), lora=kind == "lora") for kind in ("full", "lora")}
+    return {
+        "full": make_home(tmp_path_factory.mktemp("full"), lora=False),
+        "lora": make_home(tmp_path_factory.mktemp("lora"), lora=True),
+    }
 
 
 def exported(home, to, *flags):
@@ -82,19 +81,19 @@ def on_cpu(found):
     return settings_for(found, found.model, {"device": "cpu"}, "")[0]
 
 
-def plain(folder):
+def plain(folder, base=BASE):
     """Loaded without any of this package's code."""
     if (folder / "adapter_config.json").exists():
-        return PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(BASE), folder).eval()
+        return PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), folder).eval()
     return AutoModelForCausalLM.from_pretrained(folder).eval()
 
 
-@torch.no_grad()
-def logprobs(model, ids):
-    return torch.cat([model(input_ids=torch.tensor([row])).logits[0].float().log_softmax(-1) for row in ids])
-
-
-KINDS = [("full", ()), ("lora", ()), ("lora", ("--merged",)), ("lora", ("--adapter",))]
+KINDS = [
+    ("full", (), "full"),
+    ("lora", (), "merged"),
+    ("lora", ("--merged",), "merged"),
+    ("lora", ("--adapter",), "adapter"),
+]
 
 
 @pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o027, 0o640)])
@@ -106,13 +105,14 @@ def test_the_umask_gives_a_model_its_mode(homes, umask, mode, tmp_path):
     finally:
         os.umask(before)
     modes = {file.name: file.stat().st_mode & 0o777 for file in tmp_path.glob("*/*")}
-    assert "model.safetensors" in modes and set(modes.values()) == {mode}, modes
+    assert "model.safetensors" in modes, modes
+    assert set(modes.values()) == {mode}, modes
 
 
-@pytest.mark.parametrize(("kind", "flags"), KINDS)
-def test_plain_libraries_compute_the_same(homes, kind, flags, tmp_path):
+@pytest.mark.parametrize(("kind", "flags", "form"), KINDS)
+def test_plain_libraries_compute_the_same(homes, kind, flags, form, tmp_path):
     told = exported(homes[kind], tmp_path / "out", *flags)
-    assert told["kind"] == ("full" if kind == "full" else "adapter" if "--adapter" in flags else "merged")
+    assert told["kind"] == form
     assert (told["step"], told["base_model"], told["dtype"]) == (12, "tiny-a", "float32")
     found = checkpoint_of(homes[kind])
     policy = load_trained(on_cpu(found), found)
@@ -121,57 +121,14 @@ def test_plain_libraries_compute_the_same(homes, kind, flags, tmp_path):
     prompts = [tokenizer(example.question)["input_ids"] for example in QUESTIONS[:8]]
     completions = [tokenizer(f"<think></think><answer>{i}</answer>")["input_ids"] + [1] for i in range(8)]
     ours = plain_logprobs(policy, prompts, completions, 1.0)
-    rows = [[*prompt, *completion] for prompt, completion in zip(prompts, completions, strict=True)]
-    theirs = [
-        logprobs(model, [row])[len(prompt) - 1 : -1].gather(1, torch.tensor(row[len(prompt) :])[:, None])[:, 0]
-        for row, prompt in zip(rows, prompts, strict=True)
-    ]
-    assert torch.allclose(ours, torch.cat(theirs), atol=1e-5)
-    untrained = logprobs(AutoModelForCausalLM.from_pretrained(BASE), rows)
-    assert not torch.allclose(untrained, logprobs(model, rows), atol=0.01)
-
-
-SCRIPT = """
-import sys, torch, transformers
-folder, base, questions = sys.argv[1], sys.argv[2], sys.argv[3:]
-if base:
-    import peft
-    model = peft.PeftModel.from_pretrained(transformers.AutoModelForCausalLM.from_pretrained(base), folder)
-else:
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
-tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-batch = tokenizer(questions, return_tensors="pt", add_special_tokens=False, padding=True)
-answers = model.generate(**batch, max_new_tokens=16, do_sample=False)[:, batch["input_ids"].shape[1]:]
-for text in tokenizer.batch_decode(answers, skip_special_tokens=False):
-    print(text.replace("<|pad|>", ""))
-assert not any(name.split(".")[0] == "ftis_node" for name in sys.modules)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("kind", "flags"), [KINDS[0], KINDS[3]])
-def test_pass_at_1_is_what_eval_says(homes, kind, flags, tmp_path):
-    """In a process that has none of this package's code."""
-    exported(homes[kind], tmp_path / "out", *flags)
-    line = ("eval", "--checkpoint", homes[kind], "--task", "arithmetic", "--prompts", "60", "--set", "device=cpu")
-    said = answer(*line)
-    base = str(BASE) if "--adapter" in flags else ""
-    ended = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(SCRIPT), str(tmp_path / "out"), base, *(e.question for e in QUESTIONS)],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=tmp_path,
-        env=os.environ | ENVIRONMENT,
-    )
-    texts = ended.stdout.splitlines()
-    assert len(texts) == 60
-    finished = [text.removesuffix("<|end|>") if text.endswith("<|end|>") else "" for text in texts]
-    right = sum(score("integer", text, e.answer).reward for text, e in zip(finished, QUESTIONS, strict=True))
-    assert right / 60 == said["pass_at_1"]
+    theirs = plain_logprobs(replace(policy, model=model), prompts, completions, 1.0)
+    torch.testing.assert_close(theirs, ours, atol=1e-5, rtol=1e-5)
+    untrained = replace(policy, model=AutoModelForCausalLM.from_pretrained(BASE).eval())
+    assert not torch.allclose(plain_logprobs(untrained, prompts, completions, 1.0), ours, atol=0.01)
 
 
 def test_a_folder_is_complete_and_tells_nothing_of_this_machine(homes, tmp_path):
+    private = [str(place).encode() for place in (homes["lora"], BASE, tmp_path)]
     for flags, weights in (((), "model.safetensors"), (("--adapter",), "adapter_model.safetensors")):
         out = tmp_path / weights
         told = exported(homes["lora"], out, *flags)
@@ -182,27 +139,35 @@ def test_a_folder_is_complete_and_tells_nothing_of_this_machine(homes, tmp_path)
             assert file.metadata() == {"format": "pt"}
         for file in out.iterdir():
             assert file.suffix in (".safetensors", ".json", ".md")
-            assert not any(str(place).encode() in file.read_bytes() for place in (homes["lora"], BASE, tmp_path))
+            content = file.read_bytes()
+            assert not any(place in content for place in private)
     adapter = json.loads((tmp_path / "adapter_model.safetensors" / "adapter_config.json").read_text())
     assert adapter["base_model_name_or_path"] == "tiny-a"
-    assert set(adapter["target_modules"]) == {f"{part}_proj" for part in ("q", "k", "v", "o", "gate", "up", "down")}
+    assert set(adapter["target_modules"]) == set(ALL.split(","))
 
 
 def test_the_card_tells_how_the_model_came_about(homes, tmp_path):
     exported(homes["lora"], tmp_path / "out", "--adapter")
     text = (tmp_path / "out" / "README.md").read_text()
     front = text.split("---\n")[1]
-    assert 'base_model: "tiny-a"' in front and 'library_name: "peft"' in front and '"arxiv:2605.22537"' in front
+    for line in ('base_model: "tiny-a"', 'library_name: "peft"', '"arxiv:2605.22537"'):
+        assert line in front
     run = load_run_file(homes["lora"] / "run.toml").run
-    assert f"| run | {run.id.hex()} |" in text
-    assert f"| task | arithmetic; reward `integer`; sha256 of the data {run.data[:16]}" in text
-    assert "200 of its own, 88 foreign, of 2 other authors" in text
-    assert "| steps | 12 |" in text and "rank 16, alpha 16" in text and "torch 1.2.3" in text
+    for told in (
+        f"| run | {run.id.hex()} |",
+        f"| task | arithmetic; reward `integer`; sha256 of the data {run.data[:16]}",
+        "200 of its own, 88 foreign, of 2 other authors",
+        "| steps | 12 |",
+        "rank 16, alpha 16",
+        "torch 1.2.3",
+        "| objective | ftis with mask token |",
+        "learning rate 0.003",
+        "licence of that model applies",
+    ):
+        assert told in text
     rate = r"[\d.]+% \(95 %: [\d.]+% to [\d.]+%, n = 60\) at step"
     assert re.search(rf"\| greedy pass@1, held-out questions \| {rate} 0; {rate} 12 \|", text), text
     assert "at step 99" not in text
-    assert "| objective | ftis with mask token |" in text and "learning rate 0.003" in text
-    assert "licence of that model applies" in text
 
 
 def test_a_stranger_s_template_stays_in_its_fence(homes, tmp_path):
@@ -214,7 +179,9 @@ def test_a_stranger_s_template_stays_in_its_fence(homes, tmp_path):
     exported(home, tmp_path / "out")
     text = (tmp_path / "out" / "README.md").read_text()
     assert "````\n```\n# Buy {question}\n````" in text
-    assert "trained with the objective graft" in text and "F-TIS" not in text and "arxiv" not in text
+    assert "trained with the objective graft" in text
+    assert "F-TIS" not in text
+    assert "arxiv" not in text
 
 
 @pytest.mark.parametrize("how", [("--dtype", "bfloat16"), ("--set", "dtype=bfloat16")])
@@ -237,10 +204,13 @@ def test_large_models_are_cut(homes, tmp_path):
     settings = on_cpu(found)
     told = export(found, settings, tmp_path / "out", shard_bytes=100_000)
     shards = [name for name in told.files if name.startswith("model-0")]
-    assert len(shards) > 2 and "model.safetensors.index.json" in told.files
+    assert len(shards) > 2
+    assert "model.safetensors.index.json" in told.files
     export(found, settings, tmp_path / "whole")
-    ids = [[3, 4, 5]]
-    assert torch.equal(logprobs(plain(tmp_path / "out"), ids), logprobs(plain(tmp_path / "whole"), ids))
+    expected = plain(tmp_path / "whole").state_dict()
+    cut = plain(tmp_path / "out").state_dict()
+    assert cut.keys() == expected.keys()
+    assert all(torch.equal(cut[name], expected[name]) for name in cut)
 
 
 def test_a_folder_is_replaced_only_if_it_is_told_to_and_a_model(homes, tmp_path, monkeypatch):
@@ -249,10 +219,12 @@ def test_a_folder_is_replaced_only_if_it_is_told_to_and_a_model(homes, tmp_path,
     exported(homes["full"], out)  # an empty one is as good as none
     before = (out / "model.safetensors").read_bytes()
     error = not_exported(homes["lora"], out)
-    assert "not empty" in error.what and "--overwrite" in error.fix
+    assert "not empty" in error.what
+    assert "--overwrite" in error.fix
     assert (out / "model.safetensors").read_bytes() == before
     exported(homes["lora"], out, "--overwrite", "--adapter")
-    assert not (out / "model.safetensors").exists() and (out / "adapter_config.json").exists()
+    assert not (out / "model.safetensors").exists()
+    assert (out / "adapter_config.json").exists()
     (tmp_path / "letters").mkdir()
     (tmp_path / "letters" / "to-mother.txt").write_text("dear")
     error = not_exported(homes["full"], tmp_path / "letters", "--overwrite")
@@ -276,7 +248,8 @@ def test_a_folder_with_more_than_a_model_is_not_replaced(homes, name, tmp_path):
         (out / name).write_text("three years of work")
     error = not_exported(homes["full"], out, "--overwrite")
     assert f"holds '{name.partition('/')[0]}', no part of a model" in error.what
-    assert (out / name).exists() and (out / "config.json").exists()
+    assert (out / name).exists()
+    assert (out / "config.json").exists()
 
 
 def test_the_base_model_is_not_replaced(homes, tmp_path):
@@ -309,10 +282,12 @@ def test_a_checkpoint_removed_meanwhile_says_try_again(homes, tmp_path, adapter)
     shutil.rmtree(tmp_path / "held")
     with pytest.raises(UserError) as caught:
         export(found, settings, tmp_path / "out", adapter=adapter)
-    assert not isinstance(caught.value, UsageError) and "Try again" in caught.value.fix
+    assert not isinstance(caught.value, UsageError)
+    assert "Try again" in caught.value.fix
     with pytest.raises(UserError, match="Try again"), hold(found):
         pass
-    assert not (tmp_path / "out").exists() and len(list(tmp_path.iterdir())) == 1
+    assert not (tmp_path / "out").exists()
+    assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_layers_that_hold_no_numbers_are_not_merged(homes, tmp_path):
@@ -323,7 +298,8 @@ def test_layers_that_hold_no_numbers_are_not_merged(homes, tmp_path):
     directory = checkpoints.begin(13)
     save_file(weights, directory / WEIGHTS, metadata={ALPHA: "16"})
     checkpoints.commit(directory, {"model": "tiny-a (lora)", "progress": Progress(step=13).facts()})
-    assert "cannot be merged" in not_exported(home, tmp_path / "out").what and not (tmp_path / "out").exists()
+    assert "cannot be merged" in not_exported(home, tmp_path / "out").what
+    assert not (tmp_path / "out").exists()
 
 
 SIZES = {"vocab_size": 26, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -337,7 +313,7 @@ MODELS = {
 }
 ALL = "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj"
 TRAINED = {
-    ("llama", "all-linear"): {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"},
+    ("llama", "all-linear"): set(ALL.split(",")),
     ("qwen2", "self_attn.o_proj"): {"o_proj"},
     ("phi3", ALL): {"qkv_proj", "o_proj", "gate_up_proj", "down_proj"},
     ("gpt2", "c_attn"): {"c_attn"},
@@ -359,14 +335,12 @@ def test_every_target_that_trains_reads_back_in_peft_and_transformers(kind, targ
     saved_by(engine, tmp_path / "home", 1, str(base))
     found = checkpoint_of(tmp_path / "home")
     assert {name.rpartition(".")[2] for name in found.lora_targets} == TRAINED[kind, targets]
-    expected = plain_logprobs(engine.policy, [[3, 4]], [[5, 6, 7]], 1.0)
+    sample = ([[3, 4]], [[5, 6, 7]], 1.0)
+    expected = plain_logprobs(engine.policy, *sample)
     settings = on_cpu(found)
     for adapter in (True, False):
         out = tmp_path / f"adapter-{adapter}"
         export(found, settings, out, adapter=adapter)
-        if adapter:
-            model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), out).eval()
-        else:
-            model = plain(out)
-        policy = replace(engine.policy, model=model)
-        torch.testing.assert_close(plain_logprobs(policy, [[3, 4]], [[5, 6, 7]], 1.0), expected, atol=1e-5, rtol=1e-5)
+        policy = replace(engine.policy, model=plain(out, base))
+        ours = plain_logprobs(policy, *sample)
+        torch.testing.assert_close(ours, expected, atol=1e-5, rtol=1e-5)

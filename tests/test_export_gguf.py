@@ -49,15 +49,21 @@ def folder_in(base, to):
 
 @torch.no_grad()
 def logits(folder, **more):
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **more)(torch.arange(99)[None]).logits
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **more)
+    return model(torch.arange(99)[None]).logits
+
+
+def tensors(file):
+    """By the package's own reader."""
+    return {one.name: dequantize(one.data, one.tensor_type) for one in GGUFReader(file).tensors}
 
 
 def written(home, to, *flags):
-    """The tensors of the file that `export --gguf` writes, by the package's own reader."""
+    """The tensors of the file that `export --gguf` writes."""
     told = answer("export", "--checkpoint", home, "--gguf", to, *flags)
     assert told["files"] == {to.name: to.stat().st_size}
     assert not list(to.parent.glob(".*.partial"))
-    return {one.name: dequantize(one.data, one.tensor_type) for one in GGUFReader(to).tensors}
+    return tensors(to)
 
 
 @pytest.mark.parametrize("file", sorted(BASES.glob("*.gguf")), ids=lambda file: file.stem)
@@ -67,7 +73,8 @@ def test_a_file_is_read_as_what_was_trained(file, tmp_path):
     to = tmp_path / "made.gguf"
     written(home, to)
     found = checkpoint_of(home)
-    export(found, settings_for(found, str(base), {"device": "cpu"}, "")[0], tmp_path / "plain")
+    settings, _ = settings_for(found, str(base), {"device": "cpu"}, "")
+    export(found, settings, tmp_path / "plain")
     expected = logits(tmp_path / "plain")
     torch.testing.assert_close(logits(tmp_path, gguf_file=to.name), expected, atol=0.02, rtol=0.02)
     torch.testing.assert_close(logits(resolve(str(to))), expected, atol=0.2, rtol=0.02)  # in bfloat16
@@ -86,11 +93,12 @@ def test_a_file_of_a_file_keeps_its_facts(tmp_path):
     whole = written(home, to, "--dtype", "q8_0")
     facts = read(to).facts
     theirs = read(file).facts
-    assert facts.pop("general.file_type") == 7 and facts.pop("general.quantization_version") == 2
+    assert facts.pop("general.file_type") == 7
+    assert facts.pop("general.quantization_version") == 2
     assert facts == {key: value for key, value in theirs.items() if key in facts}
     exact = written(home, tmp_path / "exact.gguf", "--dtype", "float32")
     assert whole.keys() == exact.keys()
-    before = {one.name: dequantize(one.data, one.tensor_type) for one in GGUFReader(file).tensors}
+    before = tensors(file)
     layers = written(home, tmp_path / "layers.gguf", "--adapter")
     alpha = read(tmp_path / "layers.gguf").facts["adapter.lora.alpha"]
     assert len(layers) == 2 * 7 * 2, "two of seven matrices in each of two layers"
@@ -137,6 +145,8 @@ def test_what_cannot_be_a_file_is_refused(tmp_path, monkeypatch):
     for changed, what in (({"hidden_act": "gelu"}, "hidden_act"), ({"model_type": "phi"}, "architecture is 'phi'")):
         (base / "config.json").write_text(json.dumps(config | changed))
         error = refused(*words, "--gguf", to)
-        assert what in error.what and "--model FILE.gguf" in error.fix
+        assert what in error.what
+        assert "--model FILE.gguf" in error.fix
     (base / "config.json").write_text(json.dumps(config))
-    assert not to.exists() and not list(tmp_path.glob(".*.partial"))
+    assert not to.exists()
+    assert not list(tmp_path.glob(".*.partial"))

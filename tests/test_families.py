@@ -133,7 +133,8 @@ def test_a_family_is_asked_and_ends_as_its_own_files_say(model):
     path = model.path
     tokenizer = model.policy.tokenizer
     chat = chat_wanted(tokenizer, REASONING, "auto", thinking=False)
-    assert chat.end in family.ends and usual_end(tokenizer, None) == chat.end
+    assert chat.end in family.ends
+    assert usual_end(tokenizer, None) == chat.end
     assert prompt_ids(tokenizer, "Q: {question}\n", "2+2?") == tokenizer("Q: 2+2?\n")["input_ids"]
     turn = [{"role": "user", "content": message_of(REASONING, "2+2?")}]
     rendered = tokenizer.apply_chat_template(turn, add_generation_prompt=True, return_dict=False)
@@ -143,7 +144,8 @@ def test_a_family_is_asked_and_ends_as_its_own_files_say(model):
     facts = task.facts() | facts_for(tokenizer, None, 1) | {"text_refusal": ""}
     run = run_for(facts)
     named = {family.special[name] for name in ("<|endoftext|>", "<|im_end|>") if name in family.special}
-    assert set(family.ends) | named == set(run.eos) and run.vocabulary == family.ids
+    assert set(family.ends) | named == set(run.eos)
+    assert run.vocabulary == family.ids
     assert run.prefix == tuple(family.special[token] for token in family.front)
     assert (b'"prefix"' in run.canonical_json()) is bool(family.front)
     check_fit(run, facts, path)
@@ -151,7 +153,8 @@ def test_a_family_is_asked_and_ends_as_its_own_files_say(model):
     with pytest.raises(UsageError) as caught:
         check_fit(bare, facts, path)
     wrong = str(caught.value)
-    assert all(f"(id {end})" in wrong for end in family.ends) and all(token in wrong for token in family.front)
+    assert all(f"(id {end})" in wrong for end in family.ends)
+    assert all(token in wrong for token in family.front)
     check_fit(run.model_copy(update={"eos": bare.eos}), facts, path, begun=True)
 
 

@@ -11,12 +11,15 @@ from ftis_node.lab import owners
 from ftis_node.lab.experiment import Averaging
 from ftis_node.lab.federation import Federation, average
 from ftis_node.lab.trial import Trial, finished
-from tests.support.lab import SETTINGS, A, cut, events, kind, run, spec, timeless
+from tests.support.lab import SETTINGS, cut, events, kind, run, spec, timeless
 
 ALONE = {"lora": True, "lora_rank": 4, "objective": "grpo", "batch_groups": 3}
 OWNERS = {
     "settings": SETTINGS | ALONE | {"eval_prompts": 8},
-    "nodes": [A | {"own_data": "arithmetic-4"}, {"name": "B", "model": "tiny-a", "own_data": "arithmetic"}],
+    "nodes": [
+        {"name": "A", "model": "tiny-a", "own_data": "arithmetic-4"},
+        {"name": "B", "model": "tiny-a", "own_data": "arithmetic"},
+    ],
     "evaluate": [{"name": "own data"}],
     "steps": 4,
 }
@@ -26,39 +29,49 @@ GAIN = {"collaboration": "federated", "average": {"every": 2, "weights": "gain"}
 @pytest.mark.parametrize(
     ("weights", "periods", "expected"),
     [
-        ("equal", [{"A": 0.9, "B": 0.1}], {"A": 0.5, "B": 0.5}),
-        ("reward", [{"A": 0.9, "B": 0.3}], {"A": 0.75, "B": 0.25}),
-        ("reward", [{"A": 0.0, "B": 0.0}], {"A": 0.5, "B": 0.5}),
-        ("reward", [{"A": 0.5, "B": -1.0}], {"A": 1.0, "B": 0.0}),
-        ("gain", [{"A": 0.9, "B": 0.1}], {"A": 0.5, "B": 0.5}),  # nobody has a past
+        ("equal", [(0.9, 0.1)], 0.5),
+        ("reward", [(0.9, 0.3)], 0.75),
+        ("reward", [(0.0, 0.0)], 0.5),
+        ("reward", [(0.5, -1.0)], 1.0),
+        ("gain", [(0.9, 0.1)], 0.5),  # nobody has a past
         # Gains 0 and 1/4, whatever the scale: B counts e times as much.
-        ("gain", [{"A": 0.8, "B": 0.2}, {"A": 0.8, "B": 0.25}], {"A": 1 / (1 + math.e), "B": math.e / (1 + math.e)}),
-        ("gain", [{"A": 0.8, "B": 2.0}, {"A": 0.8, "B": 2.5}], {"A": 1 / (1 + math.e), "B": math.e / (1 + math.e)}),
+        ("gain", [(0.8, 0.2), (0.8, 0.25)], 1 / (1 + math.e)),
+        ("gain", [(0.8, 2.0), (0.8, 2.5)], 1 / (1 + math.e)),
         # A loses half: e⁻² beside 1.
-        ("gain", [{"A": 0.4, "B": 0.2}, {"A": 0.2, "B": 0.2}], {"A": 1 / (1 + math.e**2), "B": 1 / (1 + math.e**-2)}),
+        ("gain", [(0.4, 0.2), (0.2, 0.2)], 1 / (1 + math.e**2)),
         # The third time: A's baseline is 0.3, and 0.375 a quarter more.
-        ("gain", [{"A": 0.2, "B": 1.0}, {"A": 0.4, "B": 1.0}, {"A": 0.375, "B": 1.0}], {"A": 1 / (1 + 1 / math.e)}),
+        ("gain", [(0.2, 1.0), (0.4, 1.0), (0.375, 1.0)], 1 / (1 + 1 / math.e)),
         # From nothing, and of nothing: gains 1 and 0.
-        ("gain", [{"A": 0.0, "B": 0.0}, {"A": 0.01, "B": 0.0}], {"A": 1 / (1 + math.e**-4)}),
-        ("gain", [{"A": 0.3}, {"A": 0.1}], {"A": 1.0}),
+        ("gain", [(0.0, 0.0), (0.01, 0.0)], 1 / (1 + math.e**-4)),
     ],
 )
-def test_what_owners_count(weights, periods, expected):
+def test_what_two_owners_count(weights, periods, expected):
+    """periods: rewards of A and of B. expected: what A counts; B counts the rest."""
     federation = Federation(Averaging(weights=weights))
     for rewards in periods:
-        for name, reward in rewards.items():
+        for name, reward in zip("AB", rewards, strict=True):
             federation.add(name, reward - 0.1)  # of two steps, their mean counts
             federation.add(name, reward + 0.1)
         found = federation.weights()
-    assert sum(found.values()) == pytest.approx(1)
-    assert {name: found[name] for name in expected} == pytest.approx(expected, abs=1e-12)
+    assert found == pytest.approx({"A": expected, "B": 1 - expected}, abs=1e-12)
+
+
+def test_an_owner_alone_counts_whole_whatever_it_gains():
+    federation = Federation(Averaging(weights="gain"))
+    for reward in (0.3, 0.1):
+        federation.add("A", reward)
+        assert federation.weights() == {"A": 1.0}
 
 
 def test_public_rows_of_word_problems_are_nobodys_own():
-    private = [row.question for made in (owners.shop(), owners.share(), owners.compare()) for row in made.train]
-    public = owners.public()
-    assert len(set(private)) == 900 and not set(private) & {row.question for row in (*public.train, *public.held_out)}
-    assert not {row.question for row in public.train} & {row.question for row in public.held_out}
+    private = set()
+    for task in (owners.shop(), owners.share(), owners.compare()):
+        private |= {row.question for row in task.train}
+    trained_on = {row.question for row in owners.public().train}
+    held_out = {row.question for row in owners.public().held_out}
+    assert len(private) == 900
+    assert private.isdisjoint(trained_on | held_out)
+    assert trained_on.isdisjoint(held_out)
 
 
 # --- trials -----------------------------------------------------------------------------------------------------------
@@ -72,43 +85,54 @@ def whole(tmp_path_factory) -> Trial:
     return running
 
 
+def learners_of(trial):
+    return {node.name: node.engine.learner for node in trial._nodes}
+
+
 def test_after_an_averaging_all_have_the_same_weights_and_their_own_moments(whole):
-    (first, state), (second, other) = (node.engine.learner.state() for node in whole._nodes)
-    assert all(torch.equal(first[name], second[name]) for name in first)
-    assert any(not torch.equal(state[name], other[name]) for name in state)
+    one, two = learners_of(whole).values()
+    weights, moments = one.state()
+    others, others_moments = two.state()
+    assert all(torch.equal(weights[name], others[name]) for name in weights)
+    assert any(not torch.equal(moments[name], others_moments[name]) for name in moments)
     found = events(whole.directory)
     steps = kind(found, "step")
     assert [event["step"] for event in steps if "share" in event] == [2, 2, 4, 4]
-    assert all(event["own_groups"] == event["foreign_groups"] == event["generated"] == 0 for event in steps)
-    assert {event["overall"]["samples"] + event["overall"]["idle"] for event in steps} == {3 * 4}, "on rows of its own"
+    for event in steps:
+        assert event["own_groups"] == event["foreign_groups"] == event["generated"] == 0
+        assert event["overall"]["samples"] + event["overall"]["idle"] == 3 * 4, "on rows of its own"
     assert {event["set"] for event in kind(found, "evaluation")} == {"held-out", "own data"}
 
 
 def test_an_interrupted_trial_goes_on_to_the_same_numbers_by_its_seed(whole, tmp_path):
     cut(whole.spec, tmp_path, False, False, True)
-    assert timeless(run(whole.spec, tmp_path)) == timeless(events(whole.directory))
+    again = run(whole.spec, tmp_path)
+    assert timeless(again) == timeless(events(whole.directory))
     assert finished(tmp_path)
     other = run(spec(GAIN, **OWNERS | {"seeds": [4], "steps": 1}), tmp_path / "other")
-    assert kind(other, "step")[0]["loss"] != kind(events(tmp_path), "step")[0]["loss"]
+    assert kind(other, "step")[0]["loss"] != kind(again, "step")[0]["loss"]
 
 
 def test_the_mean_is_weighted(whole):
     """Last, for it leaves other weights."""
-    learners = {node.name: node.engine.learner for node in whole._nodes}
+    learners = learners_of(whole)
     name = next(iter(learners["A"].trainable))
     for value, learner in enumerate(learners.values()):
         weights, state = learner.state()
-        learner.restore(weights | {name: torch.full_like(weights[name], value)}, state, learner.steps)
+        changed = {name: torch.full_like(weights[name], value)}
+        learner.restore(weights | changed, state, learner.steps)
     average(learners, {"A": 0.25, "B": 0.75})
-    assert all(torch.allclose(one.trainable[name], torch.tensor(0.75)) for one in learners.values())
+    for learner in learners.values():
+        torch.testing.assert_close(learner.trainable[name], torch.full_like(weights[name], 0.75))
 
 
 def test_beside_own_rows_public_ones_are_shared(tmp_path):
-    found = run(spec({"settings": {"objective": "ftis", "batch_groups": 4, "own_data_share": 0.5}}, **OWNERS), tmp_path)
-    assert {(e["own_groups"], e["foreign_groups"], e["trained"] // e["step"]) for e in kind(found, "step")} == {
-        (1, 1, 8)
-    }
-    assert all(e["own_data_reward"] is not None and "share" not in e for e in kind(found, "step"))
+    settings = {"objective": "ftis", "batch_groups": 4, "own_data_share": 0.5}
+    for event in kind(run(spec({"settings": settings}, **OWNERS), tmp_path), "step"):
+        assert event["own_groups"] == event["foreign_groups"] == 1
+        assert event["trained"] // event["step"] == 8
+        assert event["own_data_reward"] is not None
+        assert "share" not in event
 
 
 def test_what_cannot_be_averaged_is_refused(tmp_path):

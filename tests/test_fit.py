@@ -60,7 +60,7 @@ def test_a_configuration_is_enough_and_no_hub_needed(tmp_path, cli, monkeypatch)
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")  # nothing listens there
     tiny_config(vocab_size=40).save_pretrained(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
-    answer = answer_of(partial(cli, "fit"), "--model", str(tmp_path), "--vram", "4", "--completion-tokens", "64")
+    answer = answer_of(partial(cli, "fit"), "--model", tmp_path, "--vram", "4", "--completion-tokens", "64")
     assert answer.keys() == KEYS
     assert answer["parameters"] == 18_208
     assert (answer["fits"], answer["lora"], answer["dtype"], answer["budget_gb"]) == (True, False, "float32", 4)
@@ -69,14 +69,16 @@ def test_a_configuration_is_enough_and_no_hub_needed(tmp_path, cli, monkeypatch)
 
 def test_a_short_name_needs_no_hub_either_and_the_command_is_one_that_join_understands(fit):
     ended, out, err = fit("--model", "qwen2.5-coder-3b-instruct", "--vram", "24", "--json")
-    assert ended == 0 and err.startswith("Reading the configuration of qwen2.5-coder-3b-instruct.\n")
+    assert ended == 0
+    assert err.startswith("Reading the configuration of qwen2.5-coder-3b-instruct.\n")
     assert "0:00" not in err
     answer = json.loads(out)
     assert (answer["parameters"], answer["lora"], answer["fits"]) == (3_085_938_688, True, True)
     assert answer["reasons"][0].startswith("LoRA, because full training")
     assert "are weights, gradients and optimiser state of every parameter" in answer["reasons"][0]
     words = shlex.split(answer["command"])
-    assert words[:4] == ["ftis-node", "join", "--model", "qwen2.5-coder-3b-instruct"] and "--lora" in words
+    assert words[:4] == ["ftis-node", "join", "--model", "qwen2.5-coder-3b-instruct"]
+    assert "--lora" in words
     pairs = [words[index + 1] for index, word in enumerate(words) if word == "--set"]
     settings, _ = collect(task="gsm8k", flags=parse_pairs(pairs), environment={})
     for key in ("dtype", "optimiser", "gradient_checkpointing", "micro_batch_tokens", "generation_batch"):

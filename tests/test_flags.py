@@ -45,7 +45,8 @@ def test_a_flag_counts_more_than_set(words, values, app, given):
 
 def test_every_declared_flag_is_an_option_with_its_help(app):
     helps = {option.name: getattr(option, "help", None) for option in typer.main.get_command(app).params}
-    assert FLAGS.keys() <= helps.keys() and all(helps[name] for name in FLAGS)
+    assert FLAGS.keys() <= helps.keys()
+    assert all(helps[name] for name in FLAGS)
     assert helps["upload_mbit"] == "Mbit/s: Limit of the payload that this node sends to peers; 0: none."
 
 

@@ -3,6 +3,7 @@
 import math
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -16,9 +17,8 @@ from ftis_node.policy.generate.cache import SharedCache
 from ftis_node.policy.generate.sampler import noise_of
 from ftis_node.policy.generate.stream import Sampling, generate
 from ftis_node.swarm.admission import AdmissionContext, admit
-from ftis_node.swarm.identity import Identity
 from tests.support.small_models import KINDS, PROMPTS, logprob_errors, of_kind, seeded
-from tests.support.swarm import content, make_run
+from tests.support.swarm import content, identity, make_run
 
 
 def ids_of(groups):
@@ -45,13 +45,14 @@ def test_ids_beyond_the_tokenizer_are_never_sampled(greedy):
     policy = of_kind("padded")
     logits = policy.model(input_ids=torch.tensor([PROMPTS[0]])).logits[0, -1]
     assert int(logits.argmax()) >= policy.vocabulary, "the padded rows are what this model likes best"
-    sampling = Sampling(max_new_tokens=12, temperature=1.0, eos=(1,), greedy=greedy)
+    sampling = Sampling(12, 1.0, (1,), greedy=greedy)
     groups = generate(policy, PROMPTS, group=8, sampling=sampling, generator=seeded(2))
-    assert max(int(c.token_ids.max()) for group in groups for c in group) < policy.vocabulary
+    for completion in chain(*groups):
+        assert completion.token_ids.max() < policy.vocabulary
 
 
 def assert_well_ended(groups, eos, cap):
-    for completion in (completion for group in groups for completion in group):
+    for completion in chain(*groups):
         ends = np.isin(completion.token_ids, eos)
         assert 1 <= len(completion) <= cap
         assert len(completion.logprobs) == len(completion)
@@ -60,46 +61,75 @@ def assert_well_ended(groups, eos, cap):
         assert completion.finished or len(completion) == cap
         assert np.isfinite(completion.logprobs).all()
         assert completion.logprobs.max() <= 1e-3
-        assert completion.token_ids.dtype == np.uint32 and completion.logprobs.dtype == np.float32
+        assert completion.token_ids.dtype == np.uint32
+        assert completion.logprobs.dtype == np.float32
+
+
+IDS = st.integers(0, 25)
 
 
 @given(
     seed=st.integers(0, 2**32),
-    eos=st.sets(st.integers(0, 25), min_size=1, max_size=12),
+    eos=st.sets(IDS, min_size=1, max_size=12),
     cap=st.integers(1, 12),
     group=st.integers(1, 6),
-    prompts=st.lists(st.lists(st.integers(0, 25), min_size=1, max_size=7), min_size=1, max_size=6),
+    prompts=st.lists(st.lists(IDS, min_size=1, max_size=7), min_size=1, max_size=6),
     batch=st.integers(1, 20),
     temperature=st.floats(0.3, 3),
 )
 def test_a_completion_ends_at_its_first_eos_or_at_the_cap(seed, eos, cap, group, prompts, batch, temperature):
     sampling = Sampling(cap, temperature, tuple(sorted(eos)))
     groups = generate(of_kind("padded"), prompts, group=group, sampling=sampling, generator=seeded(seed), batch=batch)
-    assert [len(completions) for completions in groups] == [group] * len(prompts)
+    assert len(groups) == len(prompts)
+    for completions in groups:
+        assert len(completions) == group
     assert_well_ended(groups, sorted(eos), cap)
 
 
-@pytest.mark.parametrize(("batch", "together"), [(1, 1), (4, 1), (8, 2), (11, 2), (12, 3), (288, 4)])
+@pytest.mark.parametrize(
+    ("batch", "together"),
+    [
+        (1, 1),
+        (4, 1),
+        (8, 2),
+        (11, 2),
+        (12, 3),
+        (288, 4),
+    ],
+)
 def test_a_batch_is_split_between_groups_and_never_inside_one(batch, together):
     policy = replace(of_kind("full"), native=False)  # decoded by modules, whose rows can be watched
-    sampling = Sampling(max_new_tokens=6, temperature=1.0, eos=(1,), greedy=True)
+    sampling = Sampling(6, 1.0, (1,), greedy=True)
     whole = generate(policy, PROMPTS, group=4, sampling=sampling)
     with watched_forwards(policy) as shapes:
         split = generate(policy, PROMPTS, group=4, sampling=sampling, batch=batch)
     assert ids_of(split) == ids_of(whole)
-    assert max(rows for rows, tokens in shapes if tokens > 1) == together
-    assert max(rows for rows, tokens in shapes if tokens == 1) <= max(4, batch)
+    prompts = [rows for rows, tokens in shapes if tokens > 1]
+    answers = [rows for rows, tokens in shapes if tokens == 1]
+    assert max(prompts) == together
+    assert max(answers) <= max(4, batch)
 
 
-@pytest.mark.parametrize(("batch", "kind"), [*((11, kind) for kind in KINDS), (1, "lora"), (13, "padded")])
+@pytest.mark.parametrize(
+    ("batch", "kind"),
+    [
+        (1, "lora"),
+        *((11, kind) for kind in KINDS),
+        (13, "padded"),
+    ],
+)
 def test_waiting_rows_take_places_and_keep_their_seeds(batch, kind, monkeypatch):
     policy = of_kind(kind)
     prompts = [[3 + row % 20, 4, *[5] * (row % 4)] for row in range(9)]
     sampling = Sampling(14, 1.5, (1, 2, 3))
     noise = noise_of(range(9), 4, 14)
-    whole = generate(policy, prompts, group=4, sampling=sampling, noise=noise)
+
+    def made(noise, batch=288):
+        return generate(policy, prompts, group=4, sampling=sampling, noise=noise, batch=batch)
+
+    whole = ids_of(made(noise))
     more = torch.cat([noise, noise], 1)  # than are drawn with
-    assert ids_of(generate(policy, prompts, group=4, sampling=sampling, noise=more)) == ids_of(whole)
+    assert ids_of(made(more)) == whole
     tokens = []
     grow = SharedCache.grow
 
@@ -108,49 +138,48 @@ def test_waiting_rows_take_places_and_keep_their_seeds(batch, kind, monkeypatch)
         return grow(cache)
 
     monkeypatch.setattr(SharedCache, "grow", noted)
-    few = generate(policy, prompts, group=4, sampling=sampling, noise=noise, batch=batch)
-    assert ids_of(few) == ids_of(whole)
+    few = made(noise, batch)
+    assert ids_of(few) == whole
     assert logprob_errors(policy, prompts, few, sampling.temperature).max() < 1e-4
-    side_by_side = max(1, batch // 4) * 4
-    assert max(tokens) == side_by_side
-    lengths = [[len(completion) for completion in group] for group in few]
-    at_once = side_by_side // 4
-    one_after_another = sum(max(map(max, lengths[first : first + at_once])) - 1 for first in range(0, 9, at_once))
+    at_once = max(1, batch // 4)
+    assert max(tokens) == 4 * at_once
+    longest = [max(map(len, group)) for group in few]
+    one_after_another = sum(max(longest[first : first + at_once]) - 1 for first in range(0, 9, at_once))
     assert len(tokens) < 0.9 * one_after_another
 
 
 @pytest.mark.parametrize("native", [False, True])
 def test_a_prompt_is_read_once_for_its_whole_group(native):
     policy = replace(of_kind("full"), native=native)
+    prompts = [[4, 5], [6, 7, 8]]
     with watched_forwards(policy) as shapes:
-        generate(policy, [[4, 5], [6, 7, 8]], group=16, sampling=Sampling(4, 1.0, (1,)), generator=seeded(6))
+        generate(policy, prompts, group=16, sampling=Sampling(4, 1.0, (1,)), generator=seeded(6))
     assert shapes[0] == (2, 3)
-    assert all(tokens == 1 for _, tokens in shapes[1:])
-
-
-def test_no_prompts_give_no_groups():
-    assert generate(of_kind("full"), [], group=4, sampling=Sampling(4, 1.0, (1,))) == []
+    for _, tokens in shapes[1:]:
+        assert tokens == 1
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("eos", [(1,), (0, 1, 2, 3, 4, 5, 6, 7, 8)])
 def test_what_is_generated_is_admitted_by_others(kind, eos):
     policy = of_kind(kind)
-    author = Identity(bytes(32)).author
+    author = identity(0).author
     run = make_run(group=6, slots=8, completion_tokens=12, temperature=1.2, eos=eos, vocabulary=policy.vocabulary)
     context = AdmissionContext(run, prompt_digests(PROMPTS))
     rows = [draw(run.id, author, 3, slot, len(PROMPTS)) for slot in range(run.slots)]
     prompts = [PROMPTS[row] for row in rows]
-    sampling = Sampling(run.completion_tokens, run.temperature, run.eos)
-    groups = generate(policy, prompts, group=run.group, sampling=sampling, generator=seeded(9))
-    for slot, (row, completions) in enumerate(zip(rows, groups, strict=True)):
-        packet = content(run, author, 3, slot, completions, prompt_ids=PROMPTS[row])
+    sampling = Sampling(12, 1.2, eos)
+    groups = generate(policy, prompts, group=6, sampling=sampling, generator=seeded(9))
+    for slot, completions in enumerate(groups):
+        packet = content(run, author, 3, slot, completions, prompt_ids=prompts[slot])
         verdict = admit(context, author, encode(packet), announced=(3, slot))
         assert isinstance(verdict, Group), verdict
-        assert verdict.row == row
+        assert verdict.row == rows[slot]
 
 
 def test_no_logprob_is_below_what_admission_allows_of_an_honest_sampler():
     sampling = Sampling(20, 3.0, (1,))
+    least = -(math.log(26) + 18)
     groups = generate(of_kind("full"), [PROMPTS[0]], group=400, sampling=sampling, generator=seeded(1), batch=400)
-    assert min(float(completion.logprobs.min()) for completion in groups[0]) > -(math.log(26) + 18)
+    for completion in groups[0]:
+        assert completion.logprobs.min() > least

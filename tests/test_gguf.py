@@ -30,7 +30,8 @@ def test_a_file_becomes_the_folder_of_its_model(file, tmp_path, monkeypatch):
     ids = torch.arange(99)[None]
     torch.testing.assert_close(ours(ids).logits, theirs(ids).logits, atol=0.1, rtol=0.02)
     words = load_tokenizer(str(file))
-    assert len(words) == 262 and words("ab<|im_end|><|fim_prefix|>").input_ids == [256, 259, 261]
+    assert len(words) == 262
+    assert words("ab<|im_end|><|fim_prefix|>").input_ids == [256, 259, 261]
     assert (resolve(lasting(str(file))), public_name(str(file))) == (folder, file.name)
 
 

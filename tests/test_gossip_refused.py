@@ -16,32 +16,44 @@ from tests.support.talkers import ALICE, BOB, CAROL, MALLORY, Talker, entry, mad
 def refused(bob, *entries):
     assert bob.hear(list(entries), MALLORY.author) == 0
     assert len(bob.gossip.table) == 0
-    assert not any(bob.reputation.banned(who.author) for who in (ALICE, CAROL, MALLORY))
+    for who in (ALICE, CAROL, MALLORY):
+        assert not bob.reputation.banned(who.author)
     return dict(bob.gossip.counts)
 
 
+def forged(made):
+    """An announcement whose signature is wrong."""
+    data = bytearray(made.encode())
+    data[-1] ^= 1
+    return entry(bytes(data))
+
+
 def test_a_forged_one_is_counted_and_its_claimed_author_not_blamed(bob):
-    forged = bytearray(made_by(ALICE).encode())
-    forged[-1] ^= 1
-    assert refused(bob, entry(bytes(forged))) == {"forged": 1}
+    assert refused(bob, forged(made_by(ALICE))) == {"forged": 1}
     assert bob.hear([entry(made_by(ALICE, packets=2))], MALLORY.author) == 1
-    forged = bytearray(made_by(ALICE, packets=3).encode())
-    forged[-1] ^= 1
-    bob.hear([entry(bytes(forged))], MALLORY.author)
-    assert bob.gossip.counts["forged"] == 2 and bob.knows(made_by(ALICE, packets=2))
+    bob.hear([forged(made_by(ALICE, packets=3))], MALLORY.author)
+    assert bob.gossip.counts["forged"] == 2
+    assert bob.knows(made_by(ALICE, packets=2))
     assert bob.reputation.banned(ALICE.author) is None, "a forged contradiction quarantines nobody"
 
 
-HOURS = 3600
+def issued(hours, **options):
+    """Alice's, of so many hours from now."""
+    return made_by(ALICE, issued_at=int(time.time() + hours * 3600), **options)
 
 
 @pytest.mark.parametrize(
     ("made", "why"),
     [
-        *((data, "malformed") for data in (b"", b"\xc1", b"\x98", b"\x90", b"x" * 1000, b"\x98" + b"\x91" * 300)),
+        (b"", "malformed"),
+        (b"\xc1", "malformed"),
+        (b"\x98", "malformed"),
+        (b"\x90", "malformed"),
+        (b"x" * 1000, "malformed"),
+        (b"\x98" + b"\x91" * 300, "malformed"),
         (announcement(ALICE, 0, [b"x"], run=OTHER_RUN), "other run"),
-        (made_by(ALICE, issued_at=int(time.time()) - 4 * HOURS), "replayed"),
-        (made_by(ALICE, issued_at=int(time.time()) + 4 * HOURS), "replayed"),
+        (issued(-4), "replayed"),
+        (issued(4), "replayed"),
         (made_by(BOB, 7), "own or banned"),
     ],
 )
@@ -63,43 +75,54 @@ def test_row_01_who_passes_on_what_is_no_announcement_three_times_is_left_alone(
 
 def test_what_a_peer_mentions_beyond_what_is_remembered_is_asked_for_again(bob):
     for first in range(0, 4 * LACKING_MAX, OWN.mentions):
-        bob.answers(MALLORY.author, [mention(n) for n in range(first, first + OWN.mentions)])
+        told = range(first, first + OWN.mentions)
+        bob.answers(MALLORY.author, map(mention, told))
     request = bob.gossip.ask(MALLORY.author)
     while request.wanted:
         assert not request.again
         further = bob.gossip.take(request, ftis_pb2.ExchangeResponse(), MALLORY.author)
         request = further or bob.gossip.ask(MALLORY.author)
-    assert request.again and not request.latest, "all that it remembered is used up"
+    assert request.again
+    assert not request.latest, "all that it remembered is used up"
 
 
 def test_with_enough_to_pull_few_mentions_are_remembered_and_the_others_are_asked_for_when_these_are_had(
     bob,
 ):
     bob.gossip.enough = 0
-    made = {announcement_id(one.encode()): one for one in (made_by(identity(n)) for n in range(OWN.mentions))}
-    bob.answers(MALLORY.author, [mention(id) for id in made])
+    made = {}
+    for number in range(OWN.mentions):
+        one = made_by(identity(number))
+        made[announcement_id(one.encode())] = entry(one)
+    bob.answers(MALLORY.author, map(mention, made))
     lacking = bob.gossip.sessions[MALLORY.author].lacking
     assert len(lacking) == gossip.FEW_LACKING < OWN.mentions
     while lacking:
         request = bob.gossip.ask(MALLORY.author)
-        assert 0 < len(request.wanted) <= gossip.A_FEW and not request.again
-        bob.hear([entry(made[id]) for id in request.wanted], MALLORY.author)
+        assert 0 < len(request.wanted) <= gossip.A_FEW
+        assert not request.again
+        bob.hear([made[id] for id in request.wanted], MALLORY.author)
     assert bob.gossip.ask(MALLORY.author).again, "it forgot the first ones"
 
 
 def test_a_clock_that_is_two_hours_off_does_no_harm(bob):
-    assert bob.hear([entry(made_by(ALICE, issued_at=int(time.time()) - 2 * HOURS))], ALICE.author) == 1
+    assert bob.hear([entry(issued(-2))], ALICE.author) == 1
+
+
+def of_strangers(count, first=1000):
+    """An announcement of each."""
+    return [made_by(identity(first + number), packets=1) for number in range(count)]
 
 
 def test_row_31_besides_what_it_was_asked_for_a_peer_gives_one_announcement_of_its_own_accord(bob):
-    made = [made_by(identity(1000 + number), packets=1) for number in range(10)]
+    made = of_strangers(10)
     entries = [entry(one) for one in made]
     assert bob.hear(entries[:5], MALLORY.author) == 1
     assert bob.gossip.counts == {"new": 1, "not asked for": 4}
     request = ftis_pb2.ExchangeRequest(entries=entries[:2])
     assert bob.gossip.answer(request, MALLORY.author).again, "it may take for told what was left unread"
     bob.gossip.counts.clear()
-    assert len(bob.answers(MALLORY.author, [mention(one) for one in made[1:4]]).wanted) == 3
+    assert len(bob.answers(MALLORY.author, map(mention, made[1:4])).wanted) == 3
     assert bob.hear(entries[1:3], MALLORY.author) == 2
     assert bob.hear(entries[3:], MALLORY.author) == 1, "it was asked for the other once, and had read that"
     assert bob.hear(entries[6:], CAROL.author) == 1, "what another was asked for is not for it to give"
@@ -107,7 +130,7 @@ def test_row_31_besides_what_it_was_asked_for_a_peer_gives_one_announcement_of_i
 
 
 def test_mentions_are_read_up_to_their_limit_only(bob):
-    bob.answers(MALLORY.author, [mention(number) for number in range(OWN.mentions + 5)])
+    bob.answers(MALLORY.author, map(mention, range(OWN.mentions + 5)))
     assert len(bob.gossip.sessions[MALLORY.author].lacking) == OWN.mentions
     assert bob.gossip.counts == {"over the limits": 1}
 
@@ -118,55 +141,66 @@ def test_no_message_is_larger_than_the_other_takes(alice):
     request = alice.gossip.ask(BOB.author, small)
     assert len(request.mentions) == 5
     wanted = [known.id for known in alice.gossip.table]
-    answer = ftis_pb2.ExchangeResponse(mentions=[mention(id) for id in range(10)], wanted=wanted)
+    answer = ftis_pb2.ExchangeResponse(mentions=map(mention, range(10)), wanted=wanted)
     follow = alice.gossip.take(request, answer, BOB.author, small)
-    assert len(follow.entries) == 3 and len(follow.wanted) == 3
+    assert len(follow.entries) == 3
+    assert len(follow.wanted) == 3
     answer = alice.gossip.answer(ftis_pb2.ExchangeRequest(wanted=wanted), CAROL.author, small)
-    assert len(answer.entries) == 3 and len(answer.mentions) == 5
+    assert len(answer.entries) == 3
+    assert len(answer.mentions) == 5
 
 
 def test_who_knows_enough_to_pull_asks_for_a_few_more_at_a_time_those_that_the_other_holds_first(alice):
-    request = ftis_pb2.ExchangeRequest(mentions=[mention(1000 + n, held=b"\x01" * (n % 8 == 0)) for n in range(64)])
+    mentions = [mention(1000 + number) for number in range(64)]
+    for held in mentions[::8]:
+        held.held = b"\x01"
     alice.fill(gossip.ENOUGH_OPEN - 1)
-    assert len(alice.gossip.answer(request, BOB.author).wanted) == OWN.entries
+    assert len(alice.answers(BOB.author, mentions).wanted) == OWN.entries
     alice.fill(gossip.ENOUGH_OPEN)
     alice.now += gossip.COUNT_SECONDS
-    few = alice.gossip.answer(request, CAROL.author).wanted
-    assert len(few) == gossip.A_FEW and all(id % 8 == 0 for id in few)
+    few = alice.answers(CAROL.author, mentions).wanted
+    assert len(few) == gossip.A_FEW
+    assert all(id % 8 == 0 for id in few)
     alice.gossip.enough *= 2
-    assert len(alice.gossip.answer(request, CAROL.author).wanted) == OWN.entries, "an observer pulls none"
+    assert len(alice.answers(CAROL.author, mentions).wanted) == OWN.entries, "an observer pulls none"
     for known in alice.gossip.table:
         known.done = 1
-    alice.gossip.enough, alice.now = gossip.ENOUGH_OPEN, alice.now + gossip.COUNT_SECONDS
-    assert len(alice.gossip.answer(request, MALLORY.author).wanted) == OWN.entries, "there is nothing left to pull"
+    alice.gossip.enough = gossip.ENOUGH_OPEN
+    alice.now += gossip.COUNT_SECONDS
+    assert len(alice.answers(MALLORY.author, mentions).wanted) == OWN.entries, "there is nothing left to pull"
 
 
 def test_two_signed_announcements_of_one_round_ban_their_author(bob):
-    first, second, other = made_by(ALICE, packets=2), made_by(ALICE, packets=3), made_by(ALICE, round=1)
-    bob.hear([entry(first), entry(other)], CAROL.author)
-    bob.hear([entry(second)], MALLORY.author)
+    bob.hear([entry(made_by(ALICE, packets=2)), entry(made_by(ALICE, round=1))], CAROL.author)
+    bob.hear([entry(made_by(ALICE, packets=3))], MALLORY.author)
     assert bob.gossip.counts["equivocation"] == 1
-    assert "two different announcements" in (bob.reputation.banned(ALICE.author) or "")
+    assert "two different announcements" in bob.reputation.banned(ALICE.author)
     assert not bob.reputation.banned(MALLORY.author), "the messenger is not to blame"
     bob.hear([entry(made_by(ALICE, round=2))], CAROL.author)
     assert bob.gossip.counts["own or banned"] == 1
 
 
 def test_the_same_packets_signed_again_are_no_contradiction(bob):
-    bob.hear([entry(made_by(ALICE, issued_at=int(time.time()) - 50))], ALICE.author)
+    bob.hear([entry(issued(-0.01))], ALICE.author)
     bob.hear([entry(made_by(ALICE))], ALICE.author)
     assert bob.gossip.counts == {"new": 1, "known": 1}
 
 
 def test_mentions_without_number_do_not_fill_the_memory(bob):
     rng = random.Random(0)
-    for who in (*(identity(1000 + number) for number in range(SESSIONS_MAX + 20)), *[MALLORY] * 20):
-        bob.answers(who.author, [mention(rng.getrandbits(64)) for _ in range(OWN.mentions)])
+
+    def made_up():
+        return [mention(rng.getrandbits(64)) for _ in range(OWN.mentions)]
+
+    for number in range(SESSIONS_MAX + 20):
+        bob.answers(identity(1000 + number).author, made_up())
+    for _ in range(20):
+        bob.answers(MALLORY.author, made_up())
     assert len(bob.gossip.sessions) == SESSIONS_MAX
     assert len(bob.gossip.sessions[MALLORY.author].lacking) == LACKING_MAX
     for _ in range(gossip.IDS_MAX // OWN.entries + 10):
-        mentions = [mention(rng.getrandbits(64)) for _ in range(OWN.mentions)]
-        bob.gossip.take(ftis_pb2.ExchangeRequest(), ftis_pb2.ExchangeResponse(mentions=mentions), MALLORY.author)
+        answer = ftis_pb2.ExchangeResponse(mentions=made_up())
+        bob.gossip.take(ftis_pb2.ExchangeRequest(), answer, MALLORY.author)
     assert len(bob.gossip._asked) == gossip.IDS_MAX
 
 
@@ -187,10 +221,13 @@ def test_row_31_of_one_peer_only_so_many_signatures_are_checked(monkeypatch):
     monkeypatch.setattr(gossip, "CHECKS_A_SECOND", 1.0)
     monkeypatch.setattr(gossip, "CHECKS_AT_ONCE", 10.0)
     bob = Talker(BOB)
-    flood = [entry(made_by(identity(1000 + number), packets=1)) for number in range(20)]
-    more = [entry(made_by(identity(2000 + number), packets=1)) for number in range(20)]
-    assert sum(bob.hear([one], MALLORY.author) for one in flood) == 10
+
+    def heard(made, first_sender):
+        return sum(bob.hear([entry(one)], first_sender.author) for one in made)
+
+    flood = of_strangers(20)
+    assert heard(flood, MALLORY) == 10
     assert bob.gossip.counts == {"new": 10, "over the budget": 10}
-    assert sum(bob.hear([one], CAROL.author) for one in flood[10:]) == 10, "others may still tell of them"
+    assert heard(flood[10:], CAROL) == 10, "others may still tell of them"
     bob.now += 5.0
-    assert sum(bob.hear([one], MALLORY.author) for one in more) == 5
+    assert heard(of_strangers(20, first=2000), MALLORY) == 5

@@ -56,4 +56,5 @@ async def test_it_is_looked_at_until_the_compute_process_ends(tmp_path, monkeypa
             return Watched(GpuFigures(**BUSY))
 
     await process._watch(Worker())
-    assert seen == [None, GpuFigures(**BUSY), GpuFigures(**BUSY)] and process.watched == Watched()
+    assert seen == [None, GpuFigures(**BUSY), GpuFigures(**BUSY)]
+    assert process.watched == Watched()

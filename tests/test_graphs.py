@@ -25,7 +25,7 @@ from ftis_node.policy.ready import ready
 from ftis_node.policy.room import Room
 from tests.pretend import graphs as pretended
 from tests.support.small_models import PROMPTS, logprob_errors, seeded, twin
-from tests.test_engines import DECODED, GREEDY, policy_of
+from tests.test_engines import DECODED, GREEDY, greedily, policy_of
 
 ENDLESS = Sampling(15, 1.0, (26,))
 CPU = torch.device("cpu")
@@ -48,6 +48,13 @@ def recorded(monkeypatch) -> Iterator[list[pretended.CUDAGraph]]:
     monkeypatch.setattr(cache_module, "LEAST_WIDTH", 8)
     yield made
     assert not pretended.capturing
+
+
+def changed(policy):
+    """Move the weights where they lie."""
+    with torch.no_grad():
+        for parameter in policy.model.parameters():
+            parameter += 0.1 * torch.randn(parameter.shape, generator=seeded(1))
 
 
 def endless(policy, prompts=PROMPTS, batch=288, seed=4):
@@ -89,25 +96,25 @@ def test_rows_that_end_go_in_a_few_sizes_and_the_others_stay(kind, monkeypatch):
     sampling = Sampling(40, 1.3, (1, 2))
     groups = generate(policy, prompts, group=3, sampling=sampling, generator=seeded(2))
     lengths = [len(completion) for completion in chain(*groups)]
-    assert min(lengths) < 5 and max(lengths) > 20
+    assert min(lengths) < 5
+    assert max(lengths) > 20
     assert logprob_errors(policy, prompts, groups, sampling.temperature).max() < 2e-5
-    assert len(sizes) > 3 and all(size == bucket(size) for size in sizes)
+    assert len(sizes) > 3
+    assert sizes == [bucket(size) for size in sizes]
     greedy = replace(GREEDY, max_new_tokens=30)
-    plain = replace(policy, graphs=False)
-    with_graphs, without = (generate(one, prompts, group=1, sampling=greedy) for one in (policy, plain))
-    assert tokens_of(with_graphs) == tokens_of(without)
+    ours = generate(policy, prompts, group=1, sampling=greedy)
+    plain = generate(replace(policy, graphs=False), prompts, group=1, sampling=greedy)
+    assert tokens_of(ours) == tokens_of(plain)
 
 
 @pytest.mark.parametrize(("kind", "graphs"), [("qwen2", True), ("lora", False)])
 def test_weights_that_change_between_two_calls_are_used_as_they_are(kind, graphs):
     policy = replace(twin(policy_of(kind)), graphs=graphs)
-    before = generate(policy, PROMPTS, group=1, sampling=GREEDY)
-    with torch.no_grad():
-        for parameter in policy.model.parameters():
-            parameter += 0.1 * torch.randn(parameter.shape, generator=seeded(1))
-    after = generate(policy, PROMPTS, group=1, sampling=GREEDY)
+    before = greedily(policy)
+    changed(policy)
+    after = greedily(policy)
     assert tokens_of(after) != tokens_of(before)
-    assert tokens_of(after) == tokens_of(generate(replace(policy, native=False), PROMPTS, group=1, sampling=GREEDY))
+    assert tokens_of(after) == tokens_of(greedily(replace(policy, native=False)))
 
 
 def test_graphs_are_kept_for_the_next_call_until_what_they_read_moves(recorded):
@@ -116,14 +123,13 @@ def test_graphs_are_kept_for_the_next_call_until_what_they_read_moves(recorded):
     def captures(prompts=PROMPTS, batch=288):
         """Made by another generation, whose tokens are right."""
         before = len(recorded)
-        ours, expected = (endless(one, prompts, batch, before) for one in (policy, replace(policy, graphs=False)))
+        ours = endless(policy, prompts, batch, before)
+        expected = endless(replace(policy, graphs=False), prompts, batch, before)
         assert tokens_of(ours) == tokens_of(expected)
         return len(recorded) - before
 
     assert captures() == 2
-    with torch.no_grad():
-        for parameter in policy.model.parameters():
-            parameter += 0.1 * torch.randn(parameter.shape, generator=seeded(1))
+    changed(policy)
     assert captures() == 0, "weights changed in place"
     assert captures([[3], [9, 8], [4, 4, 4], [5]]) == 0, "other prompts, of no more tokens"
     assert captures(batch=6) == 2, "fewer rows at a time"
@@ -142,15 +148,15 @@ def test_graphs_are_kept_for_the_next_call_until_what_they_read_moves(recorded):
 
 def test_what_diverged_weights_left_behind_spoils_no_later_call():
     policy = replace(twin(policy_of("qwen2")), graphs=True)
-    before = generate(policy, PROMPTS, group=2, sampling=GREEDY)
+    before = greedily(policy)
     weight = policy.causal_lm.model.layers[0].self_attn.v_proj.weight
     good = weight.detach().clone()
     with torch.no_grad():
         weight.fill_(torch.nan)
         with pytest.raises(FtisError, match="diverged"):
-            generate(policy, PROMPTS, group=2, sampling=GREEDY)
+            greedily(policy)
         weight.copy_(good)
-    assert tokens_of(generate(policy, PROMPTS, group=2, sampling=GREEDY)) == tokens_of(before)
+    assert tokens_of(greedily(policy)) == tokens_of(before)
 
 
 @pytest.mark.parametrize("first", [1, 2])
@@ -180,7 +186,8 @@ def test_a_lack_of_memory_during_a_capture_is_passing(first, times, recorded, mo
     ours = room.fitting(attempt, Room(12), there=12, least=3)
     expected = endless(replace(policy, graphs=False))
     assert tokens_of(ours) == tokens_of(expected)
-    assert len(tried) == times and not failed()
+    assert len(tried) == times
+    assert not failed()
     assert [graph.replayed for graph in recorded if graph.replayed][-2:] == [7, 5], "graphs are in use"
 
 
@@ -205,7 +212,8 @@ def test_graphs_that_replay_something_else_are_not_used(monkeypatch):
     assert ready(policy).graphs
     monkeypatch.setattr(pretended.CUDAGraph, "replay", lambda self: None)
     checked = ready(policy)
-    assert checked.native and not checked.graphs
+    assert checked.native
+    assert not checked.graphs
 
 
 def test_a_replay_repeats_what_was_captured_and_no_number_of_the_host():

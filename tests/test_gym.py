@@ -78,14 +78,17 @@ def test_rows_are_the_same_in_every_process_and_none_is_held_out_and_trained_on(
     task = load_task(NAME)
     again = ReasoningGym(NAME)._ask("rows", 60.0)
     assert [[row.question, row.answer] for row in task.train] == again["train"]
-    assert len(task.train) == 999 and 50 < len(task.held_out) <= 99
+    assert len(task.train) == 999
+    assert 50 < len(task.held_out) <= 99
     assert not {row.question for row in task.train} & {row.question for row in task.held_out}
     kinds = [json.loads(row.answer)[0] for row in task.train]
     assert kinds.count("gcd") == 2 * kinds.count("letter_counting"), "by their weights"
     assert 20 < kinds[:60].count("gcd") < 60, "and mixed"
-    assert load_task(NAME) == task and load_task("reasoning-gym:gcd").data != task.data
+    assert load_task(NAME) == task
+    assert load_task("reasoning-gym:gcd").data != task.data
     assert task.reward == source_of(NAME).foreseen()[1]
-    assert load_evaluation(NAME).held_out == task.held_out and not load_evaluation(NAME).train
+    assert load_evaluation(NAME).held_out == task.held_out
+    assert not load_evaluation(NAME).train
 
 
 def test_levels_are_the_packages_curricula(scorer):
@@ -100,10 +103,14 @@ def test_the_packages_own_answer_is_right_and_others_are_not(name, scorer):
     gold, answer = entry(name)
     if name != "graph_color":  # which has no answer of its own: any colouring will do
         right = scorer(answered(str(answer)), gold)
-        assert right.reward == 1.0 and right.formatted and right.lenient
+        assert right.reward == 1.0
+        assert right.formatted
+        assert right.lenient
         assert scorer(str(answer), gold).reward == 0.0, "without the format"
     wrong = scorer(answered("no"), gold)
-    assert wrong.reward == 0.0 and wrong.formatted and not wrong.lenient
+    assert wrong.reward == 0.0
+    assert wrong.formatted
+    assert not wrong.lenient
 
 
 @pytest.mark.slow
@@ -128,9 +135,11 @@ def test_every_task_judges_its_own_answers_in_the_jail(scorer):
     ],
 )
 def test_row_55_tasks_that_pay_for_no_skill_are_refused(name, cli, tmp_path):
-    line = ("--task", f"reasoning-gym:{name}", "--any-tokenizer", "-o", str(tmp_path / "run.toml"))
+    line = ("--task", f"reasoning-gym:{name}", "--any-tokenizer", "-o", tmp_path / "run.toml")
     code, _, err = cli("run", "new", *line)
-    assert code == 2 and "rows whose right answers differ" in err and not (tmp_path / "run.toml").exists()
+    assert code == 2
+    assert "rows whose right answers differ" in err
+    assert not (tmp_path / "run.toml").exists()
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -16,6 +17,13 @@ from tests.support.swarm import PATIENCE, RUN, Answers, eventually, make_run, tr
 from tests.support.talkers import ALICE, BOB, CAROL
 
 
+@asynccontextmanager
+async def two(path):
+    """Alice, whom Carol asks."""
+    async with transport(ALICE, path / "a") as alice, transport(CAROL, path / "c") as carol:
+        yield alice, carol
+
+
 async def test_without_any_that_answers_it_says_who_was_asked_and_what_to_do(tmp_path):
     async with transport(CAROL, tmp_path / "c") as carol:
         dead = [f"/ip4/127.0.0.1/tcp/{port}/p2p/{who.peer_id}" for port, who in ((1, ALICE), (2, BOB))]
@@ -27,25 +35,31 @@ async def test_without_any_that_answers_it_says_who_was_asked_and_what_to_do(tmp
     assert "--run FILE" in error.value.fix
 
 
-class Giving(Answers):
+class Saying(Answers):
+    """What it says in every handshake."""
+
+    def __init__(self, **said):
+        super().__init__()
+        self.said = said
+
     async def on_handshake(self, request, peer):
-        run_file = run_file_as_json(RunFile(run=RUN))
-        return ftis_pb2.Handshake(major=PROTOCOL_MAJOR, run_id=RUN.id, run_file=run_file)
+        return ftis_pb2.Handshake(major=PROTOCOL_MAJOR, **self.said)
 
 
 async def test_a_peer_that_loads_its_model_is_waited_for_and_an_absent_one_is_not(tmp_path, caplog):
     caplog.set_level("INFO")
-    async with transport(ALICE, tmp_path / "a") as alice, transport(CAROL, tmp_path / "c") as carol:
+    async with two(tmp_path) as (alice, carol):
         dead = f"/ip4/127.0.0.1/tcp/1/p2p/{BOB.peer_id}"
         asked = asyncio.create_task(fetch_run(carol, [dead, *await alice.addresses()], 0.0, starting=PATIENCE))
         await eventually(lambda: "may be loading its model" in caplog.text, "a peer is told to load its model")
         assert not asked.done()
-        await FtisSwarm(Giving()).add_p2p_handlers(alice.p2p)
+        giving = Saying(run_id=RUN.id, run_file=run_file_as_json(RunFile(run=RUN)))
+        await FtisSwarm(giving).add_p2p_handlers(alice.p2p)
         assert (await asyncio.wait_for(asked, PATIENCE)).run == RUN
 
 
 async def test_a_peer_that_never_serves_is_named_with_what_it_may_be_doing(tmp_path):
-    async with transport(ALICE, tmp_path / "a") as alice, transport(CAROL, tmp_path / "c") as carol:
+    async with two(tmp_path) as (alice, carol):
         with pytest.raises(UserError, match="may be loading its model"):
             await fetch_run(carol, [(await alice.addresses())[0]], 0.0, starting=0.6)
 
@@ -60,15 +74,13 @@ async def test_a_node_that_asks_an_old_peer_for_its_run_is_told_at_once_to_upgra
 
 
 async def test_a_peer_that_gives_no_run_is_no_help_and_its_words_are_plain(tmp_path):
-    class Rude(Answers):
-        async def on_handshake(self, request, peer):
-            return ftis_pb2.Handshake(major=PROTOCOL_MAJOR, refusal="\x1b[31mgo\naway", run_file="{}")
-
-    async with transport(ALICE, tmp_path / "a") as alice, transport(CAROL, tmp_path / "c") as carol:
-        await FtisSwarm(Rude()).add_p2p_handlers(alice.p2p)
+    async with two(tmp_path) as (alice, carol):
+        rude = Saying(refusal="\x1b[31mgo\naway", run_file="{}")
+        await FtisSwarm(rude).add_p2p_handlers(alice.p2p)
         with pytest.raises(UserError) as error:
             await fetch_run(carol, [(await alice.addresses())[0]], patience=0.0)
-    assert "?[31mgo?away" in error.value.what and error.value.what.isprintable()
+    assert "?[31mgo?away" in error.value.what
+    assert error.value.what.isprintable()
 
 
 async def test_a_home_whose_peers_all_refuse_it_says_why_and_what_to_do(tmp_path):
@@ -84,5 +96,6 @@ async def test_a_home_whose_peers_all_refuse_it_says_why_and_what_to_do(tmp_path
         for run, what, fix in told:
             with pytest.raises(UserError) as error:
                 check_peers(alice, peers, tmp_path, run)
-            assert what in error.value.what and error.value.fix.startswith(fix)
+            assert what in error.value.what
+            assert error.value.fix.startswith(fix)
             alice.majors.clear()

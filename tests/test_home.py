@@ -89,8 +89,8 @@ def test_a_file_that_cannot_be_written_leaves_nothing_beside_it(tmp_path):
 
 def test_a_home_on_a_read_only_file_system_is_called_so(tmp_path):
     script = 'mount -t tmpfs -o ro none "$0" && exec "$1" -m ftis_node join --dry-run --home "$0/home"'
-    command = ["unshare", "-rm", "sh", "-c", script, str(tmp_path), sys.executable]
-    if subprocess.run(["unshare", "-rm", "mount", "-t", "tmpfs", "none", str(tmp_path)]).returncode:
+    command = ["unshare", "-rm", "sh", "-c", script, tmp_path, sys.executable]
+    if subprocess.run(["unshare", "-rm", "mount", "-t", "tmpfs", "none", tmp_path]).returncode:
         pytest.skip("no mount namespaces here")
     told = subprocess.run(command, capture_output=True, text=True).stderr
     assert f"{tmp_path} is on a read-only file system" in told, told
@@ -134,7 +134,9 @@ def test_without_a_home_folder_it_is_told(line, cli, monkeypatch):
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(pwd, "getpwuid", unknown)
     code, _, err = cli(*line.split())
-    assert code == 1 and "error: HOME is not set, and the system knows no home folder" in err and "HOME=/data" in err
+    assert code == 1
+    assert "error: HOME is not set, and the system knows no home folder" in err
+    assert "HOME=/data" in err
     assert Redactor(None).clean("~/x /root/x") == "~/x /root/x"
 
 
@@ -154,12 +156,13 @@ def test_an_open_home_is_opened_once_and_not_closed_for_others(home):
     directory = home.make_runtime()
     home.open()
     Home(home.path).close()
-    assert directory.exists() and home.api_socket() == directory / "api.sock", "it is cleared before, not after"
+    assert directory.exists()
+    assert home.api_socket() == directory / "api.sock", "it is cleared before, not after"
 
 
 def test_kill_nine_of_the_holder_frees_the_home_and_the_next_clears_its_sockets(home):
     holder = subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(home.path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", HOLDER, home.path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     directory = Path(holder.stdout.readline().strip())
     assert directory.is_dir()

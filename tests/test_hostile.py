@@ -224,7 +224,7 @@ async def test_row_13_answers_that_might_hang_a_verifier_are_scored_like_any_oth
 async def test_row_14_nothing_that_a_terminal_obeys_gets_into_logs_or_lists(stage):
     async with attacked(stage, identity.Row14Escapes) as fight:
         await until(fight.refused("holder"), "its errors have been told")
-        homes = [str(daemon.home.path) for daemon in stage.ring.daemons.values()]
+        homes = [daemon.home.path for daemon in stage.ring.daemons.values()]
         shown = [await asyncio.to_thread(run_cli, "peers", "--home", home) for home in homes]
     texts = [one.stdout for one in shown] + [daemon.log() for daemon in stage.ring.daemons.values()]
     assert any("script" in said for said in texts), "the words did get that far"

@@ -153,7 +153,8 @@ def test_row_45_the_views_show_it(tmp_path):
             terminal.width = 2000
             terminal.print(view)
         seen = (tmp_path / "seen").read_text()
-        assert plain(seen) and SHOWN in seen, repr(seen)
+        assert plain(seen), repr(seen)
+        assert SHOWN in seen, repr(seen)
 
 
 def test_row_45_metrics_name_no_line_of_their_own():
@@ -172,21 +173,24 @@ def test_row_45_a_run_file_reads_back_and_moves_no_terminal():
 
 def test_row_45_json_is_printable_ascii_and_reads_back():
     text = in_json({"name": HOSTILE})
-    assert text.isascii() and plain(text)
+    assert text.isascii()
+    assert plain(text)
     assert json.loads(text) == {"name": HOSTILE}
 
 
 @pytest.mark.parametrize("formatter", [TextFormatter, JsonFormatter])
 def test_row_45_an_event_of_the_log_is_one_printable_line(formatter):
     line = formatter().format(logging.LogRecord("x", logging.INFO, "", 0, "Met %s", (HOSTILE,), None))
-    assert "\n" not in line and plain(line), repr(line)
+    assert "\n" not in line, repr(line)
+    assert plain(line), repr(line)
 
 
 def test_row_45_a_line_that_is_said_stays_one_line(capsys):
     say(HOSTILE, "second")
     say(HOSTILE, error=True)
     out, err = capsys.readouterr()
-    assert out.splitlines() == [escaped(HOSTILE), "second"] and err == escaped(HOSTILE) + "\n"
+    assert out.splitlines() == [escaped(HOSTILE), "second"]
+    assert err == escaped(HOSTILE) + "\n"
 
 
 def test_row_45_words_of_progress_read_no_markup():

@@ -23,6 +23,10 @@ ROWS = [{"question": f"What is {n} + {n}?", "answer": f"{n} and {n} are\n#### {2
 FULL = f"hf:ann/sums:main/train@{REVISION},question,answer"
 
 
+def all_rows(task):
+    return (*task.train, *task.held_out)
+
+
 def json_lines(rows):
     return "".join(json.dumps(row) + "\n" for row in rows).encode()
 
@@ -42,29 +46,36 @@ def offered(tmp_path, monkeypatch) -> Iterator[Hub]:
         monkeypatch.setattr(constants, "ENDPOINT", made.address)
         template = made.address + "/{repo_id}/resolve/{revision}/{filename}"
         monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-        half = len(ROWS) // 2
-        made.offer(
-            "ann/sums",
-            **{"main__train-00000-of-00002_parquet": parquet(ROWS[:half])},
-            **{"main__train-00001-of-00002_parquet": parquet(ROWS[half:])},
-            **{"main__test-00000-of-00001_parquet": parquet(ROWS[:30]), "README_json": b"{}"},
-            **{"socratic__train-00000-of-00001_parquet": parquet(ROWS)},
-        )
+        files = {
+            "main__train-00000-of-00002_parquet": parquet(ROWS[:30]),
+            "main__train-00001-of-00002_parquet": parquet(ROWS[30:]),
+            "main__test-00000-of-00001_parquet": parquet(ROWS[:30]),
+            "socratic__train-00000-of-00001_parquet": parquet(ROWS),
+            "README_json": b"{}",
+        }
+        made.offer("ann/sums", **files)
         made.offer("bob/lines", train_jsonl=json_lines(ROWS), test_jsonl=json_lines(ROWS[:25]))
         yield made
 
 
 def test_a_split_is_loaded_pinned_and_kept(offered):
     task = load_task("hf:ann/sums:main/train")
-    assert task.name == FULL and task.reward == "integer"
-    assert {row.answer for row in (*task.train, *task.held_out)} == {str(2 * n) for n in range(60)}
-    assert all(row.place == f"Row {int(row.answer) // 2 + 1} with a question of {FULL}" for row in task.train)
-    assert len(task.held_out) >= 1 and task.template.count("{question}") == 1
+    assert task.name == FULL
+    assert task.reward == "integer"
+    assert {row.answer for row in all_rows(task)} == {str(2 * n) for n in range(60)}
+    for row in task.train:
+        assert row.place == f"Row {int(row.answer) // 2 + 1} with a question of {FULL}"
+    assert len(task.held_out) >= 1
+    assert task.template.count("{question}") == 1
     asked = len(offered.asked)
     assert load_task(FULL) == task, "the rows are kept"
-    assert source_of(FULL).download() is None and len(offered.asked) == asked, "and nobody is asked"
-    assert load_task("hf:ann/sums:main/train") == task and len(offered.asked) == asked + 1, "but for the revision"
-    assert load_evaluation(FULL).held_out == task.held_out and load_evaluation(FULL).train == ()
+    assert source_of(FULL).download() is None
+    assert len(offered.asked) == asked, "nobody is asked"
+    assert load_task("hf:ann/sums:main/train") == task
+    assert len(offered.asked) == asked + 1, "for the revision"
+    evaluation = load_evaluation(FULL)
+    assert evaluation.held_out == task.held_out
+    assert evaluation.train == ()
 
 
 def test_a_broken_download_goes_on_where_it_stopped(offered):
@@ -75,17 +86,17 @@ def test_a_broken_download_goes_on_where_it_stopped(offered):
         load_task("hf:eve/long")
     except UsageError as error:
         assert "goes on where it stopped" in error.fix
-    task = load_task("hf:eve/long")
-    assert len(task.train) + len(task.held_out) == 5000
+    assert len(all_rows(load_task("hf:eve/long"))) == 5000
     assert any(int(one.removeprefix("bytes=").partition("-")[0]) > 0 for one in offered.ranges)
     assert offered.sent < 1.4 * len(content)
 
 
 def test_a_dry_run_asks_for_the_list_and_downloads_nothing(offered):
     assert source_of("hf:ann/sums:main/train").check() is None
-    size, name = source_of("hf:ann/sums:main/train").download() or (0, "")
+    size, name = source_of("hf:ann/sums:main/train").download()
     files = offered.datasets["ann/sums"]
-    assert name == FULL and size == sum(len(files[file]) for file in files if file.startswith("main/train"))
+    assert name == FULL
+    assert size == sum(len(files[file]) for file in files if file.startswith("main/train"))
     assert not [path for path in offered.asked if "/resolve/" in path]
     task = load_task("hf:ann/sums:main/train")
     assert source_of(FULL).check() == task
@@ -96,15 +107,15 @@ def test_columns_have_options_and_are_part_of_the_name(offered):
     assert name == "hf:bob/lines:train,question,other"
     task = load_task(name)
     assert task.name == f"hf:bob/lines:train@{REVISION},question,other"
-    assert {row.answer for row in (*task.train, *task.held_out)} == {str(n) for n in range(60)}
+    assert {row.answer for row in all_rows(task)} == {str(n) for n in range(60)}
     assert with_columns("gsm8k", None, None) == "gsm8k"
     with pytest.raises(UsageError, match="name columns of a dataset of a hub"):
         with_columns("gsm8k", "question", None)
 
 
 def test_a_home_goes_on_with_its_runs_revision(offered):
-    assert source_of("hf:ann/sums:main/train").in_run(FULL) == FULL
-    assert source_of(FULL).in_run(FULL) == source_of("hf:ann/sums").in_run(FULL) == FULL
+    for same in (FULL, "hf:ann/sums", "hf:ann/sums:main/train"):
+        assert source_of(same).in_run(FULL) == FULL
     for other in (
         "hf:ann/sums:main/test",
         "hf:ann/sums:main/train,question,other",
@@ -112,17 +123,25 @@ def test_a_home_goes_on_with_its_runs_revision(offered):
         "gsm8k",
     ):
         assert source_of(other).in_run(FULL) == other
-    assert source_of("hf:ann/sums").in_run("gsm8k") == "hf:ann/sums" and source_of(FULL).in_run(None) == FULL
+    assert source_of("hf:ann/sums").in_run("gsm8k") == "hf:ann/sums"
+    assert source_of(FULL).in_run(None) == FULL
     assert source_of(FULL, reward="math").foreseen() == (None, "math")
     check_named(make_run(task=FULL), task=FULL, reward=None, ours=False)
 
 
-def test_messages_are_a_question(offered):
-    def row(n):
-        said = [("system", "Be brief."), ("user", f"What is {n} + 1?"), ("assistant", "I think"), ("user", "and?")]
-        return {"prompt": [{"role": role, "content": text} for role, text in said], "answer": n + 1}
+def conversation(*said):
+    """As datasets have it: said is of a role and a text in turn."""
+    return [{"role": role, "content": text} for role, text in zip(said[::2], said[1::2], strict=True)]
 
-    offered.offer("cat/chat", train_parquet=parquet([row(n) for n in range(40)]))
+
+def test_messages_are_a_question(offered):
+    rows = []
+    for n in range(40):
+        messages = conversation(
+            "system", "Be brief.", "user", f"What is {n} + 1?", "assistant", "I think", "user", "and?"
+        )
+        rows.append({"prompt": messages, "answer": n + 1})
+    offered.offer("cat/chat", train_parquet=parquet(rows))
     task = load_task("hf:cat/chat:train,prompt,answer")
     assert {row.question for row in task.train} <= {f"Be brief.\n\nWhat is {n} + 1?" for n in range(40)}
 
@@ -132,30 +151,29 @@ def test_an_integer_may_have_another_type_and_lie_within_a_column(form, offered)
     rows = [{"asked": {"text": [f"What is {n}?"]}, "reward_model": {"ground_truth": form(n)}} for n in range(40)]
     offered.offer("fay/nested", train_parquet=parquet(rows))
     task = load_task("hf:fay/nested:train,asked.text.0,reward_model.ground_truth")
-    found = {row.question: row.answer for row in (*task.train, *task.held_out)}
+    found = {row.question: row.answer for row in all_rows(task)}
     assert found == {f"What is {n}?": str(n) for n in range(40)}
 
 
 def test_a_conversation_has_question_and_answer_and_blank_lines_do_not_count(offered, caplog):
-    said = [[("user", f"What is {n}?"), ("assistant", f"{n}")] for n in range(40)]
-    rows = [{"messages": [{"role": role, "content": text} for role, text in one]} for one in said]
-    rows.insert(7, {"messages": [{"role": "user", "content": "And?"}]})
+    rows = [{"messages": conversation("user", f"What is {n}?", "assistant", f"{n}")} for n in range(40)]
+    rows.insert(7, {"messages": conversation("user", "And?")})
     offered.offer("gus/chat", train_jsonl=b"\n" + json_lines(rows).replace(b"\n", b"\n \n"))
     task = load_task("hf:gus/chat:train,messages,messages")
-    assert {f"What is {row.answer}?" for row in task.train} == {row.question for row in task.train}
-    assert "1 row of hf:gus/chat" in caplog.text and "left out (row 8)" in caplog.text
+    for row in task.train:
+        assert row.question == f"What is {row.answer}?"
+    assert "1 row of hf:gus/chat" in caplog.text
+    assert "left out (row 8)" in caplog.text
 
 
 def test_few_rows_without_an_answer_under_the_rule_are_left_out(offered, caplog):
     odd = [{"question": f"Why {n}?", "answer": "because"} for n in range(7)]
     offered.offer("dan/odd", train_jsonl=json_lines(ROWS + odd), test_jsonl=json_lines(ROWS[:5] + odd))
-    task = load_task("hf:dan/odd")
-    assert len(task.train) + len(task.held_out) == len(ROWS)
+    assert len(all_rows(load_task("hf:dan/odd"))) == len(ROWS)
     assert "7 rows of" in caplog.text
     with pytest.raises(UsageError, match="Of 12 rows"):
         load_task("hf:dan/odd:test")
-    exact = load_task("hf:dan/odd", reward="exact")
-    assert len(exact.train) + len(exact.held_out) == len(ROWS) + 7
+    assert len(all_rows(load_task("hf:dan/odd", reward="exact"))) == len(ROWS) + 7
 
 
 @pytest.mark.parametrize(
@@ -185,20 +203,20 @@ def test_what_cannot_be_used_is_told(name, what, fix, offered):
     offered.refuses = {"eve/gated": "GatedRepo"}
     with pytest.raises(UsageError) as refused:
         load_task(name)
-    assert what in refused.value.what and fix in refused.value.fix
+    assert what in refused.value.what
+    assert fix in refused.value.fix
 
 
 def test_what_is_too_large_is_refused_before_it_is_downloaded(offered, monkeypatch):
-    with monkeypatch.context() as patch, pytest.raises(UsageError, match="are allowed"):
-        patch.setattr(hub, "BYTES_MAX", 1000)
-        load_task("hf:ann/sums:main/train")
-    with monkeypatch.context() as patch, pytest.raises(UsageError, match="left"):
-        patch.setattr(hub, "free_bytes", lambda _: 1000)
-        load_task("hf:ann/sums:main/train")
+    def refused(words, name, value):
+        with monkeypatch.context() as patch, pytest.raises(UsageError, match=words):
+            patch.setattr(hub, name, value)
+            load_task("hf:ann/sums:main/train")
+
+    refused("are allowed", "BYTES_MAX", 1000)
+    refused("left", "free_bytes", lambda _: 1000)
     assert not [path for path in offered.asked if "/resolve/" in path]
-    with monkeypatch.context() as patch, pytest.raises(UsageError, match="more than 10 rows"):
-        patch.setattr(hub, "ROWS_MAX", 10)
-        load_task("hf:ann/sums:main/train")
+    refused("more than 10 rows", "ROWS_MAX", 10)
 
 
 def packed(columns, codec="zstd"):
@@ -228,8 +246,10 @@ def test_row_63_unpacking_a_dataset_is_bounded(file, made, what, offered):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(UsageError, match=what):
         load_task("hf:eve/bomb")
-    grown, child = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    assert grown - before < 1 << 20 and child < 5 << 20, "in KiB"
+    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    child = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    assert after - before < 1 << 20, "in KiB"
+    assert child < 5 << 20
 
 
 def test_without_a_hub_or_pyarrow_it_says_so(offered, monkeypatch, tmp_path):
@@ -252,4 +272,5 @@ def test_files_beside_it_are_refused_and_a_strangers_run_downloads_nothing(offer
         load_task(FULL, data=tmp_path)
     with pytest.raises(UsageError, match="is downloaded from a hub"):
         check_named(make_run(task=FULL), task=None, reward=None, ours=False)
-    assert parse(FULL).name == FULL and not offered.asked
+    assert parse(FULL).name == FULL
+    assert not offered.asked

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ftis_node.cli import app, main
-from ftis_node.errors import UserError
+from ftis_node.errors import UsageError, UserError
 
 Cli = Callable[..., tuple[int, str, str]]
 
@@ -18,10 +18,10 @@ Cli = Callable[..., tuple[int, str, str]]
 def cli(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Cli:
     """A command as a shell runs it: exit code, stdout and stderr."""
 
-    def run(*words: str, environment: Mapping[str, str] | None = None) -> tuple[int, str, str]:
+    def run(*words: object, environment: Mapping[str, str] | None = None) -> tuple[int, str, str]:
         for name, text in (environment or {}).items():
             monkeypatch.setenv(name, text)
-        monkeypatch.setattr(sys, "argv", ["ftis-node", *words])
+        monkeypatch.setattr(sys, "argv", ["ftis-node", *map(str, words)])
         with pytest.raises(SystemExit) as ended:
             main()
         return int(ended.value.code or 0), *capfd.readouterr()
@@ -38,7 +38,11 @@ def printed(*words: object) -> str:
 
 def answer(*words: object) -> Any:
     """The one object that a command prints with ``--json``."""
-    return json.loads(printed(*words, "--json"))
+    return json.loads(printed(*words, "--json"), parse_constant=_no_json)
+
+
+def _no_json(name: str):
+    raise AssertionError(f"{name} is no JSON")
 
 
 def refused(*words: object) -> UserError:
@@ -47,3 +51,10 @@ def refused(*words: object) -> UserError:
         CliRunner().invoke(app, [*map(str, words)], catch_exceptions=False, standalone_mode=False)
     assert caught.value.fix
     return caught.value
+
+
+def misused(*words: object) -> UsageError:
+    """Such an error, where it lies in how the command was used: its exit code is 2."""
+    error = refused(*words)
+    assert isinstance(error, UsageError)
+    return error

@@ -32,8 +32,8 @@ ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HU
 PATIENCE = 480.0  # seconds until something has come about, however busy the machine is
 
 
-def command(*args: str) -> list[str]:
-    return [sys.executable, "-m", "ftis_node", *args]
+def command(*args: object) -> list[str]:
+    return [sys.executable, "-m", "ftis_node", *map(str, args)]
 
 
 def own_rows(folder: Path) -> str:
@@ -43,7 +43,7 @@ def own_rows(folder: Path) -> str:
     return str(rows)
 
 
-def run_cli(*args: str, timeout: float = PATIENCE, **environment: str) -> subprocess.CompletedProcess[str]:
+def run_cli(*args: object, timeout: float = PATIENCE, **environment: str) -> subprocess.CompletedProcess[str]:
     """Runs a command to its end."""
     return subprocess.run(
         command(*args),
@@ -75,7 +75,7 @@ class Daemon:
 
     words: tuple[str, ...] = ("join", *STILL)
 
-    def __init__(self, home: Path, *flags: str, prefix: Sequence[str] = (), host: str = "127.0.0.1"):
+    def __init__(self, home: Path, *flags: object, prefix: Sequence[str] = (), host: str = "127.0.0.1"):
         """
         Args:
             prefix: what the command is run by, as in a namespace. host: where it listens.
@@ -89,7 +89,7 @@ class Daemon:
 
     def start(self, new_group: bool = False) -> Daemon:
         self.home.path.mkdir(parents=True, exist_ok=True)
-        place = ("--home", str(self.home.path), "--set", f"host={self.host}")
+        place = ("--home", self.home.path, "--set", f"host={self.host}")
         line = [*self.prefix, *command(*self.words, *place, *self.flags)]
         with (self.home.path / "output.log").open("ab") as log:
             self.process = subprocess.Popen(
@@ -180,7 +180,7 @@ def join(tmp_path: Path) -> Iterator[Join]:
     """Starts a daemon on the home of a name, with flags; whatever a failed test left running is ended."""
     running = []
 
-    def start(name: str, *flags: str, new_group: bool = False) -> Daemon:
+    def start(name: str, *flags: object, new_group: bool = False) -> Daemon:
         running.append(Daemon(tmp_path / name, *flags))
         return running[-1].start(new_group)
 

@@ -1,15 +1,18 @@
-"""A stepper without a compute process and without a swarm."""
+"""A stepper without a compute process and without a swarm; a whole node that is still to be run."""
 
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ftis_node.config.run import Run
-from ftis_node.config.settings import Settings
+from ftis_node.config.settings import Settings, collect
 from ftis_node.host.clocks import boot_seconds, unix_seconds
+from ftis_node.node.daemon import Node
 from ftis_node.node.means import Compute, Means
+from ftis_node.node.options import JoinOptions
 from ftis_node.node.stepper import Stepper, source_for
 from ftis_node.node.vertical import VerticalSource
+from ftis_node.store.home import Home
 from ftis_node.store.packets import PacketStore
 from ftis_node.swarm.admission import AdmissionContext
 from ftis_node.swarm.announcement import PacketRef
@@ -73,6 +76,13 @@ def stepper(
         welcomes=welcomes,
     )
     return Stepper(means, source_for(means))
+
+
+def idle_node(home: Path, *peers: str) -> Node:
+    """A node in this process."""
+    settings = {"host": "127.0.0.1", "device": "cpu", "model": "tiny-a"}
+    options = JoinOptions(home=Home(home), peers=peers)
+    return Node(options, lambda task: collect(task=task, flags=settings)[0])
 
 
 def vertical(node: Stepper) -> VerticalSource:

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -143,6 +143,14 @@ def announcement(
         issued_at = int(time.time())
     packets = refs_of(bodies)
     return announce(author, run_id=run.id, round=round, policy_step=round, issued_at=issued_at, packets=packets)
+
+
+def announced_slots(
+    who: Identity, run: Run, slots: Iterable[int], *, round: int = 1, issued_at: int = 0
+) -> Announcement:
+    """Of packets in these slots, which nobody has."""
+    refs = [PacketRef(slot, bytes(32), 100, 1) for slot in slots]
+    return announce(who, run_id=run.id, round=round, policy_step=0, issued_at=issued_at, packets=refs)
 
 
 async def eventually(condition: Callable[[], bool], what: str, seconds: float = PATIENCE):
