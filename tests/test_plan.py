@@ -207,7 +207,7 @@ def small_config(kind, words=26):
         vocab_size=words,
         hidden_size=128,
         intermediate_size=384,
-        num_hidden_layers=6,
+        num_hidden_layers=3,
         num_attention_heads=8,
         num_key_value_heads=1 if kind == "gemma" else 2,
     )
