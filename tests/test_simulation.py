@@ -70,7 +70,7 @@ def restless():
 @cache
 def settled():
     """Who has come stays, and can be dialled."""
-    return Watched(Scenario(nodes=12, seconds=600.0, session_seconds=1e9, outbound_only=0.0))
+    return Watched(Scenario(nodes=12, seconds=360.0, session_seconds=1e9, outbound_only=0.0))
 
 
 def test_the_same_seed_gives_the_same_figures_in_each_process_without_hivemind_and_another_seed_others():
