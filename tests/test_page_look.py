@@ -77,8 +77,11 @@ def answers(tmp_path, steps, alone):
     }
 
 
-@pytest.mark.parametrize(("steps", "alone"), [(steps, steps in (STEPS[1],)) for steps in STEPS])
-async def test_every_page_is_whole_after(tmp_path, browser, swarm, steps, alone):
+@pytest.mark.parametrize(
+    "steps", [STEPS[0], *(pytest.param(few, marks=pytest.mark.slow) for few in STEPS[1:4]), STEPS[4]]
+)
+async def test_every_page_is_whole_after(tmp_path, browser, swarm, steps):
+    alone = steps == STEPS[1]
     told = {f"/api/{name}": facts for name, facts in answers(tmp_path, steps, alone).items()}
     told["/swarm.json"] = crowd(swarm, steps)
 
