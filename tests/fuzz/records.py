@@ -77,9 +77,21 @@ def read_mdns(data: bytes):
     except ValueError:
         return
     assert found.task.isprintable() and len(found.task) <= TASK_MAX, "a task does not print, or is long"
-    assert len(found.addresses) <= 4 and all(map(is_plain, found.addresses)), "addresses that no peer may name"
-    hosts = [ipaddress.ip_address(address.split("/")[2]) for address in found.addresses]
-    assert all(host in INTERFACE.network for host in hosts), "an address of another network"
+    assert len(found.addresses) <= 4, "many addresses"
+    for address in found.addresses:
+        assert is_plain(address), "an address that no peer may name"
+        host = ipaddress.ip_address(address.split("/")[2])
+        assert host in INTERFACE.network, "an address of another network"
+
+
+def read_gguf(data: bytes):
+    """The header of a file of weights from somebody's page."""
+    try:
+        header = read_header(data, blocks(), LISTS)
+    except UnusableFile as error:
+        assert str(error).isprintable(), "an error does not print"
+        return
+    assert sum(one.size for one in header.tensors.values()) <= len(data), "tensors are larger than their file"
 
 
 def read_from_jail(data: bytes):
@@ -121,19 +133,28 @@ def record_seeds() -> list[bytes]:
 def invitation_seeds() -> list[bytes]:
     addresses = [f"/ip4/192.168.7.9/tcp/4001/p2p/{FOUNDER.peer_id}", f"/ip6/2606::1/tcp/443/p2p/{FOUNDER.peer_id}"]
     kinds = ({"name": "a friend"}, {"membership": 9999, "invites": True})
-    return [invite(FOUNDER, RUN.id, addresses, now=NOW - 9, seconds=999, **kind).text.encode() for kind in kinds]
+    made = []
+    for kind in kinds:
+        invitation = invite(FOUNDER, RUN.id, addresses, now=NOW - 9, seconds=999, **kind)
+        made.append(invitation.text.encode())
+    return made
 
 
 def mdns_seeds() -> list[bytes]:
     pairs = (b"run=" + RUN.id.hex().encode(), b"task=gsm8k", b"protocol=4")
-    addresses = [bytes((192, 168, 7, 9)), bytes((127, 0, 0, 1)), bytes((10, 0, 0, 1)), bytes(15) + b"\x01"]
-    text = b"".join(bytes((len(pair),)) + pair for pair in pairs)
+    addresses = [ipaddress.ip_address(text).packed for text in ("192.168.7.9", "127.0.0.1", "10.0.0.1", "::1")]
+    text = b"".join(bytes([len(pair)]) + pair for pair in pairs)
     return [msgpack.packb([peer.peer_id, text, addresses, 4001]) for peer in PEERS[:2]]
 
 
 def jail_seeds() -> list[bytes]:
     values = (1, -2.5, 1j, "a\n'b", b"\xff", [1, (2, {3})], {"a": [None, True]}, 10**400, ...)
-    return [repr(("", value)).encode() for value in values] + [b"('ValueError', 0)", b"('', 1e999)"]
+    replies = [repr(("", value)) for value in values]
+    return [text.encode() for text in (*replies, "('ValueError', 0)", "('', 1e999)")]
+
+
+def gguf_seeds() -> list[bytes]:
+    return [b"GGUF\3\0\0\0" + bytes(16)]
 
 
 # --- how they change --------------------------------------------------------------------------------------------------
@@ -160,14 +181,5 @@ def change_invitation(data: bytes, rng: random.Random) -> bytes:
         packed = base64.urlsafe_b64decode(body + b"=" * (-len(body) % 4))
     except ValueError:
         return raw(data, rng)
-    return PREFIX.encode() + base64.urlsafe_b64encode(_invitation(packed, rng)).rstrip(b"=")
-
-
-def read_gguf(data: bytes):
-    """The header of a file of weights from somebody's page."""
-    try:
-        header = read_header(data, blocks(), LISTS)
-    except UnusableFile as error:
-        assert str(error).isprintable(), "an error does not print"
-        return
-    assert sum(one.size for one in header.tensors.values()) <= len(data), "tensors are larger than their file"
+    changed = base64.urlsafe_b64encode(_invitation(packed, rng))
+    return PREFIX.encode() + changed.rstrip(b"=")

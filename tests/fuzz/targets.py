@@ -76,8 +76,10 @@ def _check_admitted(context: AdmissionContext, data: bytes, group: Group):
     slot = packet.slot
     same = admit(context, AUTHOR.author, data, announced=(round, slot), digest=group.digest)
     assert isinstance(same, Group) and same.key == (AUTHOR.author, round, slot), "it is not admitted as announced"
-    _check_refused(admit(context, AUTHOR.author, data, announced=(round, slot + 1)), Reason.NOT_AS_ANNOUNCED)
-    _check_refused(admit(context, PEERS[2].author, data), Reason.OTHER_AUTHOR)
+    elsewhere = admit(context, AUTHOR.author, data, announced=(round, slot + 1))
+    _check_refused(elsewhere, Reason.NOT_AS_ANNOUNCED)
+    stolen = admit(context, PEERS[2].author, data)
+    _check_refused(stolen, Reason.OTHER_AUTHOR)
 
 
 def _check_refused(verdict: Group | Rejection, reason: Reason):
@@ -138,8 +140,9 @@ def _check_tokens(run: Run, packet: Packet, data: bytes):
 
 def _check_ends(run: Run, ids: Sequence[int], finished: bool):
     """That an answer ends in an EOS if it is finished, and has none before."""
-    ends = [id in run.eos for id in ids]
-    assert bool(ends) and not any(ends[:-1]) and ends[-1] == finished, "the EOS rule is broken"
+    assert ids, "an answer of nothing"
+    *before, last = [id in run.eos for id in ids]
+    assert not any(before) and last == finished, "the EOS rule is broken"
 
 
 # --- announcements ----------------------------------------------------------------------------------------------------
@@ -158,7 +161,8 @@ def read_announcement(data: bytes):
         signed = announcement.verify()
     with stopped_clock():
         gossip = messages.listener()
-        gossip.answer(ftis_pb2.ExchangeRequest(entries=[ftis_pb2.Entry(announcement=data)]), PEERS[2].author)
+        told = ftis_pb2.Entry(announcement=data)
+        gossip.answer(ftis_pb2.ExchangeRequest(entries=[told]), PEERS[2].author)
     assert gossip.counts.total() == 1, "it was not counted once"
     assert len(gossip.table) == gossip.counts["new"] <= signed, "what nobody signed is in the table"
 
@@ -213,8 +217,10 @@ def _check_record(validator: OwnerSigned, record: DHTRecord):
     message = b"".join((b"ftis/record/1", record.key, record.subkey, packed, value))
     assert verify(owner, message, signature), "its owner did not sign it"
     addresses = validator.addresses(record, owner)
-    assert len(addresses) <= 8 and all(len(address) <= 256 for address in addresses), "too many addresses"
-    assert all(address.endswith(peer_id(owner)) for address in addresses), "an address of somebody else"
+    assert len(addresses) <= 8, "too many addresses"
+    for address in addresses:
+        assert len(address) <= 256, "an address is long"
+        assert address.endswith(peer_id(owner)), "an address of somebody else"
 
 
 # --- texts ------------------------------------------------------------------------------------------------------------
@@ -259,6 +265,6 @@ TARGETS = {
     "certificate": Target(records.read_record, records.change_record, records.record_seeds, 1 << 12),
     "invitation": Target(records.read_invitation, records.change_invitation, records.invitation_seeds, 1 << 12),
     "mdns": Target(records.read_mdns, packed.repacked(packed.changed), records.mdns_seeds, 1 << 12),
-    "gguf": Target(records.read_gguf, raw, lambda: [b"GGUF\3\0\0\0" + bytes(16)], 1 << 13),
+    "gguf": Target(records.read_gguf, raw, records.gguf_seeds, 1 << 13),
     "jail": Target(records.read_from_jail, mutators.reply, records.jail_seeds, 1 << 16),
 }

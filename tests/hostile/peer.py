@@ -56,7 +56,8 @@ class Target:
 
     @property
     def port(self) -> int:
-        return int(self.address.split("/tcp/")[1].split("/")[0])
+        _, _, after = self.address.partition("/tcp/")
+        return int(after.split("/")[0])
 
 
 class Hostile(Answers):
@@ -100,14 +101,16 @@ class Hostile(Answers):
     def answer(self, request: ftis_pb2.ExchangeRequest) -> ftis_pb2.ExchangeResponse:
         """Gives what it is asked for, and wants all that is mentioned."""
         entries = [self._entries[id] for id in request.wanted if id in self._entries]
-        return ftis_pb2.ExchangeResponse(entries=entries, wanted=[mention.id for mention in request.mentions])
+        wanted = [mention.id for mention in request.mentions]
+        return ftis_pb2.ExchangeResponse(entries=entries, wanted=wanted)
 
     async def give(self, request: ftis_pb2.FetchRequest, _: bytes) -> AsyncIterator[ftis_pb2.FetchChunk]:
         """The bytes that belong to a digest, if it has them."""
         for digest in request.digests:
-            body = self.bodies.get(digest)
-            status = ftis_pb2.FetchChunk.GONE if body is None else ftis_pb2.FetchChunk.HERE
-            yield ftis_pb2.FetchChunk(digest=digest, status=status, packet=body or b"")
+            if digest in self.bodies:
+                yield ftis_pb2.FetchChunk(digest=digest, packet=self.bodies[digest])
+            else:
+                yield ftis_pb2.FetchChunk(digest=digest, status=ftis_pb2.FetchChunk.GONE)
 
     # --- what it asks ----------------------------------------------------------------------------------------------
 
@@ -160,8 +163,9 @@ class Hostile(Answers):
         """Asks the targets for whatever they mention."""
         for target in self.targets:
             answer = await self.exchange(target, again=True)
-            if answer.mentions:
-                await self.exchange(target, wanted=[mention.id for mention in answer.mentions][:32])
+            wanted = [mention.id for mention in answer.mentions]
+            if wanted:
+                await self.exchange(target, wanted=wanted[:32])
 
     def announcement(
         self, author: Identity, round: int, packets: Sequence[tuple[int, bytes]], **changes: Any
@@ -169,8 +173,9 @@ class Hostile(Answers):
         """An announcement of these (slot, packet), which it serves from now on. Anybody's key will do."""
         refs = []
         for slot, body in packets:
-            refs.append(PacketRef(slot, packet_digest(body), len(body), self.world.run.group // 2))
-            self.bodies[refs[-1].digest] = body
+            digest = packet_digest(body)
+            refs.append(PacketRef(slot, digest, len(body), self.world.run.group // 2))
+            self.bodies[digest] = body
         return self.promise(author, round, refs, **changes)
 
     def promise(self, author: Identity, round: int, refs: Sequence[PacketRef], **changes: Any) -> ftis_pb2.Entry:

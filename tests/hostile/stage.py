@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from ftis_node.swarm.identity import Identity, peer_id
 from tests.hostile.arena import Arena, Phase, Sample, grown
@@ -17,6 +17,9 @@ from tests.hostile.world import World
 
 SAMPLE_SECONDS = 1.0
 LONGEST_PHASE = 15.0
+
+Statuses: TypeAlias = dict[str, dict[str, Any]]
+"""What each node says of itself, by its name."""
 
 
 class Stage:
@@ -34,8 +37,8 @@ class Stage:
         began = time.time()
         samples = [await asyncio.to_thread(self.ring.sample)]
         deadline = time.monotonic() + seconds
-        while (left := deadline - time.monotonic()) > 0:
-            await asyncio.sleep(min(left, SAMPLE_SECONDS))
+        while time.monotonic() < deadline:
+            await asyncio.sleep(min(seconds, SAMPLE_SECONDS))
             samples.append(await asyncio.to_thread(self.ring.sample))
         return Phase(began, time.time(), samples)
 
@@ -49,7 +52,8 @@ class Stage:
 
     async def _open(self, kind: type[Attack], stack: contextlib.AsyncExitStack) -> Attack:
         self._opened += 1
-        identity = Identity(self._opened.to_bytes(16, "big") + self.seed.to_bytes(16, "big"))
+        number = self._opened.to_bytes(16, "big")
+        identity = Identity(number + self.seed.to_bytes(16, "big"))
         path = self.scratch / f"hostile-{self._opened}"
         ticket = self.ring.ticket()
         opening = hostile(path, self.ring.addresses, identity, self.world, invitation=ticket)
@@ -95,12 +99,14 @@ class Stage:
         }
 
 
-def _used(statuses: dict[str, dict[str, Any]], authors: set[str] | None = None) -> int:
+def _used(statuses: Statuses, authors: set[str] | None = None) -> int:
     """Foreign groups that all nodes have trained on: of these authors, or of any."""
     used = Counter()
     for status in statuses.values():
         used.update(status.get("foreign_groups_used", {}))
-    return sum(count for author, count in used.items() if authors is None or author in authors)
+    if authors is None:
+        return used.total()
+    return sum(used[author] for author in authors)
 
 
 def _beside(measure: Callable[[Phase], float], calm: Sequence[Phase], fights: Sequence[Phase]) -> dict[str, float]:
@@ -121,7 +127,7 @@ def _highest(phases: Sequence[Phase]) -> Sample:
     return highest
 
 
-def _more(before: dict[str, dict[str, Any]], after: dict[str, dict[str, Any]], what: str) -> dict[str, int]:
+def _more(before: Statuses, after: Statuses, what: str) -> dict[str, int]:
     """By how much counters rose, all nodes together."""
     rose = Counter()
     for name, status in after.items():

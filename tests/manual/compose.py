@@ -113,7 +113,8 @@ def main():
             folder = str(ROOT / "deploy" / "prometheus")
             swarm.run("docker", "build", "-t", LOCAL_PROMETHEUS, "--build-arg", f"BASE={base}", folder, echo=True)
             told["build_seconds"] = round(time.monotonic() - began)
-            told["image_mb"] = round(int(swarm.run("docker", "inspect", "--format", "{{.Size}}", "ftis-node")) / 1e6)
+            size = swarm.run("docker", "inspect", "--format", "{{.Size}}", "ftis-node")
+            told["image_mb"] = round(int(size) / 1e6)
             play(swarm, told, port)
         except BaseException:
             swarm.compose("logs", "--tail", "40")
@@ -203,7 +204,8 @@ def later(status: dict[str, Any], before: dict[str, Any]) -> bool:
     """Whether a node was started anew and has gone beyond an earlier step, with new groups of others."""
     if status.get("step", 0) <= before["step"] or status["uptime"] >= before["uptime"]:
         return False
-    return sum(status["foreign_groups_used"].values()) > sum(before["foreign_groups_used"].values())
+    used = sum(status["foreign_groups_used"].values())
+    return used > sum(before["foreign_groups_used"].values())
 
 
 def scraped(port: int) -> dict[str, Any]:
@@ -251,8 +253,7 @@ def eventually(condition: Callable[[], Any], what: str, seconds: float = PATIENC
 @contextlib.contextmanager
 def engine() -> Iterator[str]:
     """The address of an engine: of the running one, or of one that lives as long as this."""
-    running = shutil.which("docker") and subprocess.run(["docker", "info"], capture_output=True).returncode == 0
-    if running:
+    if shutil.which("docker") and answers("docker"):
         yield os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
         return
     install("dockerd", "docker", "docker-compose", packages=("docker.io", "docker-compose"))
@@ -262,12 +263,16 @@ def engine() -> Iterator[str]:
         with Path(folder, "log").open("wb") as log:
             daemon = subprocess.Popen(["dockerd", "--host", address, *places], stdout=log, stderr=log)
         try:
-            look = ["docker", "--host", address, "info"]
-            eventually(lambda: subprocess.run(look, capture_output=True).returncode == 0, "the engine is up", 60)
+            eventually(lambda: answers("docker", "--host", address), "the engine is up", 60)
             yield address
         finally:
             daemon.terminate()
             daemon.wait(60)
+
+
+def answers(*docker: str) -> bool:
+    """Whether an engine answers this client."""
+    return subprocess.run([*docker, "info"], capture_output=True).returncode == 0
 
 
 def install(*commands: str, packages: tuple[str, ...]):

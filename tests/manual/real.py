@@ -31,9 +31,11 @@ MODELS = {
 PAIRS = {"exchange": ("coder-0.5b", "coder-0.5b"), "text-run": ("coder-0.5b", "gemma3-270m")}
 LIMIT = 3600.0  # seconds of one part
 
+Row = dict[str, Any]  # a check by name, passed and figure; or a part with its checks
 
-def measured(part: str, names: Sequence[str], sources: Sequence[str], dtype: str) -> Iterator[dict[str, Any]]:
-    """The checks of one part, made in this process, as they are found: rows of `check`, `passed` and `figure`."""
+
+def measured(part: str, names: Sequence[str], sources: Sequence[str], dtype: str) -> Iterator[Row]:
+    """The checks of one part, made in this process, as they are found."""
     if part == "device":
         from tests.pretend import device
 
@@ -47,12 +49,13 @@ def measured(part: str, names: Sequence[str], sources: Sequence[str], dtype: str
     if part in PAIR_PARTS:
         found = PAIR_PARTS[part](sources[0], sources[1], dtype)
     else:
-        found = (PARTS | GUARD_PARTS)[part](sources[0], dtype, full=MODELS[names[0]][1])
-    for check, passed, figure in found:
-        yield {"check": check, "passed": passed, "figure": figure}
+        _, full = MODELS[names[0]]
+        found = (PARTS | GUARD_PARTS)[part](sources[0], dtype, full=full)
+    for check in found:
+        yield check._asdict()
 
 
-def run(part: str, names: Sequence[str], sources: Sequence[str], dtype: str, file: Path) -> dict[str, Any]:
+def run(part: str, names: Sequence[str], sources: Sequence[str], dtype: str, file: Path) -> Row:
     """Make a part's checks in a process that ends after `LIMIT`; keep and return what it found."""
     rows_file = file.with_suffix(".rows")  # what was found so far, if the process is ended
     rows_file.unlink(missing_ok=True)
@@ -63,12 +66,18 @@ def run(part: str, names: Sequence[str], sources: Sequence[str], dtype: str, fil
     rows_file.unlink(missing_ok=True)
     if why is not None:
         rows.append({"check": part, "passed": False, "figure": why})
-    found = {"part": part, "models": list(names), "dtype": dtype, "seconds": time.monotonic() - began, "checks": rows}
+    found = {
+        "part": part,
+        "models": list(names),
+        "dtype": dtype,
+        "seconds": time.monotonic() - began,
+        "checks": rows,
+    }
     file.write_text(json.dumps(found, indent=1) + "\n")
     return found
 
 
-def table(found: Sequence[dict[str, Any]]) -> str:
+def table(found: Sequence[Row]) -> str:
     """Markdown: a row for each check."""
     lines = ["| model | part | check | | figure |", "|---|---|---|---|---|"]
     verdicts = []
@@ -86,8 +95,12 @@ def sources_in(folder: str | None) -> dict[str, str]:
     """Where each model is found: its folder, or the hub's id if no folder of models is named."""
     if folder is None:
         return {name: hub for name, (hub, _) in MODELS.items()}
-    places = {name: Path(folder).resolve() / name for name in MODELS}
-    return {name: str(place) for name, place in places.items() if (place / "config.json").exists()}
+    found = {}
+    for name in MODELS:
+        place = Path(folder).resolve() / name
+        if (place / "config.json").exists():
+            found[name] = str(place)
+    return found
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -124,7 +137,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"There is no part {', '.join(unknown)}.", file=sys.stderr)
         return 2
     work = [(part, (name,)) for name in names for part in alone if part in parts]
-    work += [(part, pair) for part, pair in PAIRS.items() if part in parts and set(pair) <= set(names)]
+    for part, pair in PAIRS.items():
+        if part in parts and set(pair) <= set(names):
+            work.append((part, pair))
     OUT.mkdir(parents=True, exist_ok=True)
     found = []
     for part, subjects in work:
@@ -136,7 +151,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             kept = run(part, subjects, [sources[name] for name in subjects], asked.dtype, file)
         found.append(kept)
     print(table(found))
-    return int(any(not row["passed"] for one in found for row in one["checks"]))
+    passed = [row["passed"] for one in found for row in one["checks"]]
+    return int(not all(passed))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -25,6 +25,9 @@ SILENT_STEPS = 10.0  # and for so many usual steps, is stuck
 HEAR_SECONDS = 90.0  # until an announcement must have been heard of: a lone peer is away for a minute at most
 
 
+Row: TypeAlias = dict[str, Any]
+"""A sample of a process or a node, as `gauges` takes it."""
+Rows: TypeAlias = Sequence[Row]
 Life: TypeAlias = tuple[str, str, int]
 """A process by its node, kind and pid."""
 
@@ -38,6 +41,10 @@ class Slope:
 
     def __str__(self) -> str:
         return f"({self.hourly:+.1f} ± {self.half:.1f} an hour)"
+
+
+Grown: TypeAlias = dict[Life, dict[str, Slope]]
+"""How each thing of `LIMITS` grows, by process."""
 
 
 def slope(times: Sequence[float], values: Sequence[float], tests: int) -> Slope:
@@ -54,12 +61,13 @@ def slope(times: Sequence[float], values: Sequence[float], tests: int) -> Slope:
     if spread > 1e-9:
         r = float(np.clip(rest[1:] @ rest[:-1] / spread, 0.0, 0.95))
     free = max(1.0, len(times) * (1 - r) / (1 + r) - 2)
-    error = math.sqrt(spread / free / float(((hours - hours.mean()) ** 2).sum()))
+    apart = hours - hours.mean()
+    error = math.sqrt(spread / free / float(apart @ apart))
     quantile = stats.t.ppf(1 - (1 - CONFIDENCE) / tests, free)
     return Slope(float(hourly), float(quantile) * error)
 
 
-def slopes(rows: Sequence[dict[str, Any]]) -> dict[Life, dict[str, Slope]]:
+def slopes(rows: Rows) -> Grown:
     """Of every process that lived long enough: how each thing of `LIMITS` grows."""
     lives = defaultdict(list)
     for row in rows:
@@ -70,11 +78,14 @@ def slopes(rows: Sequence[dict[str, Any]]) -> dict[Life, dict[str, Slope]]:
     found = {}
     for life, samples in long.items():
         times = [row["at"] for row in samples]
-        found[life] = {what: slope(times, [row[what] for row in samples], tests) for what in LIMITS}
+        found[life] = {}
+        for what in LIMITS:
+            values = [row[what] for row in samples]
+            found[life][what] = slope(times, values, tests)
     return found
 
 
-def growing(grown: Mapping[Life, Mapping[str, Slope]]) -> Iterator[str]:
+def growing(grown: Grown) -> Iterator[str]:
     """Of each process the things that certainly grow by more than they may."""
     for (name, kind, _), known in grown.items():
         for what, found in known.items():
@@ -87,13 +98,17 @@ def silence(member: Member, until: float) -> tuple[float, float]:
     seconds."""
     steps = read_events(member.daemon.home.metrics, "step")
     times = [member.real(event["time"]) for event in steps]
-    gaps = list(itertools.pairwise([*times, until]))
-    calm = [end - begin for begin, end in gaps if not member.was_away(begin, end)]
-    usual = float(np.median([end - begin for begin, end in gaps])) if gaps else 0.0
-    return max(calm, default=0.0), max(SILENT_SECONDS, SILENT_STEPS * usual)
+    gaps = []
+    longest = 0.0
+    for begin, end in itertools.pairwise([*times, until]):
+        gaps.append(end - begin)
+        if not member.was_away(begin, end):
+            longest = max(longest, end - begin)
+    usual = float(np.median(gaps)) if gaps else 0.0
+    return longest, max(SILENT_SECONDS, SILENT_STEPS * usual)
 
 
-def lost(rows: Sequence[dict[str, Any]], fleet: Fleet) -> tuple[int, list[str]]:
+def lost(rows: Rows, fleet: Fleet) -> tuple[int, list[str]]:
     """Groups that one announced and another heard of, while nothing was done to either; and which were not heard of.
 
     What an author announced between two of its samples must be among what the other heard between a sample that is
@@ -111,25 +126,36 @@ def lost(rows: Sequence[dict[str, Any]], fleet: Fleet) -> tuple[int, list[str]]:
         for began, ended in _calm(heard[hearer.role.name], author, hearer):
             first = began["at"] + HEAR_SECONDS
             last = ended["at"] - HEAR_SECONDS
-            own = [row["heard"].get(author.id, 0) for row in heard[author.role.name] if first <= row["at"] <= last]
-            made = own[-1] - own[0] if own else 0
-            came = ended["heard"].get(author.id, 0) - began["heard"].get(author.id, 0)
+            own = [row for row in heard[author.role.name] if first <= row["at"] <= last]
+            if not own:
+                continue
+            made = _announced(own[-1], author) - _announced(own[0], author)
+            came = _announced(ended, author) - _announced(began, author)
             compared += made
             if came < made:
                 missing.append(f"{hearer.role.name} heard of {came} of {made} groups of {author.role.name}")
     return compared, missing
 
 
-def _calm(rows: Sequence[dict[str, Any]], *members: Member) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+def _announced(row: Row, author: Member) -> int:
+    """The groups that an author has announced, as far as the row's node had heard of them."""
+    return row["heard"].get(author.id, 0)
+
+
+def _calm(rows: Rows, *members: Member) -> Iterator[tuple[Row, Row]]:
     """The first and last of the rows of each stretch of time in which nothing was done to the members."""
-    ends = [ended for member in members for _, ended in member.away]
-    free = [row for row in rows if not any(member.was_away(row["at"], row["at"]) for member in members)]
-    for _, rows_between in itertools.groupby(free, key=lambda row: sum(ended < row["at"] for ended in ends)):
+    away = [times for member in members for times in member.away]
+    free = [row for row in rows if not any(began <= row["at"] <= ended for began, ended in away)]
+
+    def before(row: Row) -> int:
+        return sum(ended < row["at"] for _, ended in away)
+
+    for _, rows_between in itertools.groupby(free, key=before):
         stretch = list(rows_between)
         yield stretch[0], stretch[-1]
 
 
-def judge(fleet: Fleet, rows: Sequence[dict[str, Any]], until: float) -> tuple[list[str], list[str]]:
+def judge(fleet: Fleet, rows: Rows, until: float) -> tuple[list[str], list[str]]:
     """Of all members, which have ended: a table, and what must not be. until: when the week was over (unix seconds)."""
     grown = slopes(rows)
     compared, problems = lost(rows, fleet)
@@ -159,7 +185,7 @@ def judge(fleet: Fleet, rows: Sequence[dict[str, Any]], until: float) -> tuple[l
     return told, problems
 
 
-def _held(row: dict[str, Any], grown: Mapping[Life, Mapping[str, Slope]]) -> str:
+def _held(row: Row, grown: Grown) -> str:
     """A line of the table: what a process held at its last sample, and how that grew."""
     known = grown.get((row["name"], row["process"], row["pid"]), {})
     figures = [f"{what} {row[what]:.0f} {known.get(what, '')}".strip() for what in LIMITS]
