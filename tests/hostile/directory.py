@@ -44,13 +44,13 @@ class DHTProtocol(ServicerBase):
     node: its 20-byte id in the DHT. answers: what it says it has, by key; other keys get `otherwise`.
     """
 
-    def __init__(self, node: bytes, answers: dict[bytes, bytes], otherwise: bytes = b"", nodes: int = 1000):
+    NODES = 1000  # in an answer
+
+    def __init__(self, node: bytes, answers: dict[bytes, bytes], otherwise: bytes = b""):
         self.node = node
         self.answers = answers
         self.otherwise = otherwise
-        self.nodes = nodes
-        self.calls = 0
-        self._nobody = [Identity(os.urandom(32)).author for _ in range(nodes)]
+        self._nobody = [Identity(os.urandom(32)).author for _ in range(self.NODES)]
 
     def info(self) -> dht_pb2.NodeInfo:
         return dht_pb2.NodeInfo(node_id=self.node)
@@ -63,11 +63,11 @@ class DHTProtocol(ServicerBase):
         return dht_pb2.StoreResponse(peer=self.info(), store_ok=[False] * 1000)
 
     async def rpc_find(self, request: dht_pb2.FindRequest, context: P2PContext) -> dht_pb2.FindResponse:
-        self.calls += 1
-        return dht_pb2.FindResponse(peer=self.info(), results=[self._result(key) for key in request.keys])
+        results = [self._result(key) for key in request.keys]
+        return dht_pb2.FindResponse(peer=self.info(), results=results)
 
     def _result(self, key: bytes) -> dht_pb2.FindResult:
-        near = [key[:-4] + os.urandom(4) for _ in range(self.nodes)]
+        near = [key[:-4] + os.urandom(4) for _ in range(self.NODES)]
         return dht_pb2.FindResult(
             type=dht_pb2.FOUND_DICTIONARY,
             value=self.answers.get(key, self.otherwise),

@@ -47,8 +47,11 @@ def page(found: Sequence[Figures], command: str) -> str:
         for told in one["figures"]["lines"]:
             seen = told["measured"]
             said = told["predicted"]
-            ratio = f"{seen / said:.2f}" if isinstance(seen, float) and isinstance(said, float) and said else ""
-            value, expected = (_number(each, told["unit"]) for each in (seen, said))
+            ratio = ""
+            if isinstance(seen, float) and isinstance(said, float) and said:
+                ratio = f"{seen / said:.2f}"
+            value = _number(seen, told["unit"])
+            expected = _number(said, told["unit"])
             rows.append(f"| {one['part']} | {told['what']} | {value} | {expected} | {ratio} |")
     rows += ["", "| part | state | seconds | why |", "|---|---|---|---|"]
     for one in found:
@@ -59,9 +62,10 @@ def page(found: Sequence[Figures], command: str) -> str:
 def _number(value: float | str | None, unit: str) -> str:
     if value is None or isinstance(value, str):
         return in_a_line(value or "")
-    return (
-        f"{value:,.0f} {unit}".rstrip() if abs(value) >= 1000 or value == int(value) else f"{value:.3g} {unit}".rstrip()
-    )
+    digits = f"{value:.3g}"
+    if abs(value) >= 1000 or value == int(value):
+        digits = f"{value:,.0f}"
+    return f"{digits} {unit}".rstrip()
 
 
 def in_a_line(text: str) -> str:
@@ -81,8 +85,13 @@ def predicted() -> str:
             chosen = plan(
                 shape, budget, workload, Wishes(), "cuda", eight_bit=True, four_bit=True, fused=True, dtype=dtype
             )
-            kind = "NF4" if chosen.quantisation == "nf4" else "LoRA" if chosen.lora else "full"
-            made, trained = (phase(shape, chosen, GSM8K, card) for phase in (generating, training))
+            kind = "full"
+            if chosen.quantisation == "nf4":
+                kind = "NF4"
+            elif chosen.lora:
+                kind = "LoRA"
+            made = generating(shape, chosen, GSM8K, card)
+            trained = training(shape, chosen, GSM8K, card)
             parts = (f"{seconds:.{int(seconds < 10)}f}" for seconds in (made, trained, made + trained))
             cell = f"{kind}/{chosen.generation_batch} " + "{}+{}=**{}**".format(*parts)
             cells.append(cell if chosen.fits else "no")

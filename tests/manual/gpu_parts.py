@@ -68,12 +68,16 @@ def machine(place: Place) -> Figures:
         properties = torch.cuda.get_device_properties(place.on)
         capability = f"{properties.major}.{properties.minor}"
         card = replace(card, vram=properties.total_memory / GB, fused=FUSED.get(capability, 64))
-    sheets = [sheet for known, sheet in CARDS.items() if known.rsplit(" ", 2)[0] in name]
-    expected = [sheets[0].tflops, sheets[0].bandwidth] if sheets else [None, None]
+    expected_products = None
+    expected_copies = None
+    for known, sheet in CARDS.items():
+        if known.rsplit(" ", 2)[0] in name:
+            expected_products = sheet.tflops
+            expected_copies = sheet.bandwidth
     return {
         "lines": [
-            line(f"{place.half} products", products, expected[0], "TFLOP/s"),
-            line("copies", copies, expected[1], "GB/s"),
+            line(f"{place.half} products", products, expected_products, "TFLOP/s"),
+            line("copies", copies, expected_copies, "GB/s"),
         ],
         "card": asdict(card),
         "device": name,
@@ -102,19 +106,24 @@ def copy_rate(place: Place) -> float:
     size = 1 << 26 if place.small else 1 << 30  # larger than any cache
     source = torch.empty(size, dtype=torch.uint8, device=place.on)
     target = torch.empty_like(source)
-    return 2 * size / min(timed(lambda: target.copy_(source), place.on)[1] for _ in range(5))
+    seconds = [timed(lambda: target.copy_(source), place.on)[1] for _ in range(5)]
+    return 2 * size / min(seconds)
 
 
 def tests(place: Place) -> Figures:
     """The tests marked `gpu`, without conftest.py, which needs hivemind."""
-    marked = [str(path) for path in sorted(ROOT.glob("tests/test_*.py")) if "mark.gpu" in path.read_text("utf-8")]
+    marked = []
+    for path in sorted(ROOT.glob("tests/test_*.py")):
+        if "mark.gpu" in path.read_text("utf-8"):
+            marked.append(str(path))
     command = [sys.executable, "-m", "pytest", "-q", "--noconftest", "-p", "no:cacheprovider", "-m", "gpu", *marked]
     environment = os.environ | {"GPU_TESTS_ON": place.device}
     ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     if ended.returncode:
         raise RuntimeError(f"{ended.stdout[-4000:]}{ended.stderr[-2000:]}")
     last = ended.stdout.strip().splitlines()[-1]
-    return {"lines": [line(how, int(number)) for number, how in re.findall(r"(\d+) (passed|skipped)", last)]}
+    counts = re.findall(r"(\d+) (passed|skipped)", last)
+    return {"lines": [line(how, int(number)) for number, how in counts]}
 
 
 def allocation(place: Place) -> Figures:
@@ -236,7 +245,9 @@ def shortage(place: Place) -> Figures:
     with patch.object(owner, name, short):
         room = Room(chosen.generation_batch)
         work = fitting(lambda rows: own_work(policy, size, rows), room, there=size.completions, least=size.group)
-    tokens = sum(len(one) for group in work.completions for one in group)
+    tokens = 0
+    for group in work.completions:
+        tokens += sum(map(len, group))
     usable = "no" if failed() else "yes"
     return {
         "lines": [
@@ -288,11 +299,13 @@ def _trained(place: Place, settings: Settings) -> Figures:
     if chosen.gradient_checkpointing:
         chosen_way.append("checkpointing")
     chosen_way += [f"{seen['micro_batch_tokens']:,} tokens", f"{chosen.generation_batch} rows"]
+    generate_rate = place.rate(generating, shape, chosen, size)
+    train_rate = place.rate(seconds_to_train, shape, chosen, few)
     lines = [
         line("plan", ", ".join(chosen_way)),
         line("way", seen["way"]),
-        line("generate", seen["generate_tokens_per_s"], place.rate(generating, shape, chosen, size), "tokens/s"),
-        line("train", seen["train_tokens_per_s"], place.rate(seconds_to_train, shape, chosen, few), "tokens/s"),
+        line("generate", seen["generate_tokens_per_s"], generate_rate, "tokens/s"),
+        line("train", seen["train_tokens_per_s"], train_rate, "tokens/s"),
         line("model FLOPs utilisation", use, expected_use),
         line("memory retries", seen["memory_retries"], 0),
     ]
@@ -360,7 +373,9 @@ def whole_step(place: Place) -> Figures:
         for step in range(2 if place.small else 4):
             tell(f"step {step}" if step else "a step to warm up")
             steps.append(asyncio.run(node.step()))
-    seen = {part: statistics.median(each[part] for each in steps[1:]) for part in steps[0]}
+    seen = {}
+    for part in steps[0]:
+        seen[part] = statistics.median(step[part] for step in steps[1:])
     shape = geometry_of(config, "the model of a step")
     caps = Workload(size.prompt_tokens, size.completion_tokens, size.group, size.groups)
     chosen = plan(shape, 1 << 62, caps, Wishes(lora=False), "cuda", eight_bit=False)  # as WholeNode has it
