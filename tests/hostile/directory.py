@@ -50,6 +50,7 @@ class DHTProtocol(ServicerBase):
         self.node = node
         self.answers = answers
         self.otherwise = otherwise
+        self.calls = 0
         self._nobody = [Identity(os.urandom(32)).author for _ in range(self.NODES)]
 
     def info(self) -> dht_pb2.NodeInfo:
@@ -63,6 +64,7 @@ class DHTProtocol(ServicerBase):
         return dht_pb2.StoreResponse(peer=self.info(), store_ok=[False] * 1000)
 
     async def rpc_find(self, request: dht_pb2.FindRequest, context: P2PContext) -> dht_pb2.FindResponse:
+        self.calls += 1
         results = [self._result(key) for key in request.keys]
         return dht_pb2.FindResponse(peer=self.info(), results=results)
 
