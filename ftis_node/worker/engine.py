@@ -186,8 +186,10 @@ class Engine:
     @contextmanager
     def _phase(self, part: str) -> Iterator[None]:
         """A part of the work that keeps the device busy."""
-        if part == "train" and self._crowded:
-            let_go()
+        if part == "train":
+            if self._crowded:
+                let_go()
+            trim()
         make_way(self.policy.device)
         self._give_way()
         with ExitStack() as stack:
@@ -195,7 +197,8 @@ class Engine:
             if self._shards is not None and part != "train":
                 stack.enter_context(self._shards.whole())
             yield
-        trim()
+        if part != "generate":  # which comes in many small calls
+            trim()
 
     def _give_way(self) -> None:
         """Take as many threads as other processes leave cores."""
