@@ -66,14 +66,7 @@ def in_toml(value: object, *, lines: bool = False) -> str:
 def _escaped_toml(text: str) -> str:
     """JSON's escapes are all TOML's too."""
     quoted = json.dumps(text, ensure_ascii=False)
-    return _printable(quoted[1:-1], _toml_escape)
-
-
-def _toml_escape(character: str) -> str:
-    place = ord(character)
-    if place < 1 << 16:
-        return f"\\u{place:04x}"
-    return f"\\U{place:08x}"
+    return _printable(quoted[1:-1], lambda character: f"\\U{ord(character):08x}")
 
 
 def in_json(value: object) -> str:

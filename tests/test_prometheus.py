@@ -14,11 +14,10 @@ import ftis_node
 from ftis_node.node.condition import State
 from ftis_node.node.progress import Totals
 from ftis_node.node.status import last_step
-from ftis_node.observe.api import ask_text
 from ftis_node.observe.prometheus import PEERS_MAX, STATES, exposition
 from ftis_node.observe.web import Api
 from ftis_node.step_report import DeviceSeconds, StepFigures
-from tests.support.documented import EVENTS, exposed, keys, metrics
+from tests.support.documented import EVENTS, exposed, keys, metrics, scraped
 from tests.support.statuses import JOINING, LOADING, NOBODY, PEER, TRAINING, peer
 from tests.support.steps import step_report, taken_step
 
@@ -128,7 +127,7 @@ async def test_the_api_serves_it_as_text():
     with tempfile.TemporaryDirectory(prefix="ftis-") as directory:
         await api.start(Path(directory) / "api.sock")
         try:
-            answer = await asyncio.to_thread(ask_text, Path(directory) / "api.sock", "/metrics")
+            answer = await asyncio.to_thread(scraped, Path(directory) / "api.sock")
         finally:
             await api.close()
     assert answer == exposition(LOADING, NOBODY)

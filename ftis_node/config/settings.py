@@ -20,6 +20,7 @@ from ftis_node.config.hours import read_hours
 from ftis_node.config.profiles import TASKS
 from ftis_node.config.reading import read_toml
 from ftis_node.errors import UsageError, UserError, did_you_mean, raise_all
+from ftis_node.methods.choices import PART_LIMITS, PART_NAMES
 from ftis_node.methods.removed import refusals
 
 ENVIRONMENT_PREFIX = "FTIS_"
@@ -294,10 +295,8 @@ FLAGS: Mapping[str, Flag] = {
 }
 """The flags of `join` that give a setting, by its name. (--model is an option of several commands.)"""
 
-OBJECTIVE_PARTS = (
-    *("advantage", "divergence", "reduction", "threshold", "gate", "importance", "truncation", "epsilon"),
-    *("ratio", "aggregation", "inner_steps"),
-)
+OBJECTIVE_PARTS = tuple(name for name in (*PART_NAMES, *PART_LIMITS) if name in Settings.model_fields)
+"""The settings that replace parts of an objective."""
 
 LIVE_CONSTANTS = ("threshold", "gate", "truncation", "epsilon")
 LIVE = (

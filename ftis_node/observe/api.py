@@ -31,7 +31,9 @@ def no_page(host: str, port: int, error: OSError) -> UserError:
     )
 
 
-class _UnixConnection(http.client.HTTPConnection):
+class UnixConnection(http.client.HTTPConnection):
+    """HTTP over a unix socket."""
+
     def __init__(self, path: Path, timeout: float) -> None:
         super().__init__("localhost", timeout=timeout)
         self._path = path
@@ -50,40 +52,26 @@ def ask(
     timeout: float = 5.0,
     order: Mapping[str, str] | None = None,
 ) -> Kind:
-    """Asks a running daemon; see `ask_text`.
-
-    Args:
-        kind: what the answer is read as, see `observe.answers`; `dict` leaves it as it is.
-
-    Raises:
-        NoDaemon: nobody answers there.
-        UserError: the daemon does not answer in time, not this, or not what `kind` needs.
-    """
-    try:
-        answer = json.loads(ask_text(path, route, timeout=timeout, order=order))
-    except ValueError as error:
-        raise NoDaemon from error
-    return read(answer, kind)
-
-
-def ask_text(path: Path | None, route: str, *, timeout: float = 5.0, order: Mapping[str, str] | None = None) -> bytes:
-    """The text of a running daemon's answer.
+    """Return a running daemon's answer.
 
     Args:
         path: its API socket, None if it left no record of one.
-        order: what an order is sent with.
+        kind: what the answer is read as, see `observe.answers`; `dict` leaves it as it is.
+        order: what an order is sent with; None: it is a question.
 
     Raises:
-        NoDaemon: nobody answers there.
-        UserError: the daemon does not answer in time, or not this.
+        NoDaemon: nobody answers there, or not in JSON.
+        UserError: the daemon does not answer in time, not this, or not what `kind` needs.
         UsageError: it refuses the order.
     """
     if path is None:
         raise NoDaemon
-    connection = _UnixConnection(path, timeout)
+    connection = UnixConnection(path, timeout)
     try:
-        sent = None if order is None else json.dumps(order)
-        connection.request("GET" if sent is None else "POST", route, sent)
+        if order is None:
+            connection.request("GET", route)
+        else:
+            connection.request("POST", route, json.dumps(order))
         response = connection.getresponse()
         body = response.read()
         if response.status == http.HTTPStatus.UNPROCESSABLE_ENTITY:
@@ -91,10 +79,10 @@ def ask_text(path: Path | None, route: str, *, timeout: float = 5.0, order: Mapp
             raise UsageError(refusal["what"], refusal["fix"])
         if response.status != http.HTTPStatus.OK:
             raise UserError(f"The daemon answered {route} with {response.status} {response.reason}.", LOOK_INTO_LOG)
-        return body
+        return read(json.loads(body), kind)
     except TimeoutError as error:
         raise UserError(f"The daemon on this home did not answer within {timeout:g} s.", LOOK_INTO_LOG) from error
-    except (OSError, http.client.HTTPException) as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:
         raise NoDaemon from error
     finally:
         connection.close()

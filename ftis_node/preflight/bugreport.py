@@ -38,7 +38,7 @@ def collect(case: Case, findings: Sequence[Finding], *, with_addresses: bool = F
     parts: dict[str, Callable[[], str]] = {
         "facts.json": lambda: _json(_facts(case)),
         "doctor.json": lambda: _json([asdict(finding) for finding in findings]),
-        "settings.json": lambda: _json(_settings(case)),
+        "settings.json": lambda: _json(case.explained()),
         "environment.json": lambda: _json({k: v for k, v in os.environ.items() if k.startswith(ENVIRONMENT_PREFIX)}),
         "run.toml": lambda: _whole(home.run_file),
         "status.json": lambda: _asked(case, "/status"),
@@ -140,11 +140,6 @@ def _gpu(index: int) -> dict[str, object]:
 
     free, total = torch.cuda.mem_get_info(index)
     return {"name": torch.cuda.get_device_name(index), "free": free, "total": total}
-
-
-def _settings(case: Case) -> dict[str, object]:
-    values = case.settings.model_dump(mode="json")
-    return {name: {"value": value, "origin": case.origins[name]} for name, value in values.items()}
 
 
 def _manifests(case: Case) -> dict[str, object]:

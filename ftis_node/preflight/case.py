@@ -120,6 +120,11 @@ class Case:
         """The origin of each setting. Raises UserError if the settings are wrong."""
         return self.layers(self.task_name)[1]
 
+    def explained(self) -> dict[str, dict[str, object]]:
+        """Each setting's value, as JSON, and origin. Raises UserError if the settings are wrong."""
+        values = self.settings.model_dump(mode="json")
+        return {name: {"value": value, "origin": self.origins[name]} for name, value in values.items()}
+
 
 def case_of(options: JoinOptions, layers: Layers) -> Case:
     """The case of the doctor, with the runs that are known; of the home whatever can be read.

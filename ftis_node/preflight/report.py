@@ -146,8 +146,7 @@ def _task(case: Case) -> Report | None:
 def _chosen(case: Case) -> dict[str, Report]:
     """The settings that differ from their defaults, with their origins."""
     defaults = Settings().model_dump(mode="json")
-    values = case.settings.model_dump(mode="json").items()
-    return {name: {"value": value, "origin": case.origins[name]} for name, value in values if value != defaults[name]}
+    return {name: told for name, told in case.explained().items() if told["value"] != defaults[name]}
 
 
 def _network(case: Case) -> dict[str, list[str]]:

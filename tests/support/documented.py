@@ -9,7 +9,7 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from ftis_node.observe.api import ask, ask_text
+from ftis_node.observe.api import UnixConnection, ask
 from ftis_node.observe.metrics import read_events
 from tests.support.daemons import Daemon
 
@@ -101,6 +101,13 @@ def _is(value: Any, kind: str) -> bool:
     return isinstance(value, dict if kind in _TABLES else _TYPES[kind])
 
 
+def scraped(socket: Path) -> bytes:
+    """The metrics that a daemon's API answers."""
+    connection = UnixConnection(socket, 5.0)
+    connection.request("GET", "/metrics")
+    return connection.getresponse().read()
+
+
 def check_daemon(daemon: Daemon, seconds: float = 60):
     """Asserts that all that a daemon tells is documented, and that it tells all that is, once it knows it.
 
@@ -111,7 +118,7 @@ def check_daemon(daemon: Daemon, seconds: float = 60):
     seen = {}
     deadline = time.monotonic() + seconds
     while documented.keys() - seen.keys() - NOT_YET and time.monotonic() < deadline:
-        seen |= exposed(ask_text(socket, "/metrics"))  # one step may know what the next does not
+        seen |= exposed(scraped(socket))  # one step may know what the next does not
         time.sleep(0.1)
     assert seen == {name: of for name, of in documented.items() if name in seen}, "documented otherwise, or not at all"
     assert documented.keys() - seen.keys() <= NOT_YET, "documented, and not exposed"
