@@ -228,11 +228,21 @@ class Demo:
         for index, member in enumerate(self.members):
             place = ("--port", str(port)) if member is first else ("--peers", address)
             command = [
-                *(sys.executable, "-m", "ftis_node", "join", "--model", member.model, "--home", str(member.home.path)),
-                *("--host", "127.0.0.1", "--name", member.name, "--seed", str(index), "--task", self.task),
-                *("--set", f"min_peers={len(self.members) - 1}", *place, *member.flags),
-                *(word for name, value in self._settings.items() for word in ("--set", f"{name}={value}")),
+                sys.executable,
+                "-m",
+                "ftis_node",
+                "join",
+                f"--model={member.model}",
+                f"--home={member.home.path}",
+                "--host=127.0.0.1",
+                f"--name={member.name}",
+                f"--seed={index}",
+                f"--task={self.task}",
+                *place,
+                *member.flags,
             ]
+            for name, value in {"min_peers": len(self.members) - 1, **self._settings}.items():
+                command.append(f"--set={name}={value}")
             if member is first and self._run_file is not None:
                 command += ["--run", str(self._run_file)]
             member.home.path.mkdir(parents=True, exist_ok=True)

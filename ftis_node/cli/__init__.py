@@ -69,13 +69,25 @@ _PANELS = {
     },
 }
 _COMMANDS = {name: says for panel in _PANELS.values() for name, says in panel.items()}
+_ASKING = (
+    "status",
+    "health",
+    "peers",
+    "page",
+    "top",
+    "logs",
+    "pause",
+    "resume",
+    "save",
+    "finish",
+    "stop",
+)
 # Where a command is that is not the function of its name in the module of its name.
 _PLACES = {
     "eval": "eval.evaluate",
     "id": "local.show_id",
     "set": "local.set_",
-    **{name: f"local.{name}" for name in ("status", "health", "peers", "page", "top", "logs")},
-    **{name: f"local.{name}" for name in ("pause", "resume", "save", "finish", "stop")},
+    **{name: f"local.{name}" for name in _ASKING},
     **{name: f"invitations.{name}" for name in ("invite", "members", "remove")},
 }
 

@@ -300,8 +300,18 @@ OBJECTIVE_PARTS = tuple(name for name in (*PART_NAMES, *PART_LIMITS) if name in 
 
 LIVE_CONSTANTS = ("threshold", "gate", "truncation", "epsilon")
 LIVE = (
-    *("own_share", "own_data_share", "wait", "steps", "eval_every", "upload_mbit", "checkpoint_minutes"),
-    *("self_report", "page", "log_level", "hours", "idle_only"),
+    "own_share",
+    "own_data_share",
+    "wait",
+    "steps",
+    "eval_every",
+    "upload_mbit",
+    "checkpoint_minutes",
+    "self_report",
+    "page",
+    "log_level",
+    "hours",
+    "idle_only",
     *LIVE_CONSTANTS,
 )
 """The settings that a running node can change; the constants of its objective count from the next step."""

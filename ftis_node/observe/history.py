@@ -19,10 +19,20 @@ TEACHERS = 256  # authors whose shares are kept apart; those with least of it ma
 OWN = "own"
 OTHERS = "others"
 
+_AS_WRITTEN = (
+    "step",
+    "time",
+    "own_groups",
+    "foreign_groups",
+    "peers",
+    "pool",
+    "own_reward",
+    "foreign_reward",
+    "foreign_age",
+)
 # Of a point: where each of its values stands in the event of a step.
 _OF_A_STEP = {
-    **{name: name for name in ("step", "time", "own_groups", "foreign_groups", "peers", "pool")},
-    **{name: name for name in ("own_reward", "foreign_reward", "foreign_age")},
+    **{name: name for name in _AS_WRITTEN},
     "entropy": "diagnostics.overall.entropy",
     "wait": "seconds.wait",
     "train": "seconds.train",

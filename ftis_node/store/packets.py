@@ -35,8 +35,12 @@ PACKET_BYTES = 5 << 10
 SEEN_SECONDS = 24 * 3600.0
 # SQLite's codes where something else than the file is wrong.
 _SOUND = {
-    *(sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED),
-    *(sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM),
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_BUSY,
+    sqlite3.SQLITE_LOCKED,
+    sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_PERM,
 }
 # Receivers take an author's first round only within three hours of their clocks (`swarm.rounds`). A node counts on by
 # one while its clock gains 1,000 a second. So it begins anew at its clock before it falls out of that.

@@ -40,8 +40,15 @@ class _Unknown(Source):
 
 
 KINDS: tuple[type[Source], ...] = (
-    *(JsonLines, CsvRows, Arithmetic, Gsm8k, Math500),
-    *(HubDataset, ReasoningGym, Verifiers, PythonFunction),
+    JsonLines,
+    CsvRows,
+    Arithmetic,
+    Gsm8k,
+    Math500,
+    HubDataset,
+    ReasoningGym,
+    Verifiers,
+    PythonFunction,
 )
 """Each kind of task; a name is of the first that takes it. `config.profiles.TASK_KINDS` describes them for people."""
 

@@ -37,14 +37,30 @@ _CHILDREN_CPU_SECONDS = 10
 
 # System calls by their numbers on x86-64 (linux/arch/x86/entry/syscalls/syscall_64.tbl).
 ALLOWED = {
-    **{"read": 0, "write": 1, "close": 3, "mmap": 9, "mprotect": 10, "munmap": 11, "brk": 12, "mremap": 25, "exit": 60},
-    **{"futex": 202, "clock_gettime": 228, "clock_getres": 229, "clock_nanosleep": 230, "exit_group": 231},
-    **{"getrandom": 318},
+    "read": 0,
+    "write": 1,
+    "close": 3,
+    "mmap": 9,
+    "mprotect": 10,
+    "munmap": 11,
+    "brk": 12,
+    "mremap": 25,
+    "exit": 60,
+    "futex": 202,
+    "clock_gettime": 228,
+    "clock_getres": 229,
+    "clock_nanosleep": 230,
+    "exit_group": 231,
+    "getrandom": 318,
 }
 # Which argument, counted from 0, must not have which bits: PROT_EXEC; all but WAIT, WAKE, PRIVATE; a process's clock.
 _REFUSED = {
-    **{"mmap": (2, 0x4), "mprotect": (2, 0x4), "futex": (1, 0xFFFFFF7E)},
-    **{"clock_gettime": (0, 0xFFFFFFF0), "clock_getres": (0, 0xFFFFFFF0), "clock_nanosleep": (0, 0xFFFFFFF0)},
+    "mmap": (2, 0x4),
+    "mprotect": (2, 0x4),
+    "futex": (1, 0xFFFFFF7E),
+    "clock_gettime": (0, 0xFFFFFFF0),
+    "clock_getres": (0, 0xFFFFFFF0),
+    "clock_nanosleep": (0, 0xFFFFFFF0),
 }
 _ARCH_X86_64 = 0xC000003E
 _RETURN, _EQUAL, _ANY_OF, _LOAD = 0x06, 0x15, 0x45, 0x20  # BPF instructions, with an immediate operand

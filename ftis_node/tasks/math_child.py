@@ -15,8 +15,14 @@ _EXACT = 1e-12
 """The same where neither number is a decimal."""
 _DIGITS = 20
 _BRACKETS = (
-    *(("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), (r"\boxed{", "}"), (r"\fbox{", "}")),
-    *(("**", "**"), ("`", "`")),
+    ("$$", "$$"),
+    ("$", "$"),
+    (r"\(", r"\)"),
+    (r"\[", r"\]"),
+    (r"\boxed{", "}"),
+    (r"\fbox{", "}"),
+    ("**", "**"),
+    ("`", "`"),
 )
 _BRACKET = re.compile(r"(?<!\\)\$|\\\(|\\\[|\\boxed|\\fbox")  # not \$, which is money
 _AROUND = " \t\n\r\f\v.,;"
