@@ -199,7 +199,7 @@ def test_a_gpu_that_this_homes_daemon_uses_is_not_broken(case_with, monkeypatch)
 
 def test_a_node_without_peers_may_be_the_first(tmp_path):
     network = {"p2pd_restarts": 0, "p2pd": None, "reachability": "direct"}
-    found = of_a_running_node(answered(network=network))
+    found = list(of_a_running_node(answered(network=network)))
     assert {one.subject: one.verdict for one in found}["peers"] == "warn" and not failed(found)
 
 

@@ -242,4 +242,4 @@ def test_the_doctor_reads_a_nodes_status(network, peers, verdicts):
     assert any(
         "x is left out: it is not dialled" in one.text for one in of_a_running_node(answered(**status), left_out)
     )
-    assert of_a_running_node(answered(reason="Loading."))[-1].verdict == "warn"
+    assert [*of_a_running_node(answered(reason="Loading."))][-1].verdict == "warn"

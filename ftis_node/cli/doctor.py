@@ -74,7 +74,7 @@ def net(
     if not addresses:
         with suppress(UserError):
             status = ask(at.api_socket(), "/status", Status)
-            found = iter(of_a_running_node(status, ask(at.api_socket(), "/peers", Peers)))
+            found = of_a_running_node(status, ask(at.api_socket(), "/peers", Peers))
     if found is None:
         found = looked_around(look_around(chosen, at, addresses, seconds))
     raise typer.Exit(_report(found, json=json))

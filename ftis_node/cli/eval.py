@@ -292,15 +292,16 @@ def _print_comparison(result: _Result, other: _Result) -> None:
     figures = paired(result.judged, other.judged)
     say("", f"beside it {other.chosen.name}{_how(other.chosen)} on the same questions", "")
     say(f"  pass@1     {_rate(other.figures)}")
-    low, high = (f"{100 * bound:+.1f}" for bound in (figures.low, figures.high))
+    bounds = f"95 % between {100 * figures.low:+.1f} and {100 * figures.high:+.1f}"
     chance = f"p = {figures.p:.2g} (McNemar's exact test)"
-    say(f"  difference {100 * figures.difference:+5.1f} points  95 % between {low} and {high}, {chance}")
+    say(f"  difference {100 * figures.difference:+5.1f} points  {bounds}, {chance}")
     apart = f"only the first {figures.only_checkpoint}, only the other {figures.only_base}"
     say(f"  right      both {figures.both}, {apart}, neither {figures.neither}")
 
 
 def _rate(figures: Evaluation) -> str:
-    low, high = (_percent(bound).strip() for bound in (figures.low, figures.high))
+    low = _percent(figures.low).strip()
+    high = _percent(figures.high).strip()
     return f"{_percent(figures.pass_at_1)}  95 % between {low} and {high}"
 
 

@@ -82,7 +82,8 @@ def card_here(device: str, chosen: Plan, shape: Geometry) -> Card | None:
 
 def step_seconds_text(seconds: dict[str, Any]) -> str:
     """A sentence for people."""
-    step, first = (duration(seconds[key]) for key in ("step_seconds", "first_evaluation_seconds"))
+    step = duration(seconds["step_seconds"])
+    first = duration(seconds["first_evaluation_seconds"])
     rates = "by arithmetic"
     if seconds["card"]:
         rates += f" for the card {seconds['card']}"

@@ -98,8 +98,13 @@ def new(
     if completion_tokens is not None:
         shared["completion_tokens"] = completion_tokens
     if collaboration == "horizontal":
-        shared |= {"parts": parts or 3, "slots": SLOTS_MAX, "common": SLOTS_MAX, "epoch": epoch or EPOCH}
-        shared["collaboration"] = collaboration
+        shared |= {
+            "collaboration": collaboration,
+            "parts": parts or 3,
+            "slots": SLOTS_MAX,
+            "common": SLOTS_MAX,
+            "epoch": epoch or EPOCH,
+        }
     elif parts or epoch:
         wrong = "--epoch"
         if parts:

@@ -175,10 +175,17 @@ def filter_rows(
     replace_text(output, _lines(kept, field))
     replace_text(held_out, _lines(loaded.held_out, field))
     above = sum(one.pass_rate > high for one in tried)
-    facts = {"file": str(output), "held_out": str(held_out), "rows": len(kept), "tried": len(tried)}
-    facts |= {"below": below, "above": above}
     if json:
-        print_json(facts)
+        print_json(
+            {
+                "file": str(output),
+                "held_out": str(held_out),
+                "rows": len(kept),
+                "tried": len(tried),
+                "below": below,
+                "above": above,
+            }
+        )
         return
     say(f"{output}: {len(kept)} of {counted(len(tried), 'row')}; {below} are too hard, {above} too easy")
     if len(tried) < len(chosen):

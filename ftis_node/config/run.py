@@ -13,6 +13,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypedDict
 
@@ -318,9 +319,7 @@ def run_for(facts: LoadedFacts, *, any_tokenizer: bool = False, **fields: Any) -
                 f"Episodes of {facts['task']} have up to {facts['turns']} turns, and such a run is for one tokenizer.",
                 "Leave out --any-tokenizer, and name a --model of the family that is to take part.",
             )
-        caps = facts["text"]
-        known |= {"packet": 2, "tokenizer": ANY, "completion_tokens": caps.completion_tokens}
-        known |= {"prompt_bytes": caps.prompt_bytes, "completion_bytes": caps.completion_bytes}
+        known |= {"packet": 2, "tokenizer": ANY, **asdict(facts["text"])}
     else:
         own = ("prompt_tokens", "completion_tokens", "tokenizer", "vocabulary", "chat")
         known |= {key: facts[key] for key in own} | {"eos": tuple(facts["eos"]), "packet": 1}

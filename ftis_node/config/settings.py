@@ -7,7 +7,7 @@ this class.
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -332,9 +332,6 @@ had the value here, which is what holds now; …: any will do."""
 # Two ways to say one thing. A home's gives way to what is said now; two that are said are a mistake.
 _INSTEAD = {"vram_gb": "vram_share", "vram_share": "vram_gb"}
 
-Said = list[tuple[str, dict[str, object]]]  # origins with their values
-
-
 HOME = "home"
 """The origin of what a home keeps."""
 
@@ -412,7 +409,8 @@ def collect(
     Raises:
         UsageError: unknown keys, wrong or contradictory values, or a file that cannot be read.
     """
-    given: Said = [(HOME, {name: value for name, value in (home or {}).items() if name not in RETIRED})]
+    kept = {name: value for name, value in (home or {}).items() if name not in RETIRED}
+    given: list[tuple[str, dict[str, object]]] = [(HOME, kept)]
     if file is not None:
         given.append((f"file {file}", read_toml(file, "settings file")))
     given += _from_environment(os.environ if environment is None else environment)
@@ -459,23 +457,21 @@ def changed(settings: Settings, values: Mapping[str, str], first: Settings) -> S
     return layers.settle()
 
 
-def _from_environment(environment: Mapping[str, str]) -> Said:
-    """`FTIS_WAIT=3` sets `wait`. A layer a variable, so that each is named as where its value came from.
+def _from_environment(environment: Mapping[str, str]) -> Iterator[tuple[str, dict[str, object]]]:
+    """`FTIS_WAIT=3` sets `wait`. Yield a layer for each variable, so that each is named as where its value came from.
 
     Raises:
         UsageError: a name has the prefix but is neither a setting nor `HOME_VARIABLE`.
     """
-    layers: Said = []
     for name, text in environment.items():
         key = name.removeprefix(ENVIRONMENT_PREFIX).lower()
         if not name.startswith(ENVIRONMENT_PREFIX):
             continue
         if key in Settings.model_fields or key in RETIRED:
-            layers.append((f"environment {name}", {key: text}))  # as it is: pydantic reads numbers from text
+            yield f"environment {name}", {key: text}  # as it is: pydantic reads numbers from text
         elif name != HOME_VARIABLE:
             known = [HOME_VARIABLE, *(ENVIRONMENT_PREFIX + field.upper() for field in Settings.model_fields)]
             raise UsageError(f"The variable {name} is no setting.", f"{did_you_mean(name, known)}Unset it or mend it.")
-    return layers
 
 
 def _nearest(key: str) -> str:

@@ -183,17 +183,15 @@ def drop_oldest(path: Path, most: int) -> None:
         part.path.unlink(missing_ok=True)
 
 
-def _numbered(path: Path, ending: str) -> list[LogPart]:
-    """The files beside a log that are named as its parts are, with this ending; a person may keep others there."""
+def _numbered(path: Path, ending: str) -> Iterator[LogPart]:
+    """Yield the files beside a log that are named as its parts are, with this ending; a person may keep others."""
     name = re.compile(rf"{re.escape(path.stem)}-(\d{{8,}}){re.escape(path.suffix + ending)}")
-    parts: list[LogPart] = []
     if not path.parent.is_dir():
-        return parts
-    for entry in path.parent.iterdir():
+        return
+    for entry in list(path.parent.iterdir()):  # whose files may be renamed meanwhile
         named = name.fullmatch(entry.name)
         if named:
-            parts.append(LogPart(int(named[1]), entry))
-    return parts
+            yield LogPart(int(named[1]), entry)
 
 
 def _next_number(older: list[LogPart]) -> int:

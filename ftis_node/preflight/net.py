@@ -38,31 +38,31 @@ FORWARD = (
 )
 
 
-def of_a_running_node(status: Status, known: Peers | None = None) -> list[Finding]:
+def of_a_running_node(status: Status, known: Peers | None = None) -> Findings:
     """Findings about the network from the status of a running daemon, and from its peers."""
-    found = [_addresses(status.addresses)]
+    yield _addresses(status.addresses)
     network = status.network
     if network is None:
-        return [*found, Finding("daemon", "warn", f"It is still starting: {status.reason}")]
+        yield Finding("daemon", "warn", f"It is still starting: {status.reason}")
+        return
     if network.p2pd_restarts:
         text = f"The network daemon p2pd had to be started again {network.p2pd_restarts} times."
-        found.append(Finding("p2pd", "warn", text, "If it grows, look into the log, and at this machine's memory."))
+        yield Finding("p2pd", "warn", text, "If it grows, look into the log, and at this machine's memory.")
     if status.peers:
-        found.append(Finding("peers", "ok", f"{status.peers} peers."))
+        yield Finding("peers", "ok", f"{status.peers} peers.")
     else:
         advice = "Fine for the first node of a run; else dial one by hand: `ftis-node doctor net --peers ADDRESS`."
-        found.append(Finding("peers", "warn", "No peers: it trains alone.", advice))
+        yield Finding("peers", "warn", "No peers: it trains alone.", advice)
     if known is not None:
         for one in known.left_out:
             text = f"{called(one.id, known.names)} is left out: {with_names(one.reason, known.names)}."
-            found.append(Finding("peer", "warn", text))
+            yield Finding("peer", "warn", text)
     if network.clock:
-        found.append(_clock(network.clock.behind, f"the clocks of {counted(network.clock.peers, 'peer')}"))
+        yield _clock(network.clock.behind, f"the clocks of {counted(network.clock.peers, 'peer')}")
     autonat = "unknown"
     if network.p2pd:
         autonat = network.p2pd.reachability
-    found.append(_reachability(network.reachability, autonat))
-    return found
+    yield _reachability(network.reachability, autonat)
 
 
 def looked_around(findings: AsyncGenerator[Finding, None]) -> Findings:

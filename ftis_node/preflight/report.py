@@ -1,5 +1,6 @@
 """The report of `join --dry-run`: what would be, and what would leave the machine; as JSON, or in words."""
 
+from collections.abc import Iterator
 from contextlib import suppress
 
 from ftis_node.config.run import Run
@@ -47,18 +48,19 @@ def as_json(case: Case, *, whole: bool) -> Report:
     return report
 
 
-def dry_run_lines(case: Case) -> list[str]:
-    """The report for people, line by line."""
+def dry_run_lines(case: Case) -> Iterator[str]:
+    """Yield the report for people, line by line."""
     chosen = _chosen(case)
-    run = _run(case)
     task = case.task
     plan = case.plan
     if plan is not None and not plan.lora:
         chosen = {name: one for name, one in chosen.items() if not name.startswith("lora_")}
-    lines = ["Nothing was started, and nothing but caches was written. Without --dry-run:", ""]
-    lines += [f"settings  {name} = {one['value']} ({one['origin']})" for name, one in chosen.items()]
+    yield "Nothing was started, and nothing but caches was written. Without --dry-run:"
+    yield ""
+    for name, one in chosen.items():
+        yield f"settings  {name} = {one['value']} ({one['origin']})"
     if not chosen:
-        lines.append("settings  all by default")
+        yield "settings  all by default"
     state = "it would be made"
     if case.step is not None:
         state = f"goes on from step {case.step}"
@@ -66,7 +68,8 @@ def dry_run_lines(case: Case) -> list[str]:
         state = "begun, without a checkpoint"
     if case.peer_id:
         state += f"; {case.peer_id}"
-    lines.append(f"home      {case.home.path}: {state}")
+    yield f"home      {case.home.path}: {state}"
+    run = _run(case)
     if run is not None:
         found, known, origin = run
         sizes = f"{found.group} completions of {found.completion_tokens} tokens a prompt"
@@ -75,22 +78,22 @@ def dry_run_lines(case: Case) -> list[str]:
         if case.private:
             sizes += ", private"
         known = known or "a new one, whose id will follow from this home's key"
-        lines.append(f"run       {known} (from {origin}): {found.task}, {sizes}")
-        lines.append(f"template  {shown(found.template)}; judged by {found.reward}")
+        yield f"run       {known} (from {origin}): {found.task}, {sizes}"
+        yield f"template  {shown(found.template)}; judged by {found.reward}"
     if case.task_known and task is not None:
-        lines.append(f"task      {case.task_name}: {len(task.train):,} rows and {len(task.held_out):,} held out")
+        yield f"task      {case.task_name}: {len(task.train):,} rows and {len(task.held_out):,} held out"
         few = told_if_few(len(task.held_out))
         if few:
-            lines.append(f"          {few}")
+            yield f"          {few}"
     elif case.task_known:
         rest = ""
         if case.download:
             rest = f"; {rounded(case.download[0])} would be downloaded"
-        lines.append(f"task      {case.task_name}: not here{rest}")
+        yield f"task      {case.task_name}: not here{rest}"
     own = case.own_task
     if own is not None:
         share = f"{len(own.train):,} rows and {len(own.held_out):,} held out, {case.settings.own_data_share:.0%}"
-        lines += [f"own data  {case.options.own_data}: {share} of each batch; no byte of it leaves this machine"]
+        yield f"own data  {case.options.own_data}: {share} of each batch; no byte of it leaves this machine"
     if plan is not None and case.shape is not None:
         sizes = f"{case.shape.parameters:,} parameters, {plan.kind}, {plan.dtype}"
         if plan.quantisation == "nf4":
@@ -98,17 +101,19 @@ def dry_run_lines(case: Case) -> list[str]:
         fits = "does not fit"
         if plan.fits:
             fits = "fits"
-        lines += [f"model     {case.settings.model}, {sizes}"]
-        lines += [f"memory    {rounded(plan.memory.total)} of {rounded(plan.budget)}: it {fits}"]
-        lines += [f"          {reason}" for reason in plan.reasons]
+        yield f"model     {case.settings.model}, {sizes}"
+        yield f"memory    {rounded(plan.memory.total)} of {rounded(plan.budget)}: it {fits}"
+        for reason in plan.reasons:
+            yield f"          {reason}"
     network = _network(case)
     network["listens"] = network["listens"] or ["nowhere: it only dials"]
     for key, word in {"listens": "listens", "announces": "tells", "relays": "relay", "dials": "dials"}.items():
+        for text in network[key][:_SHOWN]:
+            yield f"{word:9} {text}"
         more = len(network[key]) - _SHOWN
-        lines += [f"{word:9} {text}" for text in network[key][:_SHOWN]]
         if more > 0:
-            lines.append(f"          and {more} more")
-    return [*lines, f"leaves    {_leaves(case)}"]
+            yield f"          and {more} more"
+    yield f"leaves    {_leaves(case)}"
 
 
 def _run(case: Case) -> tuple[Run, str, str] | None:

@@ -161,7 +161,8 @@ class PacketStore:
                     new = self._db.execute("INSERT OR IGNORE INTO seen VALUES (?, ?, ?, ?, ?, ?)", row).rowcount
                     self._bytes += SEEN_BYTES * new
             self._make_room()
-        free, pages = (self._db.execute(f"PRAGMA {name}_count").fetchone()[0] for name in ("freelist", "page"))
+        free = self._db.execute("PRAGMA freelist_count").fetchone()[0]
+        pages = self._db.execute("PRAGMA page_count").fetchone()[0]
         if 2 * free > pages:  # the quota was reduced: 4 MiB at a time go back to the disk
             with suppress(sqlite3.OperationalError):  # a full disk: at the next packet, then
                 self._db.executescript("PRAGMA incremental_vacuum(1024)")  # `execute` would free one page

@@ -166,13 +166,12 @@ def unskilled(task: Task, seconds: float = SECONDS) -> tuple[str, Example, int, 
     return None
 
 
-def _parts(task: Task, scorer: Scorer) -> list[list[tuple[Example, str]]]:
-    """Return the first rows of each part of the task with their right answers, as many of each."""
+def _parts(task: Task, scorer: Scorer) -> Iterator[list[tuple[Example, str]]]:
+    """Yield the first rows of each part of the task with their right answers, as many of each."""
     parts: dict[str, dict[str, list[tuple[Example, str]]]] = {}
     for row in task.train:
         part, right = scorer.right(row.question, row.answer)
         parts.setdefault(part, {}).setdefault(_normal(right), []).append((row, _normal(right)))
-    tried = []
     for by_answer in parts.values():
         if len(by_answer) == 1:
             continue
@@ -180,8 +179,7 @@ def _parts(task: Task, scorer: Scorer) -> list[list[tuple[Example, str]]]:
         for turn in zip_longest(*by_answer.values()):  # a row of each right answer, then another of each
             rows += [row for row in turn if row is not None]
         if len(rows) >= ROWS // 2:
-            tried.append(rows[:ROWS])
-    return tried
+            yield rows[:ROWS]
 
 
 def _normal(answer: str) -> str:
