@@ -75,7 +75,7 @@ def parse_pairs(pairs: Sequence[str]) -> dict[str, str]:
     Raises:
         UsageError: there is no ``=``.
     """
-    values: dict[str, str] = {}
+    values = {}
     for pair in pairs:
         key, separator, text = pair.partition("=")
         if not separator:

@@ -44,7 +44,7 @@ def show(
             if isinstance(value, float) and not math.isfinite(value):
                 # JSON has no infinity; as a text it is still one that the settings understand.
                 values[name] = str(value)
-        told: dict[str, object] = {"settings": values, "live": list(LIVE)}
+        told = {"settings": values, "live": list(LIVE)}
         if origin:
             told["origins"] = origins
         print_json(told)

@@ -51,7 +51,7 @@ def detach(
             stderr=log,
             start_new_session=True,
         )
-    told: object = None
+    told = None
     due = time.monotonic() + SILENT_SECONDS
     try:
         while daemon.poll() is None:

@@ -70,7 +70,7 @@ def net(
     at = Home(home.expanduser())
     chosen = given.on(at)("arithmetic")[0]
     addresses = addresses_in(peers)
-    found: Iterator[Finding] | None = None
+    found = None
     if not addresses:
         with suppress(UserError):
             status = ask(at.api_socket(), "/status", Status)
@@ -87,7 +87,7 @@ def _named(context: typer.Context, name: str) -> bool:
 
 def _report(findings: Iterator[Finding], *, json: bool) -> int:
     """Print each finding when it is known; return the exit code."""
-    found: list[Finding] = []
+    found = []
     while True:
         with shown_work(), doing("checking this machine"):
             finding = next(findings, None)

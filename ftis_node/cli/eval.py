@@ -89,7 +89,7 @@ def evaluate(
             lines = stack.enter_context(_opened(out))
         cap = completion_tokens or chosen.with_room().completion_tokens
         asked = _Questions(chosen, examples, scorer, cap, batch)
-        results: list[_Result] = []
+        results = []
         for name, subject in subjects.items():
             of = {}
             if compare:

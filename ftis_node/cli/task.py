@@ -273,7 +273,7 @@ def _learnable(subject: _Subject, rows: Sequence[int], samples: int, seconds: fl
     from ftis_node.evaluate.learnable import Learnable
 
     began = time.monotonic()
-    tried: list[TriedRow] = []
+    tried = []
     with suppress(KeyboardInterrupt):  # what was measured until then is said
         for one in subject.tried(rows, samples, seconds):
             tried.append(one)

@@ -410,7 +410,7 @@ def collect(
         UsageError: unknown keys, wrong or contradictory values, or a file that cannot be read.
     """
     kept = {name: value for name, value in (home or {}).items() if name not in RETIRED}
-    given: list[tuple[str, dict[str, object]]] = [(HOME, kept)]
+    given = [(HOME, kept)]
     if file is not None:
         given.append((f"file {file}", read_toml(file, "settings file")))
     given += _from_environment(os.environ if environment is None else environment)

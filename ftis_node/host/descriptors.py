@@ -71,7 +71,7 @@ async def wait_for_room(error: Exception, stopping: asyncio.Event) -> OutOfFiles
 
 def _room(count: int) -> bool:
     """Whether so many more files can be opened now."""
-    opened: list[int] = []
+    opened = []
     try:
         for _ in range(count):
             opened.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))

@@ -10,7 +10,6 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from typing import Any
 
 PROJECT = "ftis-node"
 Log = Callable[[int, dict[str, float]], None]
@@ -20,7 +19,7 @@ def tensorboard(name: str) -> tuple[Log, Callable[[], None]]:
     """Functions that write figures of a step into files of the folder `name`, and that end it."""
     from torch.utils.tensorboard import SummaryWriter
 
-    writer: Any = SummaryWriter(name)
+    writer = SummaryWriter(name)
 
     def log(step: int, figures: dict[str, float]) -> None:
         for key, value in figures.items():

@@ -255,7 +255,7 @@ def _guarded(check: Check, case: Case) -> Findings:
 
 def _bounded(check: Check, found: Findings, seconds: float) -> Findings:
     """The findings of a thread, which is left behind if a name service, a disk or a driver hangs."""
-    known: list[Finding] = []
+    known = []
 
     def look() -> None:
         for finding in found:

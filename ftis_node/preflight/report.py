@@ -138,7 +138,7 @@ def _facts(run: Run, known: str, origin: str) -> Report:
 def _task(case: Case) -> Report | None:
     if not case.task_known:
         return None
-    about: Report = {"name": case.task_name, "found": False, "rows": None, "held_out": None, "bytes": None}
+    about = {"name": case.task_name, "found": False, "rows": None, "held_out": None, "bytes": None}
     if case.download is not None:
         about["bytes"], about["source"] = case.download
     if case.task is not None:

@@ -35,7 +35,7 @@ def checked(source: Source, task: Task, flags: Mapping[str, str]) -> dict[str, A
         UserError: the process of the rule cannot be started.
     """
     rows = (*task.train, *task.held_out)
-    answers: dict[str, set[str]] = defaultdict(set)
+    answers = defaultdict(set)
     judged: dict[bool | None, list[Example]] = {True: [], False: [], None: []}
     with scoring(task.reward, task.scorer) as scorer:
         for row in rows:

@@ -29,8 +29,8 @@ def arithmetic(operands: int = 3) -> Task:
 
     Held out are, chosen by their hash, about 30 % of the 1,899 prompts of three operands, and 2 % of those of four.
     """
-    train: list[Example] = []
-    held_out: list[Example] = []
+    train = []
+    held_out = []
     operations = tuple(product("+-", _OPERANDS))
     for first, others in product(_OPERANDS, product(operations, repeat=operands - 1)):
         values = [first]

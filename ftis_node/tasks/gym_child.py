@@ -82,7 +82,7 @@ def judge(jail: ModuleType, seconds: float) -> Callable[[str, str, bool], float]
     import reasoning_gym  # noqa: F401 - before anybody is locked in
     import sympy.parsing.sympy_parser  # noqa: F401
 
-    warm: set[tuple[str, int]] = set()
+    warm = set()
 
     def worth(gold: str, answer: str, _: bool) -> float:
         name, level, seed, index, right = json.loads(gold)

@@ -71,7 +71,7 @@ Numbered = Iterator[tuple[int, object]]
 def json_lines(data: bytes) -> Numbered:
     """The number of each line, and its value, `BLANK` or `UnusableLine`."""
     for number, line in enumerate(data.removeprefix(b"\xef\xbb\xbf").removesuffix(b"\n").split(b"\n"), start=1):
-        row: object = BLANK
+        row = BLANK
         try:
             if line.strip():
                 row = json.loads(line.decode())
@@ -104,7 +104,7 @@ def read_rows(
     encoding = encoding_of(data)
     if encoding:
         raise UsageError(f"{path} is in {encoding}.", "Save the file as UTF-8.")
-    rows: list[Example] = []
+    rows = []
     used = ""  # the field of the first line that can be used
     wrong: list[tuple[int, str, str]] = []
     for number, row in ((number, row) for number, row in rows_in(data) if row is not BLANK):
@@ -297,7 +297,7 @@ class CsvRows(JsonLines):
             return
         csv.field_size_limit(FIELD_CHARACTERS)
         rows = csv.reader(io.StringIO(text, newline=""), strict=True)
-        names: list[str] | None = None
+        names = None
         ended = 0
         while True:
             number = ended + 1

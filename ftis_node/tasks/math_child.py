@@ -45,10 +45,10 @@ def load() -> Callable[[str, str, bool], bool]:
         bare = _bare(answer)
         if bare is not None and bare == wanted:
             return True
-        right: list[Any] = parse(f"${wanted or gold}$", latex, parsing_timeout=None)
+        right = parse(f"${wanted or gold}$", latex, parsing_timeout=None)
         if loose and verify(right, parse(answer, parsing_timeout=None), timeout_seconds=None):
             return True
-        given: list[Any] = []
+        given = []
         if bare is not None:
             given = parse(f"${bare}$", latex, parsing_timeout=None)
         return bool(verify(right, given, timeout_seconds=None))

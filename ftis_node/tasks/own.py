@@ -299,7 +299,7 @@ def _code_digest(name: str, *functions: object) -> str:
     Raises:
         UsageError: one has no source file.
     """
-    digests: set[str] = set()
+    digests = set()
     for function in functions:
         while isinstance(function, functools.partial) or type(function) is Scorer:
             if isinstance(function, functools.partial):

@@ -22,7 +22,7 @@ def bounded(columns: object) -> Columns:
     """The first `COLUMNS` columns, cut: names and texts that UTF-8 can write, finite numbers; nothing else."""
     if not isinstance(columns, Mapping):
         return {}
-    kept: Columns = {}
+    kept = {}
     for name, value in islice(columns.items(), COLUMNS):
         column = _cut(name)
         shown = _cut(value)

@@ -153,7 +153,7 @@ def unskilled(task: Task, seconds: float = SECONDS) -> tuple[str, Example, int, 
                 if time.monotonic() > ends:
                     logger.warning("Not all answers without skill were tried on %s within %d s.", task.name, seconds)
                     return None
-                found: list[int] = []
+                found = []
                 for place, text in enumerate(texts):
                     row = rows[place][0]
                     if text is not None and _reward(scorer, text, row.answer, task.turns) > REWARDED:
@@ -175,7 +175,7 @@ def _parts(task: Task, scorer: Scorer) -> Iterator[list[tuple[Example, str]]]:
     for by_answer in parts.values():
         if len(by_answer) == 1:
             continue
-        rows: list[tuple[Example, str]] = []
+        rows = []
         for turn in zip_longest(*by_answer.values()):  # a row of each right answer, then another of each
             rows += [row for row in turn if row is not None]
         if len(rows) >= ROWS // 2:
