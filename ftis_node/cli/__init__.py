@@ -176,8 +176,12 @@ def main() -> None:
             raise
         _tell(no_home_folder())
     except OSError as error:  # a path that a person named, or a disk that is full, in whichever command
-        what = f"{error.filename or 'A file'} cannot be used: {error.strerror or error}."
-        _tell(UserError(what, "Check the path, its permissions, and that its disk has room."))
+        _tell(
+            UserError(
+                f"{error.filename or 'A file'} cannot be used: {error.strerror or error}.",
+                "Check the path, its permissions, and that its disk has room.",
+            )
+        )
 
 
 def _refuse_misplaced(words: Sequence[str]) -> None:

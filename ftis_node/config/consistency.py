@@ -47,9 +47,13 @@ def _numbers(values: Values, origins: Origins) -> Iterator[UsageError]:
 def _names(values: Values, origins: Origins) -> Iterator[UsageError]:
     for key, known in NAMES.items():
         if values.get(key) is not None and values[key] not in known:
-            what = f"There is no {key} {values[key]!r} ({origins[key]})."
-            fix = f"{did_you_mean(values[key], known)}Use one of: {', '.join(known)}."
-            yield next(refusals({key: values[key]}, origins[key]), UsageError(what, fix))
+            yield next(
+                refusals({key: values[key]}, origins[key]),
+                UsageError(
+                    f"There is no {key} {values[key]!r} ({origins[key]}).",
+                    f"{did_you_mean(values[key], known)}Use one of: {', '.join(known)}.",
+                ),
+            )
     for key, (limits, holds) in PART_LIMITS.items():
         value = values.get(key)
         if value not in (None, "none") and not (math.isfinite(value) and holds(value)):
@@ -59,18 +63,24 @@ def _names(values: Values, origins: Origins) -> Iterator[UsageError]:
     nothing = f"own_share = 0 ({origins['own_share']}) generates nothing, and {named}"
     listens = values["own_share"] == 0
     if "own_only" in parts and listens:
-        what = f"{nothing} learns from own samples only."
-        yield UsageError(what, "Leave out own_share, or use an objective that learns from others.")
+        yield UsageError(
+            f"{nothing} learns from own samples only.",
+            "Leave out own_share, or use an objective that learns from others.",
+        )
     if "gate" in parts and values["gate"] != "none" and listens:
-        what = f"{nothing} measures others' samples by own successes: it would learn nothing."
-        yield UsageError(what, "Leave out own_share, or use an objective without a gate, as ftis.")
+        yield UsageError(
+            f"{nothing} measures others' samples by own successes: it would learn nothing.",
+            "Leave out own_share, or use an objective without a gate, as ftis.",
+        )
 
 
 def _devices(devices: Sequence[str], values: Values, origins: Origins) -> Iterator[UsageError]:
     unknown = [device for device in devices if not _DEVICE.fullmatch(device)]
     for device in unknown:
-        what = f"{device!r} is no device ({origins['device']})."
-        yield UsageError(what, f"{did_you_mean(device, ('cpu', 'cuda', 'auto'))}Use cpu, cuda, cuda:0 or auto.")
+        yield UsageError(
+            f"{device!r} is no device ({origins['device']}).",
+            f"{did_you_mean(device, ('cpu', 'cuda', 'auto'))}Use cpu, cuda, cuda:0 or auto.",
+        )
     if values["sharded"]:
         against = {
             "one device": len(devices) == 1,
@@ -79,18 +89,24 @@ def _devices(devices: Sequence[str], values: Values, origins: Origins) -> Iterat
             f"optimiser=adamw8bit ({origins['optimiser']})": values["optimiser"] == "adamw8bit",
         }
         for other in (other for other, there in against.items() if there):
-            what = f"sharded ({origins['sharded']}) does not go with {other}."
-            yield UsageError(what, "Leave out sharded, or use --full on several devices with adamw.")
+            yield UsageError(
+                f"sharded ({origins['sharded']}) does not go with {other}.",
+                "Leave out sharded, or use --full on several devices with adamw.",
+            )
     if len(devices) == 1 or unknown:
         return
     if values["engine"] == "vllm":
-        what = f"engine=vllm ({origins['engine']}) goes with one device, and there are {','.join(devices)}."
-        yield UsageError(what, "Let the node train on one of them, and vLLM sample on the other.")
+        yield UsageError(
+            f"engine=vllm ({origins['engine']}) goes with one device, and there are {','.join(devices)}.",
+            "Let the node train on one of them, and vLLM sample on the other.",
+        )
     kinds = {device.partition(":")[0] for device in devices}
     gpus = [device for device in devices if device != "cpu"]
     if len(kinds) > 1 or "auto" in kinds or "cuda" in gpus or len(set(gpus)) < len(gpus):
-        what = f"{','.join(devices)} ({origins['device']}) cannot train together."
-        yield UsageError(what, "Name each GPU once, such as cuda:0,cuda:1, or a CPU several times: cpu,cpu.")
+        yield UsageError(
+            f"{','.join(devices)} ({origins['device']}) cannot train together.",
+            "Name each GPU once, such as cuda:0,cuda:1, or a CPU several times: cpu,cpu.",
+        )
 
 
 def _machine(values: Values, origins: Origins) -> Iterator[UsageError]:
@@ -99,20 +115,28 @@ def _machine(values: Values, origins: Origins) -> Iterator[UsageError]:
     quota = values["packet_quota_mb"]
     yield from _devices(device.split(","), values, origins)
     if values["vram_gb"] is not None and values["vram_share"] is not None:
-        what = f"vram_gb ({origins['vram_gb']}) and vram_share ({origins['vram_share']}) both limit the memory."
-        yield UsageError(what, "Keep one of them.")
+        yield UsageError(
+            f"vram_gb ({origins['vram_gb']}) and vram_share ({origins['vram_share']}) both limit the memory.",
+            "Keep one of them.",
+        )
     if values["lora"] and not values["lora_targets"]:
-        what = f"LoRA layers ({origins['lora']}) have nowhere to go: lora_targets is empty ({origins['lora_targets']})."
-        yield UsageError(what, "Name modules of the model, such as q_proj,v_proj, or train it in full.")
+        yield UsageError(
+            f"LoRA layers ({origins['lora']}) have nowhere to go: lora_targets is empty ({origins['lora_targets']}).",
+            "Name modules of the model, such as q_proj,v_proj, or train it in full.",
+        )
     if values["quantisation"] == "nf4" and values["lora"] is False:
-        what = f"NF4 ({origins['quantisation']}) is for frozen weights, and full training ({origins['lora']}) has none."
-        yield UsageError(what, "Leave out quantisation, or train LoRA layers.")
+        yield UsageError(
+            f"NF4 ({origins['quantisation']}) is for frozen weights, and full training ({origins['lora']}) has none.",
+            "Leave out quantisation, or train LoRA layers.",
+        )
     # A quota that nobody chose is not held against somebody's limit of the disk.
     if disk is not None and quota > disk * _MB_PER_GB and by_a_person(origins["packet_quota_mb"]):
         quota_of = origins["packet_quota_mb"]
         disk_of = origins["disk_gb"]
-        what = f"Packets alone may take {quota} MB ({quota_of}), but the home no more than {disk:g} GB ({disk_of})."
-        yield UsageError(what, "Lower packet_quota_mb, or raise disk_gb.")
+        yield UsageError(
+            f"Packets alone may take {quota} MB ({quota_of}), but the home no more than {disk:g} GB ({disk_of}).",
+            "Lower packet_quota_mb, or raise disk_gb.",
+        )
 
 
 def _is_address(text: str) -> bool:
@@ -125,18 +149,24 @@ def _is_address(text: str) -> bool:
 
 def _network(values: Values, origins: Origins) -> Iterator[UsageError]:
     if not _is_address(values["host"]):
-        what = f"The host {values['host']!r} is no IP address ({origins['host']})."
-        yield UsageError(what, "Write 127.0.0.1 for this machine alone, 0.0.0.0 for all its addresses, or one of them.")
+        yield UsageError(
+            f"The host {values['host']!r} is no IP address ({origins['host']}).",
+            "Write 127.0.0.1 for this machine alone, 0.0.0.0 for all its addresses, or one of them.",
+        )
     if not (_is_address(values["http_host"]) or _NAME.fullmatch(values["http_host"])):
-        what = f"The http_host {values['http_host']!r} is neither an IP address nor a name ({origins['http_host']})."
-        fix = "Write 127.0.0.1 for this machine alone, 0.0.0.0 for all its addresses, one of them, or a name of it."
-        yield UsageError(what, fix)
+        yield UsageError(
+            f"The http_host {values['http_host']!r} is neither an IP address nor a name ({origins['http_host']}).",
+            "Write 127.0.0.1 for this machine alone, 0.0.0.0 for all its addresses, one of them, or a name of it.",
+        )
     port = values["port"]
     if port != 0 and port == values["http_port"] and values["page"] and values["listen"]:
-        what = f"Peers ({origins['port']}) and the page ({origins['http_port']}) cannot both have the port {port}."
-        yield UsageError(what, "Give port or http_port another one, or 0 for any.")
+        yield UsageError(
+            f"Peers ({origins['port']}) and the page ({origins['http_port']}) cannot both have the port {port}.",
+            "Give port or http_port another one, or 0 for any.",
+        )
     if values["announce"] and not values["listen"]:
         tells = origins["announce"]
         hears = origins["listen"]
-        what = f"announce ({tells}) tells others where to dial, but listen is false ({hears})."
-        yield UsageError(what, "Leave out one of them.")
+        yield UsageError(
+            f"announce ({tells}) tells others where to dial, but listen is false ({hears}).", "Leave out one of them."
+        )

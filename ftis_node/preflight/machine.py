@@ -226,23 +226,25 @@ def limits(case: Case) -> Findings:
     """Limits: open files, the control group's memory, and the disk for temporary files."""
     files = raise_limit()  # as a node does
     if files < FEW_FILES:
-        advice = "Ask for more: a higher hard limit (limits.conf)."
-        yield warn(f"Only {files} files may be open at a time.", advice)
+        yield warn(f"Only {files} files may be open at a time.", "Ask for more: a higher hard limit (limits.conf).")
     total = psutil.virtual_memory().total
     limit = memory_limit()
     if limit is not None and limit < total:
-        text = f"Its control group may use {rounded(limit)} of {rounded(total)} of memory; a plan for the CPU sees all."
-        advice = f"On a CPU start with --vram {0.8 * limit / GB:.1f}, or give the container more."
-        yield warn(text, advice)
+        yield warn(
+            f"Its control group may use {rounded(limit)} of {rounded(total)} of memory; a plan for the CPU sees all.",
+            f"On a CPU start with --vram {0.8 * limit / GB:.1f}, or give the container more.",
+        )
     folder = socket_folder()
     if not os.access(folder, os.W_OK):
-        advice = "Set TMPDIR to a folder that can be written."
-        yield fail(f"The directory for sockets, {folder}, cannot be written.", advice)
+        yield fail(
+            f"The directory for sockets, {folder}, cannot be written.", "Set TMPDIR to a folder that can be written."
+        )
         return
     free = shutil.disk_usage(folder).free
     if free < 16 << 20:
-        text = f"Only {rounded(free)} are free in {folder}."
-        yield warn(text, "Make room there, or set TMPDIR to a folder on another disk.")
+        yield warn(
+            f"Only {rounded(free)} are free in {folder}.", "Make room there, or set TMPDIR to a folder on another disk."
+        )
     yield ok(f"{files} open files, {os.cpu_count()} cores, {rounded(total)} of memory.")
 
 

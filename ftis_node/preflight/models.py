@@ -37,8 +37,7 @@ def hub(case: Case) -> Findings:
         why = "HF_HUB_OFFLINE is set"
         advice = "Unset HF_HUB_OFFLINE"
     if Path(source).is_dir():
-        text = f"{case.settings.model} is {told_of(Path(source)) or 'a folder'} here; no hub is needed."
-        yield ok(text)
+        yield ok(f"{case.settings.model} is {told_of(Path(source)) or 'a folder'} here; no hub is needed.")
         return
     if cached(source) is not None:
         text = f"{source} is in the local cache"
@@ -87,8 +86,11 @@ def memory(case: Case) -> Checked:
     chosen = case.plan
     if case.status and case.status.plan:  # its own model is no longer free memory
         running = case.status.plan
-        text = f"The running daemon planned with {rounded(running.memory_bytes)} of {rounded(running.budget)}."
-        yield Finding("memory", "ok" if running.fits else "warn", text)
+        yield Finding(
+            "memory",
+            "ok" if running.fits else "warn",
+            f"The running daemon planned with {rounded(running.memory_bytes)} of {rounded(running.budget)}.",
+        )
         return
     device = choose_device(settings.devices[0])
     what = "LoRA" if chosen.lora else "full training"

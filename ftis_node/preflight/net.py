@@ -46,17 +46,26 @@ def of_a_running_node(status: Status, known: Peers | None = None) -> Findings:
         yield Finding("daemon", "warn", f"It is still starting: {status.reason}")
         return
     if network.p2pd_restarts:
-        text = f"The network daemon p2pd had to be started again {network.p2pd_restarts} times."
-        yield Finding("p2pd", "warn", text, "If it grows, look into the log, and at this machine's memory.")
+        yield Finding(
+            "p2pd",
+            "warn",
+            f"The network daemon p2pd had to be started again {network.p2pd_restarts} times.",
+            "If it grows, look into the log, and at this machine's memory.",
+        )
     if status.peers:
         yield Finding("peers", "ok", f"{status.peers} peers.")
     else:
-        advice = "Fine for the first node of a run; else dial one by hand: `ftis-node doctor net --peers ADDRESS`."
-        yield Finding("peers", "warn", "No peers: it trains alone.", advice)
+        yield Finding(
+            "peers",
+            "warn",
+            "No peers: it trains alone.",
+            "Fine for the first node of a run; else dial one by hand: `ftis-node doctor net --peers ADDRESS`.",
+        )
     if known is not None:
         for one in known.left_out:
-            text = f"{called(one.id, known.names)} is left out: {with_names(one.reason, known.names)}."
-            yield Finding("peer", "warn", text)
+            yield Finding(
+                "peer", "warn", f"{called(one.id, known.names)} is left out: {with_names(one.reason, known.names)}."
+            )
     if network.clock:
         yield _clock(network.clock.behind, f"the clocks of {counted(network.clock.peers, 'peer')}")
     autonat = "unknown"
@@ -125,8 +134,9 @@ async def look_around(
                 break
         else:
             if not targets and not answered:
-                text = "None was named, and none that this home knows answers."
-                yield Finding("peers", "warn", text, "Name some with --peers.")
+                yield Finding(
+                    "peers", "warn", "None was named, and none that this home knows answers.", "Name some with --peers."
+                )
         if answered:
             yield _reachability(*await _autonat(transport, patience))
 
@@ -180,8 +190,9 @@ async def _dial(transport: Libp2p, text: str) -> tuple[Finding, RunFile | None]:
     try:
         run_file = await fetch_run(transport, [text], 0.0)
     except UserError as error:
-        advice = "Check its address, that it runs, and firewalls on both sides."
-        return Finding("peer", "fail", error.what, advice), None
+        return Finding(
+            "peer", "fail", error.what, "Check its address, that it runs, and firewalls on both sides."
+        ), None
     milliseconds = 1000 * (time.monotonic() - began)
     run = f"run {run_file.run.id.hex()} ({run_file.run.task})"
     return Finding("peer", "ok", f"{text} answers in {milliseconds:.0f} ms; {run}."), run_file

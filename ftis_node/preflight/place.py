@@ -131,8 +131,10 @@ def disk(case: Case) -> Findings:
     place = existing_folder(case.home.path)
     kind = file_system(place)
     if kind in NETWORK_FILE_SYSTEMS | NETWORK_FUSE:
-        text = f"{place} is on a network file system ({kind}), whose locks SQLite cannot rely on."
-        yield warn(text, "Name a --home on a disk of this machine.")
+        yield warn(
+            f"{place} is on a network file system ({kind}), whose locks SQLite cannot rely on.",
+            "Name a --home on a disk of this machine.",
+        )
     files = [file.stat().st_size for file in case.home.path.glob("*") if file.is_file()]  # not a service's models
     there = bytes_under(case.home.checkpoints) + sum(files)
     free = free_bytes(place)
@@ -149,8 +151,12 @@ def disk(case: Case) -> Findings:
     text = f"{rounded(free)} are free on the home's disk; it may grow by {rounded(need)} ({parts})."
     if one:
         text += f" It gets {wear(case.settings.checkpoint_minutes, one)}."
-    advice = "Make room, name a --home on another disk, train LoRA layers, or lower packet_quota_mb with --set."
-    yield _room(need, free, text, advice)
+    yield _room(
+        need,
+        free,
+        text,
+        "Make room, name a --home on another disk, train LoRA layers, or lower packet_quota_mb with --set.",
+    )
     source = resolve(case.settings.model)
     if case.shape is None or Path(source).is_dir() or cached(source) is not None:
         return
@@ -160,9 +166,12 @@ def disk(case: Case) -> Findings:
     else:
         free = free_bytes(cache)
     need = 2 * case.shape.parameters  # hub models are in bf16 as a rule
-    text = f"{rounded(max(0, free))} are left in {cache}; {case.settings.model} takes about {rounded(need)} there."
-    advice = "Make room there, or set HF_HOME to a folder on another disk."
-    yield _room(need, free, text, advice)
+    yield _room(
+        need,
+        free,
+        f"{rounded(max(0, free))} are left in {cache}; {case.settings.model} takes about {rounded(need)} there.",
+        "Make room there, or set HF_HOME to a folder on another disk.",
+    )
 
 
 def _room(need: int, free: int, text: str, advice: str) -> Finding:
@@ -199,8 +208,7 @@ def port(case: Case) -> Checked:
         return  # the port may be that daemon's
     if settings.port == 0:
         free_port(settings.host)
-        text = f"Any on {settings.host} will do; a node that others shall find again needs one of its own."
-        yield ok(text)
+        yield ok(f"Any on {settings.host} will do; a node that others shall find again needs one of its own.")
         return
     ours = case.status is not None and any(f"/{settings.port}/" in text for text in case.status.addresses)
     where = f"{settings.port} on {settings.host}"
