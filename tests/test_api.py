@@ -26,7 +26,7 @@ from ftis_node.observe.answers import Status
 from ftis_node.observe.api import ask
 from ftis_node.observe.web import Api
 from ftis_node.store.home import Home
-from ftis_node.swarm.reputation import PeerStanding
+from ftis_node.swarm.reputation import Reputation
 from tests.support.command_lines import root
 from tests.support.statuses import LOADING, TRAINING, answered, peer
 

@@ -14,7 +14,7 @@ from ftis_node.evaluate.judging import Judged
 from ftis_node.node.assembly import LOG_BYTES, OLDER_METRICS_BYTES, Quotas, quotas
 from ftis_node.node.condition import DOWN_SECONDS, ENOUGH_GROUPS, IDLE_STEPS, Signs, State, condition
 from ftis_node.node.evaluation_schedule import EvaluationSchedule
-from ftis_node.node.status import StepLog
+from ftis_node.node.training import StepLog
 from ftis_node.observe.metrics import MetricsLog
 from ftis_node.swarm.membership import Reachability
 from ftis_node.tasks import Example, Score

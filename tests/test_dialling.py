@@ -98,7 +98,7 @@ async def test_row_64_a_run_that_an_observer_keeps_is_not_the_owners_choice(tmp_
     assert "downloaded from a hub" in refused(*line).what
     assert "by the rule 'tests'" in refused(*line, "--task", run.task).what
     assert not agreed(place, run.id)
-    remember_files(place, JoinOptions(place), run.task, run.id)
+    remember_files(JoinOptions(place), run.task, run.id)
     assert agreed(place, run.id)
     assert not agreed(place, bytes(16)), "consent is for one run"
     place.task_files.unlink()

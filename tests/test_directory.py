@@ -160,7 +160,7 @@ def test_row_38_a_teller_of_many_that_never_answer_is_doubted_until_others_of_it
     for _ in range(MISSED_MIN):
         assert not referrers.doubted(MALLORY.author)
         referrers.note(MALLORY.author, met=False)
-    referrers.note(None, met=False)
+    referrers.note(b"", met=False)
     assert referrers.doubted(MALLORY.author)
     assert not referrers.doubted(BOB.author)
     for _ in range(MISSED_MIN):

@@ -173,7 +173,7 @@ def test_a_file_that_a_stranger_names_is_not_opened(report, home, tmp_path):
     text = problems(report(code=2))
     assert forbidden not in text, "a home that joined once goes on as it did"
     assert "Cannot read" in text
-    remember_files(home, JoinOptions(home, data=mine), "none.jsonl", run_id)
+    remember_files(JoinOptions(home, data=mine), "none.jsonl", run_id)
     assert report(code=2)["task"]["found"], "with the file that was named then"
     (one,) = report("--task", "arithmetic", code=2)["problems"]
     assert one["what"].startswith("The data of arithmetic is not the run's"), "and nothing that follows from it"
@@ -350,7 +350,7 @@ async def test_another_runs_data_are_refused_unread(home, tmp_path, monkeypatch)
     async with member(1, tmp_path) as node, transport(identity(2), tmp_path / "two") as network:
         options = JoinOptions(home, peers=(node.address,), task="gsm8k")
         with pytest.raises(UsageError, match="The data of gsm8k is not the run's, which is of arithmetic"):
-            await run_to_join(home, options, network, [node.address], 5.0)
+            await run_to_join(options, network, 5.0)
     assert not (tmp_path / "cache").exists()
 
 

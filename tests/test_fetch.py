@@ -161,7 +161,8 @@ async def test_what_is_over_the_limit_waits_and_then_is_busy(monkeypatch):
     monkeypatch.setattr(fetching.asyncio, "sleep", sleep)
     contents = bodies(8, 1000)
     monkeypatch.setattr(accounting, "boot_seconds", lambda: now)
-    traffic = Traffic(1100)  # a little more than a packet a second
+    traffic = Traffic()
+    traffic.limit(1100)  # a little more than a packet a second
     uploads = Uploads(holding(contents), traffic)
     assert await read(uploads, ALICE.author, contents) == [HERE] * 8
     assert 5 < sum(slept) < 7

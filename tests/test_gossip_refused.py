@@ -34,7 +34,7 @@ def test_a_forged_one_is_counted_and_its_claimed_author_not_blamed(bob):
     bob.hear([forged(made_by(ALICE, packets=3))], MALLORY.author)
     assert bob.gossip.counts["forged"] == 2
     assert bob.knows(made_by(ALICE, packets=2))
-    assert bob.reputation.banned(ALICE.author) is None, "a forged contradiction quarantines nobody"
+    assert not bob.reputation.banned(ALICE.author), "a forged contradiction quarantines nobody"
 
 
 def issued(hours, **options):
@@ -68,7 +68,7 @@ def test_one_older_than_anybody_would_train_on_is_counted(bob):
 
 def test_row_01_who_passes_on_what_is_no_announcement_three_times_is_left_alone(bob):
     for number in range(3):
-        assert bob.reputation.shunned(MALLORY.author) is None
+        assert not bob.reputation.shunned(MALLORY.author)
         bob.hear([entry(bytes([0xC1, number]))], MALLORY.author)
     assert bob.reputation.shunned(MALLORY.author) == "it passed on malformed announcements"
 

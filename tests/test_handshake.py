@@ -94,8 +94,9 @@ async def test_a_home_whose_peers_all_refuse_it_says_why_and_what_to_do(tmp_path
         alice.addresses.hear(peers)
         assert not await alice.greet(BOB.author)
         for run, what, fix in told:
+            alice.run_file = RunFile(run=run)
             with pytest.raises(UserError) as error:
-                check_peers(alice, peers, tmp_path, run)
+                check_peers(alice, peers, tmp_path)
             assert what in error.value.what
             assert error.value.fix.startswith(fix)
             alice.majors.clear()

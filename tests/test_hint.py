@@ -38,5 +38,5 @@ async def test_row_46_a_wrong_hint_is_a_fault_by_some_rules(tmp_path, rule, hint
         group = scored(1, 0, slot, boot_seconds(), MIXED).group
         node.source.inbox.score_later(group, boot_seconds(), hint)
         await node.source.inbox.scored()
-    assert (node.means.reputation.banned(group.author) is not None) is banned
-    assert node.means.reputation.report(group.author).refused == ({"wrong hint": 3} if banned else {})
+    assert bool(node.means.reputation.banned(group.author)) is banned
+    assert node.means.reputation.report(group.author)["refused"] == ({"wrong hint": 3} if banned else {})

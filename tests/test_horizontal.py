@@ -212,8 +212,8 @@ def test_row_60_announcements_without_packets_choose_no_rows_and_newcomers_parts
         assert source.slots(1, now) == alone.take(1, now, {})
     established(reputation, AUTHORS[0])
     for slot, author in enumerate(AUTHORS):
-        assert source.add(part(author, slot, 0))
-        assert source.add(part(author, slot + 1, 1, round=2))
+        assert source.parts.add(part(author, slot, 0))
+        assert source.parts.add(part(author, slot + 1, 1, round=2))
     counts = source.parts.counts(source._newcomers())
     assert counts.total() == 2 + RUN.parts, "a group's worth of newcomers' parts, a quarter of a batch but no less"
 
@@ -238,13 +238,13 @@ async def test_a_listener_makes_no_part_and_trains_on_others(tmp_path, monkeypat
         trained.append((len(batch.own), len(batch.foreign)))
 
     monkeypatch.setattr(node, "train", train)
-    monkeypatch.setattr(source, "make", None)  # it would fail
+    monkeypatch.setattr(source.maker, "generate", None)  # it would fail
     for author in AUTHORS[:3]:
-        source.add(part(author, 1, 0))
+        source.parts.add(part(author, 1, 0))
     assert await node.step(asyncio.Event()) is None, "half a batch"
     assert not trained
     for author in AUTHORS[:3]:
-        source.add(part(author, 2, 0))
+        source.parts.add(part(author, 2, 0))
     await node.step(asyncio.Event())
     assert trained == [(0, 6)]
     assert len(node.pool) == 0
@@ -267,8 +267,8 @@ def test_parts_that_waited_come_back_after_a_restart(tmp_path, ago, monkeypatch)
     store.add([made.group], own=False)
     came = []
     inbox = SimpleNamespace(score_later=lambda group, born: came.append(group))
-    node = SimpleNamespace(pool=parts().pool, source=SimpleNamespace(inbox=inbox))
-    assembly.refill_pool(SimpleNamespace(store=store, context=CONTEXT, stepper=node))
+    source = SimpleNamespace(inbox=inbox, pool=parts().pool)
+    assembly.refill_pool(SimpleNamespace(source=source, means=SimpleNamespace(store=store, context=CONTEXT)))
     assert [key_of(group) for group in came] == [key_of(made.group)]
 
 
@@ -278,10 +278,10 @@ async def test_a_step_waits_for_parts_and_counts_only_its_own(tmp_path, monkeypa
     monkeypatch.setattr(source.maker, "patience", lambda missing: asked.append(missing) or 0.0)
     await source._wait(asyncio.Event())
     for author in AUTHORS[:3]:
-        source.add(part(author, 1, 0))
+        source.parts.add(part(author, 1, 0))
     await source._wait(asyncio.Event())
     for author in AUTHORS[:2]:
-        source.add(part(author, 2, 0))
+        source.parts.add(part(author, 2, 0))
     node.means.unix = lambda: float(EPOCH)  # both groups can be closed now
     await source._wait(asyncio.Event())
     assert asked == [2, 2, 1], "six, three and one of six parts lack; a node's share are two"
@@ -299,8 +299,8 @@ async def test_a_rounds_cost_is_shared_by_the_parts_that_the_epoch_had_left(tmp_
 
     clock = Clock()
     node, source = horizontal(tmp_path, clock=clock, worker=Slow())
-    assert len(await source.make(RUN.slots - 1)) == RUN.slots - 1
-    assert len(await source.make(RUN.slots)) == 1, "the epoch has one row left"
+    assert len(await source.maker.generate(RUN.slots - 1)) == RUN.slots - 1
+    assert len(await source.maker.generate(RUN.slots)) == 1, "the epoch has one row left"
     assert list(node.means.pace.groups) == [8.0, 8.0]
 
 

@@ -74,7 +74,7 @@ DAMAGED = "damaged.*copy"
 def test_a_home_of_another_version_or_of_none_is_left_as_it_is(home, text, words):
     home.schema.write_text(text)
     before = contents(home.path)
-    for look in (home.mark, lambda: with_remembered(JoinOptions(home), home)):
+    for look in (home.mark, lambda: with_remembered(JoinOptions(home))):
         with pytest.raises(UserError, match=words):
             look()
     assert contents(home.path) == before
@@ -94,41 +94,41 @@ def test_files_named_once_are_found_from_anywhere(home, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     held_out = tmp_path / "e.jsonl"
     named = JoinOptions(home, data=Path("copy.jsonl"), eval_data=Path("e.jsonl"))
-    remember_files(home, named, "rows.jsonl", RUN)
+    remember_files(named, "rows.jsonl", RUN)
     monkeypatch.chdir("/")
-    found = with_remembered(JoinOptions(home), home)
+    found = with_remembered(JoinOptions(home))
     assert (found.data, found.eval_data) == (tmp_path / "copy.jsonl", held_out)
     moved = Path("/moved.jsonl")
-    found = with_remembered(JoinOptions(home, data=moved), home)
+    found = with_remembered(JoinOptions(home, data=moved))
     assert (found.data, found.eval_data) == (moved, held_out), "what is named comes first"
-    found = with_remembered(JoinOptions(home, task=str(moved)), home)
+    found = with_remembered(JoinOptions(home, task=str(moved)))
     assert found.data is None, "the task's name is the file"
 
 
 def test_a_task_file_is_remembered_by_its_place(home, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    remember_files(home, JoinOptions(home, task="rows.jsonl"), "rows.jsonl", RUN)
-    assert with_remembered(JoinOptions(home), home).data == tmp_path / "rows.jsonl"
+    remember_files(JoinOptions(home, task="rows.jsonl"), "rows.jsonl", RUN)
+    assert with_remembered(JoinOptions(home)).data == tmp_path / "rows.jsonl"
 
 
 def test_a_home_keeps_its_name_and_the_settings_of_its_command_lines(home):
     def start(name=None, **said):
         given = Given(said)
         settled = given.on(home)("arithmetic")
-        options = with_remembered(JoinOptions(home, name=name, kept=given.to_keep(home)), home)
-        remember_files(home, options, "arithmetic", RUN)
+        options = with_remembered(JoinOptions(home, name=name, kept=given.to_keep(home)))
+        remember_files(options, "arithmetic", RUN)
         return settled
 
     start("ann", batch_groups="4", vram_gb=8.0, steps="9", model="tiny-b")
     settings, origins = start()
     assert (settings.batch_groups, settings.vram_gb, settings.steps, settings.model) == (4, 8.0, None, "tiny-a")
     assert (origins["batch_groups"], origins["steps"]) == ("home", "default")
-    assert with_remembered(JoinOptions(home), home).name == "ann"
+    assert with_remembered(JoinOptions(home)).name == "ann"
     with pytest.raises(UsageError, match="batch_gruops"):
         start(batch_gruops="default")
     start("", port="0")
     assert "port" not in kept_settings(home), "the home keeps the one that it gets"
-    assert not with_remembered(JoinOptions(home), home).name, "it was forgotten"
+    assert not with_remembered(JoinOptions(home)).name, "it was forgotten"
     start("ann")
     for said in ({"vram_share": "0.5", "batch_groups": "default"}, {}):  # and then as it was said last
         settings, _ = start(**said)
@@ -138,7 +138,7 @@ def test_a_home_keeps_its_name_and_the_settings_of_its_command_lines(home):
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"data": 7}', "\x00", '{"settings": 7}', '{"settings": {"gone": 1}}'])
 def test_a_damaged_memory_of_files_is_none(home, text):
     home.task_files.write_text(text)
-    assert with_remembered(JoinOptions(home), home) == JoinOptions(home)
+    assert with_remembered(JoinOptions(home)) == JoinOptions(home)
     assert Given().on(home)("arithmetic")[0].batch_groups == 24
 
 

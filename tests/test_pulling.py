@@ -25,17 +25,13 @@ async def test_row_07_a_group_that_two_pulls_bring_is_taken_once(tmp_path):
         store.add([one.group for one in arrived], own=False)
         taken.extend(arrived)
 
-    nothing = SimpleNamespace()
     table = Table(600.0, lambda: 0.0, random.Random(0))
     pulling = Pulling(
         Trade(CONTEXT, store, lambda: Want(1, Newcomers(), 1), take),
-        transport=nothing,
-        traffic=Traffic(),
-        membership=nothing,
+        membership=SimpleNamespace(transport=SimpleNamespace(), traffic=Traffic()),
         table=table,
         reputation=Reputation(lambda: 0.0),
         interval=lambda: 1.0,
-        rng=random.Random(0),
     )
     made = made_by(ALICE, packets=1)
     body = packet(ALICE.author, 0, 0)

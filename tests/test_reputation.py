@@ -86,10 +86,10 @@ def test_row_34_throw_away_keys_that_contradict_themselves_evict_no_record_and_n
         reputation.equivocated(stranger)
     assert reputation.established(ALICE.author)
     assert reputation.record(CAROL.author) == 3
-    assert reputation.banned(BOB.author) is not None
+    assert reputation.banned(BOB.author)
     assert len(reputation.authors) == 3
     assert len(reputation.left_alone()) == books.STRANGERS_BANNED_MAX + 1
-    assert reputation.banned(strangers[-1]) is not None, "the latest of them are left alone"
+    assert reputation.banned(strangers[-1]), "the latest of them are left alone"
 
 
 def test_row_34_who_passes_on_contradictions_without_end_is_slowed_down_and_never_blamed():
@@ -99,12 +99,12 @@ def test_row_34_who_passes_on_contradictions_without_end_is_slowed_down_and_neve
         who = identity(3000 + number)
         for packets in (1, 2):
             bob.hear([entry(made_by(who, packets=packets))], MALLORY.author)
-        return bob.reputation.banned(who.author) is not None
+        return bool(bob.reputation.banned(who.author))
 
     banned = [contradicts(number) for number in range(40)]
     assert 0 < sum(banned) <= gossip.CHECKS_AT_ONCE / gossip.CONTRADICTION_CHECKS + 1
     assert bob.gossip.counts["over the budget"] > 0
-    assert bob.reputation.shunned(MALLORY.author) is None
+    assert not bob.reputation.shunned(MALLORY.author)
     bob.now += 2 * gossip.CONTRADICTION_CHECKS / gossip.CHECKS_A_SECOND
     assert contradicts(100), "and it may go on at a rate"
     assert bob.hear([entry(made_by(ALICE))], CAROL.author) == 1, "others pay nothing for it"
@@ -335,7 +335,7 @@ def test_row_35_the_newcomer_nearest_to_a_record_is_preferred_and_others_are_tri
     for number in range(400):
         put(table, number, 0, 5000 + number, slots=1)
     begun = {key(number): 1 + number % 19 for number in range(40)}
-    newcomers = Newcomers(lambda author: True, None, lambda author: begun.get(author, 0))
+    newcomers = Newcomers(lambda author: True, record=lambda author: begun.get(author, 0))
     targets = table.choose(24, lambda known: -1, newcomers)
     chosen = {target.known.announcement.author for target in targets}
     assert len(chosen) == 24

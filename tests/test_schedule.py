@@ -132,32 +132,32 @@ async def test_on_battery_the_node_pauses_if_its_owner_wants_that(machine):
     machine.own = set()
     machine.has_battery(plugged=False, name="hidpp_battery_0")
     assert psutil.sensors_battery() is not None
-    assert await machine.looks() is None, "a wireless mouse's"
+    assert not await machine.looks(), "a wireless mouse's"
     machine.has_battery(plugged=False)
-    assert "battery" in str(await machine.looks())
+    assert "battery" in await machine.looks()
     machine.has_battery(plugged=True)
-    assert await machine.looks() is None
+    assert not await machine.looks()
     machine.has_battery(plugged=False)
     machine.settings = Settings()
-    assert await machine.looks() is None
+    assert not await machine.looks()
 
 
 async def test_another_program_on_the_same_gpu_counts_once_it_stays_until_a_minute_later(machine):
     machine.runs((0, 100, 90))
-    assert await machine.looks() is None
+    assert not await machine.looks()
     machine.runs((0, 100, 90), (1, 300, 99), (0, 200, 2))
     for _ in range(2 * schedule_module.BUSY_LOOKS):
-        assert await machine.looks() is None, "another GPU, and one that only draws the desktop"
+        assert not await machine.looks(), "another GPU, and one that only draws the desktop"
     machine.runs((0, 100, 50), (0, 200, 50))
     for _ in range(schedule_module.BUSY_LOOKS - 1):
-        assert await machine.looks() is None
-    assert "GPU" in str(await machine.looks())
+        assert not await machine.looks()
+    assert "GPU" in await machine.looks()
     machine.own = set()  # the node rests
     machine.runs((0, 200, 99))
-    assert "GPU" in str(await machine.looks(10 * schedule_module.QUIET_SECONDS)), "still there"
+    assert "GPU" in await machine.looks(10 * schedule_module.QUIET_SECONDS), "still there"
     machine.runs()
-    assert "GPU" in str(await machine.looks())
-    assert await machine.looks(schedule_module.QUIET_SECONDS) is None
+    assert "GPU" in await machine.looks()
+    assert not await machine.looks(schedule_module.QUIET_SECONDS)
 
 
 async def test_what_its_owner_says_goes_before_the_schedule_until_that_allows_it_anyway(machine):
@@ -187,13 +187,13 @@ async def test_what_its_owner_says_goes_before_the_schedule_until_that_allows_it
 async def test_where_the_own_process_is_not_listed_nobody_is_blamed(machine):
     machine.runs((0, 7, 99))  # in a container process ids are others
     for _ in range(3 * schedule_module.BUSY_LOOKS):
-        assert await machine.looks() is None
+        assert not await machine.looks()
 
 
 async def test_without_nvidia_smi_the_gpu_counts_as_idle_and_one_warning_says_so(machine, monkeypatch, caplog):
     monkeypatch.setenv("PATH", "/nowhere")
     for _ in range(3):
-        assert await machine.looks() is None
+        assert not await machine.looks()
     assert caplog.text.count("nvidia-smi cannot be asked") == 1
 
 

@@ -3,7 +3,6 @@
 import asyncio
 import sqlite3
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 
@@ -15,6 +14,7 @@ from ftis_node.node.progress import Progress
 from ftis_node.step_report import DeviceSeconds
 from ftis_node.swarm.certificates import encode
 from ftis_node.swarm.known import Arrival
+from ftis_node.swarm.pool import NO_LIMIT
 from ftis_node.swarm.roster import Roster
 from ftis_node.worker.messages import Generated, ScoredPacket, Step
 from tests.support.clock import Clock
@@ -48,7 +48,7 @@ def test_a_node_counts_on_what_comes_and_not_on_who_announces():
 
 
 def test_what_waits_need_not_come_and_what_has_no_room_in_a_batch_is_not_counted_on():
-    for room, first, later in ((None, 12, 10), (4, 6, 4)):
+    for room, first, later in ((NO_LIMIT, 12, 10), (4, 6, 4)):
         demand = Demand()
         waiting = Waiting(10, 10, room)
         demand.stepped(0, NOTHING)
@@ -60,7 +60,7 @@ def test_what_waits_need_not_come_and_what_has_no_room_in_a_batch_is_not_counted
         assert demand.groups_to_make(BATCH, 6, waiting) == BATCH - later
     waiting = Waiting(10, 8, 4)
     assert (waiting.left(), waiting.left(2), waiting.usable(), waiting.usable(2)) == (-4, 0, 6, 10)
-    assert (Waiting(9, 9).left(), Waiting(9, 9).usable(), Waiting(9, 1, 4).usable()) == (None, 9, 9)
+    assert (Waiting(9, 9).left(), Waiting(9, 9).usable(), Waiting(9, 1, 4).usable()) == (NO_LIMIT - 9, 9, 9)
     assert foreign(5, 1.5, waiting) == 8 - 8, "six by newcomers and two others"
 
 
@@ -83,7 +83,7 @@ def test_what_a_checkpoint_of_an_earlier_version_says_of_needed_rows_is_left_alo
 @pytest.mark.parametrize(("pace", "found"), [(0.0, 1), (791.0, 2), (5000.0, 3)])
 async def test_after_a_restart_the_pool_has_again_what_is_young_enough_at_the_nodes_own_pace(tmp_path, pace, found):
     """Ages are counted from when the author made a group, not from its arrival here or from the start."""
-    node = stepper(tmp_path, max_age=600.0)
+    node = stepper(tmp_path, max_age=600.0, context=CONTEXT)
     author = identity(1).author
     came = {}
     node.means.progress = Progress.from_facts(Progress(step_seconds=pace).facts())
@@ -100,7 +100,7 @@ async def test_after_a_restart_the_pool_has_again_what_is_young_enough_at_the_no
     inbox.score_later = score
     await inbox.on_groups(arrived)
     came.clear()
-    refill_pool(SimpleNamespace(store=node.means.store, context=CONTEXT, stepper=node))
+    refill_pool(node)
     assert came == {one.group.key: pytest.approx(age, abs=60) for one, age in zip(arrived[:found], ages, strict=False)}
 
 

@@ -99,7 +99,7 @@ async def test_no_honest_author_is_struck_by_readers_of_another_tokenizer_or_its
                 unread += not engine.score(row, made.packet)
         await node.source.inbox.scored()
         assert not node.means.reputation.left_alone()
-        assert all(not node.means.reputation.report(key).refused for key in keys.values())
+        assert all(not node.means.reputation.report(key)["refused"] for key in keys.values())
     assert unread or cap > 12
 
 

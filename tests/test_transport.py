@@ -134,10 +134,10 @@ async def test_a_stream_brings_its_chunks_in_order(two):
     await stream.aclose()
 
 
-async def test_who_ends_streams_ends_them(two):
+async def test_who_disconnects_a_peer_ends_its_streams(two):
     stream = await two[0].fetch(BOB.author, asked(b"a"))
     await first(stream, 2)
-    two[1].end_streams(ALICE.author)
+    await two[1].disconnect(ALICE.author)
     with pytest.raises(Exception):  # noqa: B017 - it ends, breaks or stays silent
         await asyncio.wait_for(anext(stream), 0.5)
 

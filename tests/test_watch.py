@@ -301,7 +301,7 @@ def test_a_curve_of_days_keeps_its_ends_in_bounded_room():
 @contextlib.asynccontextmanager
 async def overview_of(path, file=None):
     async with member(1, path, observing=True, chronicle=read_chronicle(file, RUN), listen=False) as node:
-        yield node, Overview(node.swarm, RUN, None, file)
+        yield node, Overview(node.swarm, file)
 
 
 async def test_history_goes_on_after_a_restart_and_counts_nothing_twice(tmp_path):

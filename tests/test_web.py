@@ -15,17 +15,20 @@ from aiohttp import ClientSession
 from ftis_node.config.settings import Settings
 from ftis_node.errors import UserError
 from ftis_node.node.condition import State
-from ftis_node.node.dashboard import Dashboard
-from ftis_node.node.step_batch import GROUPS_KEPT, SHOWN, Recent, Shown
+from ftis_node.node.dashboard import SHOWN, Dashboard
+from ftis_node.node.step_batch import OwnGroup, Recent, StepBatch
 from ftis_node.observe.api import link, read_token
 from ftis_node.observe.web import Route, Web, json_route
 from ftis_node.store.home import Home
+from ftis_node.swarm.identity import peer_id
+from ftis_node.swarm.pool import Scored
 from ftis_node.worker.client import WorkerDied
 from ftis_node.worker.messages import GroupText
 from tests.support.daemons import run_cli
 from tests.support.served import opens, taken_port
 
 TOKEN = "t" * 43
+PEER = b"a peer of 38 bytes".ljust(38)
 HOSTILE = "</script><img src=x onerror=alert(1)>\u2028\x00\ud800"
 
 
@@ -191,21 +194,22 @@ async def test_a_port_that_is_taken_is_told_with_what_to_do():
 # --- the texts ----------------------------------------------------------------------------------------------------
 
 
-def shown(number, author):
-    group = SimpleNamespace(row=7, data=b"", packet=SimpleNamespace(lengths=(2,) * 20, finished=(True,) * 20))
-    return Shown.of(number, author, group, [1.0] * 20)
+def batch(own, foreign):
+    """So many own groups, and others of one peer."""
+    packet = SimpleNamespace(lengths=(2,) * 20, finished=(True,) * 20)
+    group = SimpleNamespace(author=PEER, row=7, data=b"", packet=packet)
+    return StepBatch([OwnGroup(group, [1.0] * 20)] * own, [Scored(group, (1.0,) * 20, 0.0)] * foreign)
 
 
 def test_of_the_latest_groups_a_few_are_kept_own_and_foreign_apart():
     recent = Recent()
-    recent.add([shown(1, "peer"), shown(1, None)])
+    recent.add(1, batch(1, 1))
     for number in range(2, 10):
-        recent.add([shown(number, None)])
+        recent.add(number, batch(1, 0))
     groups = recent.groups()
-    assert [(group.step, group.author) for group in groups] == [(9, None), (8, None), (7, None), (6, None), (1, "peer")]
+    assert [group.step for group in groups] == [9, 8, 7, 6, 1]
+    assert [group.author for group in groups] == [None] * 4 + [peer_id(PEER)]
     assert recent.step == 9
-    assert [group.author for group in groups].count(None) == GROUPS_KEPT
-    assert {(len(group.lengths), len(group.rewards)) for group in groups} == {(SHOWN, SHOWN)}
 
 
 class Reader:
@@ -241,14 +245,14 @@ async def test_each_group_is_read_once_and_texts_outlive_the_process(tmp_path, b
         assert await told("completions") == {"step": 0, "groups": []}
         assert (await told("history"))["steps"] == {}
         node.components = SimpleNamespace(stepper=stepper)
-        stepper.recent.add([shown(1, None), shown(1, "peer")])
+        stepper.recent.add(1, batch(1, 1))
         first = await told("completions")
         assert await told("completions") == first and reader.asked == 2
-        assert [group["author"] for group in first["groups"]] == [None, "peer"]
+        assert [group["author"] for group in first["groups"]] == [None, peer_id(PEER)]
         read = {"text": HOSTILE, "reward": 1.0, "tokens": 2, "finished": True, "columns": {}}
-        assert first["groups"][0]["completions"][0] == read
+        assert first["groups"][0]["completions"] == [read] * SHOWN
         reader.gone = True
-        stepper.recent.add([shown(2, None)])
+        stepper.recent.add(2, batch(1, 0))
         assert (await told("completions"))["groups"] == first["groups"]
     finally:
         await page.close()

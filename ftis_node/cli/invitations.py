@@ -95,7 +95,7 @@ def members(home: HomeOption = DEFAULT_HOME, json: JsonOption = False) -> None:
             "expires": held and min(one.expires for one in book.chain(held)),
             "may_invite": book.may_invite(key, now),
             "observer": member in heard.observers,
-            "why": book.why_no_member(key, now),
+            "why": book.why_no_member(key, now) or None,
             "name": names.get(member),
         }
         rows.append(row)
@@ -147,7 +147,7 @@ def remove(
         replace_bytes(place.orders / f"{peer}.removal", encode(removal), durable=True)
         book.ended.setdefault(identity.author, {})[member] = removal
         still = None
-        if book.why_no_member(member, now) is None:
+        if not book.why_no_member(member, now):
             still = book.best(member, now)
     if invitations:
         replace_bytes(place.orders / f"{now + 1}.voided", b"", durable=True)
@@ -271,7 +271,7 @@ def _member(text: str, book: MembersBook, names: Mapping[str, str]) -> bytes:
     except ValueError as error:
         now = unix_seconds()
         known = book.keys
-        named = [one for one in known if names.get(peer_id(one)) == text and book.why_no_member(one, now) is None]
+        named = [one for one in known if names.get(peer_id(one)) == text and not book.why_no_member(one, now)]
         if not named:
             raise UsageError(
                 f"No member calls itself {text!r}, and as a peer id it is {error}.",

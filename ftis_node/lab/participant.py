@@ -159,7 +159,7 @@ class Participant:
     async def write(self) -> None:
         """A script at its own pace: it makes one step's groups after another, and never trains."""
         while True:
-            await self.stepper.source.make(self.quota())
+            await self.stepper.source.maker.generate(self.quota())
 
     # --- lock step ------------------------------------------------------------------------------------------------
 

@@ -230,7 +230,7 @@ class Trial:
             began = asyncio.get_running_loop().time()
             for node in self._nodes:
                 node.begin_round()
-            making = [node.stepper.source.make(node.quota()) for node in self._nodes]
+            making = [node.stepper.source.maker.generate(node.quota()) for node in self._nodes]
             made = await asyncio.gather(*making)
             stepping = []
             for node, own in zip(self._nodes, made, strict=True):

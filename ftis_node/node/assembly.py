@@ -7,15 +7,15 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from ftis_node.config.run import Run, RunFile
+from ftis_node.config.run import RunFile
 from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError, UserError
 from ftis_node.host.clocks import boot_seconds, unix_seconds
 from ftis_node.host.loops import forever
 from ftis_node.node.checkpointing import Saving
+from ftis_node.node.compute import ComputeProcess
 from ftis_node.node.demand import announced_age
 from ftis_node.node.means import Means
-from ftis_node.node.options import JoinOptions
 from ftis_node.node.progress import Progress
 from ftis_node.node.remembered import layers_of
 from ftis_node.node.run_source import roster_of
@@ -34,7 +34,6 @@ from ftis_node.swarm.admission import AdmissionContext, admit
 from ftis_node.swarm.chronicle import read_chronicle
 from ftis_node.swarm.duplicate import TWIN_SECONDS, somebody_else
 from ftis_node.swarm.identity import Identity
-from ftis_node.swarm.invitation import Invitation
 from ftis_node.swarm.membership import Membership
 from ftis_node.swarm.pulling import Trade
 from ftis_node.swarm.reputation import Reputation
@@ -43,8 +42,7 @@ from ftis_node.swarm.swarm import Swarm
 from ftis_node.swarm.wire.libp2p import Libp2p
 from ftis_node.swarm.wire.p2pd import listening_of
 from ftis_node.text import GB, rounded
-from ftis_node.worker.client import Worker
-from ftis_node.worker.messages import ModelFacts, OpenedRun, plan_row
+from ftis_node.worker.messages import OpenedRun, plan_row
 
 CHECKPOINTS = CHECKPOINTS_KEPT + 1  # most checkpoints on disk at a time, while the last is written
 LOG_BYTES = 64 << 20  # node.log and output.log with their older files, the present part of metrics.jsonl and one more
@@ -61,8 +59,6 @@ class Components:
 
     home: Home
     run_file: RunFile
-    context: AdmissionContext
-    store: PacketStore
     metrics: MetricsLog
     saving: Saving
     reputation_file: ReputationFile
@@ -79,7 +75,7 @@ class Components:
     def close(self) -> None:
         """Close the files; the swarm must have ended."""
         self.saving.abandon()
-        self.store.close()
+        self.stepper.means.store.close()
         self.metrics.close()
 
 
@@ -116,24 +112,23 @@ def quotas(settings: Settings, checkpoint_bytes: int) -> Quotas:
 
 
 def build_components(
-    home: Home,
+    compute: ComputeProcess,
     settings: Settings,
     run_file: RunFile,
-    facts: ModelFacts,
     opened: OpenedRun,
     *,
     identity: Identity,
     transport: Libp2p,
-    worker: Worker,
     flush: asyncio.Event,
-    invitation: Invitation | None,
     describe: Callable[[], SelfReport | None],
 ) -> Components:
-    """Create all parts of a node. The swarm is not started yet.
+    """Create all parts of a node beside its compute process, which has the model. The swarm is not started yet.
 
     Args:
         flush: see `Means`. describe: see `Swarm`.
     """
+    home = compute.options.home
+    facts = compute.facts
     run = run_file.run
     quota = quotas(settings, facts.checkpoint_bytes)
     store = PacketStore(home.store, run.id, quota.packets)
@@ -153,7 +148,7 @@ def build_components(
         max_age=announced_age(run, settings.max_age),
         trade=Trade(context, store, lambda: stepper.want(), lambda arrived: stepper.source.inbox.on_groups(arrived)),
         peer_cache=home.peers,
-        roster=roster_of(home, run, identity, invitation),
+        roster=roster_of(home, run, identity, compute.options.invitation),
         describe=describe,
         chronicle=read_chronicle(home.swarm_history, run),
     )
@@ -164,18 +159,16 @@ def build_components(
         author=identity.author,
         settings=settings,
         store=store,
-        worker=worker,
+        worker=compute.worker,
         swarm=swarm,
         flush=flush,
         own_data=facts.own_rows > 0,
-        welcomes=swarm.membership.welcomes,
+        welcomes=swarm.roster.admits,
     )
     stepper = Stepper(means, source_for(means))
     components = Components(
         home=home,
         run_file=run_file,
-        context=context,
-        store=store,
         metrics=metrics,
         saving=Saving(
             home.checkpoints,
@@ -193,12 +186,13 @@ def build_components(
     return components
 
 
-def go_on_from(components: Components, restored: Progress | None, facts: ModelFacts, options: JoinOptions) -> None:
+def go_on_from(components: Components, restored: Progress | None, compute: ComputeProcess) -> None:
     """Continue from a checkpoint's progress, and log everything that `lab replay` needs about this start.
 
     Args:
         restored: None: start with the model's own weights.
     """
+    facts = compute.facts
     components.stepper.means.progress = restored or Progress()
     components.metrics.write(
         "started",
@@ -206,8 +200,8 @@ def go_on_from(components: Components, restored: Progress | None, facts: ModelFa
         fresh=restored is None,
         branch=components.saving.branch,
         directory=str(Path.cwd()),  # the base of relative paths in the settings
-        task=options.task_of(components.run_file),
-        **options.files(),
+        task=compute.options.task_of(components.run_file),
+        **compute.options.files(),
         run=components.run_file.run.id.hex(),
         kind=facts.kind,
         settings=facts.settings.model_dump(mode="json"),
@@ -218,22 +212,23 @@ def go_on_from(components: Components, restored: Progress | None, facts: ModelFa
     )
 
 
-def refill_pool(components: Components) -> None:
+def refill_pool(stepper: Stepper) -> None:
     """Score the admitted groups that were neither scored nor trained on before the compute process ended, and may be.
 
     When a part of a horizontal run was issued by its author's clock is not known any more; that clock may be an epoch
     off.
     """
-    pool = components.stepper.pool
-    epoch = components.context.run.epoch
-    for author, body, age in components.store.waiting(pool.max_age()):
+    source = stepper.source
+    context = stepper.means.context
+    epoch = context.run.epoch
+    for author, body, age in stepper.means.store.waiting(source.pool.max_age()):
         made = unix_seconds() - age
         born = boot_seconds() - age
         for late in (0, epoch, -epoch):
-            group = admit(components.context, author, body, issued_at=int(made - late))
+            group = admit(context, author, body, issued_at=int(made - late))
             if isinstance(group, Group):
-                if not pool.knows(group.key):
-                    components.stepper.source.inbox.score_later(group, born)
+                if not source.pool.knows(group.key):
+                    source.inbox.score_later(group, born)
                 break
 
 
@@ -263,17 +258,16 @@ async def open_network(
     return await Libp2p.start(listening, started, home.last_port())
 
 
-async def open_lan(
-    stack: AsyncExitStack, swarm: Swarm, run: Run, author: bytes, transport: Libp2p, about: dict[str, str]
-) -> None:
+async def open_lan(stack: AsyncExitStack, swarm: Swarm, transport: Libp2p, about: dict[str, str]) -> None:
     """Meet nodes of the same local network; without multicast go on without. A node that only dials tells nothing.
 
     Args:
-        about: what an open run's node tells of itself.
+        about: what an open run's node tells of itself; a private one's keeps it to itself.
     """
     from ftis_node.swarm.lan import Lan, LanNode, MembersOnLan
 
     roster = swarm.roster
+    run = swarm.membership.run_file.run
 
     def heard(node: LanNode) -> None:
         if node.run == run.id:
@@ -291,26 +285,24 @@ async def open_lan(
     try:
         await lan.start()
         if transport.listening.listen:
-            if roster.private:
-                await lan.tell_members(run.id, author, transport.port)
-            else:
-                await lan.tell(run, author, transport.port, **about)
+            await lan.tell(run, swarm.membership.identity.author, transport.port, **about)
         if roster.private:
             stack.callback(asyncio.create_task(forever(look)).cancel)
     except Exception as error:  # zeroconf raises anything from a socket error to a conflict of names
         logger.warning("The local network cannot be told of this node: %r", error)
 
 
-def check_peers(membership: Membership, bootstraps: Sequence[str], home: Path, run: Run) -> None:
+def check_peers(membership: Membership, bootstraps: Sequence[str], home: Path) -> None:
     """Refuse to go on with peers of which none works with this node.
 
     Raises:
         UsageError: all belong to another run than the home's, or all speak another protocol.
         UserError: none of them takes this node into the private run.
     """
-    named = [parse_address(text)[1] for text in bootstraps]
+    named = [parse_address(text) for text in bootstraps]
     if not named or not all(peer in membership.refused for peer in named):
         return
+    run = membership.run_file.run
     why = membership.refused[named[0]]
     if all(peer in membership.majors for peer in named):
         raise UsageError(

@@ -48,23 +48,23 @@ class Schedule:
         self._looked = self._busy_at = -QUIET_SECONDS
         self._busy_looks = 0
         self._blind = False  # nvidia-smi does not work here
-        self.why: str | None = None  # at the latest look, overruled or not
+        self.why = ""  # at the latest look, overruled or not
         self._overruled = False
 
-    async def why_not(self) -> str | None:
-        """Return why the node should not train now, as a sentence, or None."""
+    async def why_not(self) -> str:
+        """Return why the node should not train now, as a sentence, or ""."""
         self.why = await self._look()
-        self._overruled = self._overruled and self.why is not None
+        self._overruled = self._overruled and bool(self.why)
         if self._overruled:
-            return None
+            return ""
         return self.why
 
     def overrule(self) -> None:
         """Let the node train until there was nothing against it once."""
-        self._overruled = self.why is not None
+        self._overruled = bool(self.why)
 
-    async def _look(self) -> str | None:
-        """Why hours, battery or other programs on the GPU are against training now, as a sentence, or None. May start
+    async def _look(self) -> str:
+        """Why hours, battery or other programs on the GPU are against training now, as a sentence, or "". May start
         nvidia-smi. Raises OSError where a battery is being unplugged."""
         settings = self._settings()
         now = datetime.fromtimestamp(unix_seconds())
@@ -72,13 +72,13 @@ class Schedule:
         if not is_open(spans, now):
             return f"It is outside of its hours ({settings.hours}); it goes on at {next_opening(spans, now):%a %H:%M}."
         if not settings.idle_only:
-            return None
+            return ""
         battery = psutil.sensors_battery() if _has_battery() else None
         if battery is not None and battery.power_plugged is False:
             return f"The machine runs on its battery ({battery.percent:.0f} %)."
         if await self._others_on_card():
             return "Another program uses the GPU."
-        return None
+        return ""
 
     async def _others_on_card(self) -> bool:
         """Whether another program was seen twice on this node's GPU, and within the last minute."""
@@ -190,7 +190,7 @@ class Commands:
     def why(self) -> str:
         """Why the schedule holds the node, if it does."""
         if self.hold is Hold.SCHEDULE:
-            return self._schedule.why or ""
+            return self._schedule.why
         return ""
 
     def stop(self, seconds: float) -> None:
@@ -221,7 +221,7 @@ class Commands:
         """Ask the schedule."""
         before = self.why
         why = await self._schedule.why_not()
-        if self.hold is not Hold.OWNER and (why or "") != before:
+        if self.hold is not Hold.OWNER and why != before:
             self._give(self.phase, Hold.SCHEDULE if why else None)
 
     async def next(self) -> None:

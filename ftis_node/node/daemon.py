@@ -5,11 +5,9 @@ import contextlib
 import functools
 import logging
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
-
-import msgspec
 
 from ftis_node.config.run import RunFile, check_fit, dump_run_file, in_short, run_file_as_json, run_for
 from ftis_node.config.settings import Settings, changed
@@ -29,16 +27,15 @@ from ftis_node.node.run_source import remember_files, run_to_join, with_remember
 from ftis_node.node.status import joined, peers_row, resident_bytes, self_report, signs, status_row
 from ftis_node.node.telling import Telling
 from ftis_node.node.training import FINISH_SECONDS, GRACE_SECONDS, Training, until_stopped
-from ftis_node.observe.answers import Planned, Status
+from ftis_node.observe.answers import Status
 from ftis_node.observe.logs import set_level
 from ftis_node.observe.notify import Notifier
 from ftis_node.policy.names import public_name
 from ftis_node.swarm.addresses import parse_address
-from ftis_node.swarm.chronicle import names_in
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.overview import Overview
 from ftis_node.swarm.wire.libp2p import Libp2p
-from ftis_node.worker.messages import Open, plan_row
+from ftis_node.worker.messages import Open
 
 logger = logging.getLogger(__name__)
 
@@ -166,40 +163,36 @@ class Node:
         runtime = self._open_home()
         await self._begin_to_tell(runtime)
         identity = Identity.load_or_create(self.home.key)
-        bootstraps = [parse_address(text)[0] for text in self.options.bootstraps]
-        transport = await self._open_network(runtime, identity, bootstraps)
-        known = await self._find_run(transport, bootstraps)
+        for text in self.options.bootstraps:
+            parse_address(text)  # raises UsageError
+        transport = await self._open_network(runtime, identity)
+        known = await self._find_run(transport)
         run_file = await self._load(known)
         self._run_file = run_file
         opened = await self._compute.worker.call(Open(run_file.run))
         replace_text(self.home.run_file, dump_run_file(run_file), durable=True)  # the run's rows fit the model
-        remember_files(self.home, self.options, self.options.task_of(run_file), run_file.run.id)
+        remember_files(self.options, self.options.task_of(run_file), run_file.run.id)
         components = assembly.build_components(
-            self.home,
+            self._compute,
             self.settings,
             run_file,
-            self._compute.facts,
             opened,
             identity=identity,
             transport=transport,
-            worker=self._compute.worker,
             flush=self._commands.flush,
-            invitation=self.options.invitation,
             describe=lambda: self_report(self.status(), identity.author, run_file.run.id),
         )
         components.swarm.membership.own_addresses = self._addresses  # until it asks p2pd itself
         self._stack.callback(components.close)
-        training = Training(
-            components, self._compute, self._commands, self._telling, self.options, started=self._started
-        )
+        training = Training(components, self._compute, self._commands, self._telling, started=self._started)
         self._training = training
         self._stack.callback(asyncio.create_task(forever(self._commands.keep_hours)).cancel)
         await training.go_on_from()
         await self._greet(components, transport)
-        overview = Overview(components.swarm, run_file.run, identity.author, self.home.swarm_history)
+        overview = Overview(components.swarm, self.home.swarm_history)
         overview.begin(self._stack)
         self.overview = overview
-        assembly.refill_pool(components)
+        assembly.refill_pool(components.stepper)
         logger.info("Run %s: %s", run_file.run.id.hex(), in_short(run_file.run))
         if components.swarm.roster.may_invite:
             logger.info("Others join it with what `ftis-node invite%s` prints", self.home.flag)
@@ -210,7 +203,7 @@ class Node:
         self.home.open()
         self._stack.callback(self.home.close)
         self.home.mark()
-        self.options = with_remembered(self.options, self.home)
+        self.options = with_remembered(self.options)
         self._compute.options = self.options
         self._runtime = self.home.make_runtime()
         return self._runtime
@@ -227,9 +220,10 @@ class Node:
         told = Notifier().start(lambda: "{0.state}: {0.reason}".format(self.condition()), self._stalled)
         self._stack.callback(told.cancel)
 
-    async def _open_network(self, runtime: Path, identity: Identity, bootstraps: Sequence[str]) -> Libp2p:
+    async def _open_network(self, runtime: Path, identity: Identity) -> Libp2p:
+        options = self.options
         transport = await assembly.open_network(
-            self.home, self.settings, runtime, identity, bootstraps, self.options.peers, self._note_p2pd
+            self.home, self.settings, runtime, identity, options.bootstraps, options.peers, self._note_p2pd
         )
         self._transport = transport
         self._stack.push_async_callback(transport.close)
@@ -238,14 +232,14 @@ class Node:
             self._addresses = await transport.addresses()
         return transport
 
-    async def _find_run(self, transport: Libp2p, bootstraps: Sequence[str]) -> RunFile | None:
+    async def _find_run(self, transport: Libp2p) -> RunFile | None:
         """The run of the home, of a file or of a peer; None: this node begins one. Go by the settings for its task."""
         seeking = "Looking for its run."
-        if bootstraps:
+        if self.options.bootstraps:
             patience = f"{self.settings.patience:g} s at most, or half an hour while one of them loads its model"
             seeking = f"Asking the peers for their run, for {patience}."
         self._telling.set_apart(State.LOADING, seeking)
-        found = await run_to_join(self.home, self.options, transport, bootstraps, self.settings.patience)
+        found = await run_to_join(self.options, transport, self.settings.patience)
         self._run_file = found
         self.settings = self._settings_for(self.options.task_of(found))
         self._first = self.settings
@@ -281,7 +275,6 @@ class Node:
         self._telling.set_apart(State.LOADING, "Greeting peers.")
         options = self.options
         swarm = components.swarm
-        run = components.run_file.run
         hints = components.run_file.hints.bootstraps
         swarm.hear_on_lan(options.on_lan)
         given = [*options.given]
@@ -293,9 +286,9 @@ class Node:
             about = {}
             if swarm.reports.telling:
                 about = {"model": public_name(self.settings.model), "name": options.name or ""}
-            await assembly.open_lan(self._stack, swarm, run, swarm.membership.identity.author, transport, about)
+            await assembly.open_lan(self._stack, swarm, transport, about)
         if options.run is None:
-            assembly.check_peers(swarm.membership, [*options.peers, *options.given], self.home.path, run)
+            assembly.check_peers(swarm.membership, [*options.peers, *options.given], self.home.path)
 
     def _note_p2pd(self, pid: int) -> None:
         self._p2pd = pid
@@ -316,11 +309,7 @@ class Node:
     def _condition_of_training(self) -> Condition:
         if self._training is None or self._transport is None:
             return condition(Signs())
-        down = self._transport.down_seconds()
-        training = self._training
-        warning = training.evaluations.warning
-        parts = training.components
-        return condition(signs(parts, down, self._compute, training.sought, self._stalled(), self._names(), warning))
+        return condition(signs(self._training, self._transport.down_seconds(), self._stalled()))
 
     def _stalled(self) -> float:
         """Seconds since the compute process's oldest unanswered request if that is too long, else 0."""
@@ -328,12 +317,6 @@ class Node:
         if owed <= STALL_SECONDS:
             return 0.0
         return owed
-
-    def _names(self) -> dict[str, str]:
-        """Names of peers, as far as known."""
-        if self.overview is None:
-            return names_in(None)
-        return names_in(self.overview.book)
 
     def status(self) -> Status:
         """The node's status; without the training part before the swarm exists."""
@@ -358,10 +341,10 @@ class Node:
         )
         if self._training is None:
             return status
-        return joined(status, self._training.components, self._training.evaluations)
+        return joined(status, self._training)
 
     def _of_model(self) -> dict[str, Any]:
-        """The status's part on the model; nothing before it is loaded."""
+        """The status's part on the model but for its plan, which `row` adds; nothing before it is loaded."""
         loaded = self._compute.loaded
         if loaded is None:
             return {}
@@ -369,7 +352,6 @@ class Node:
             "kind": loaded.kind,
             "parameters": loaded.parameters,
             "tokenizer": loaded.tokenizer,
-            "plan": msgspec.convert(plan_row(loaded.plan), Planned),
         }
 
     def row(self) -> dict[str, Any]:
@@ -383,5 +365,4 @@ class Node:
         """The node's peers, and the peers that it refuses."""
         if self._training is None:
             return {"peers": [], "left_out": [], "names": {}}
-        components = self._training.components
-        return peers_row(components.stepper, components.swarm, self._names())
+        return peers_row(self._training.components)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 TEXT_SECONDS = 5.0
+SHOWN = 12  # completions of a group
 
 
 class Dashboard:
@@ -154,7 +155,7 @@ class _Texts:
         """Get the texts of these groups, if the compute process has time for it."""
         if not new:
             return
-        asked = [ReadableGroup(group.row, group.packet, len(group.lengths)) for group in new]
+        asked = [ReadableGroup(one.group.row, one.group.data, SHOWN) for one in new]
         try:
             async with asyncio.timeout(TEXT_SECONDS):
                 texts = await worker.call(Texts(asked))
@@ -163,14 +164,15 @@ class _Texts:
         self._known |= dict(zip(new, texts, strict=True))
 
 
-def _group(group: Shown, texts: GroupText) -> dict[str, object]:
-    """A group trained on at `step`, with its completions' lengths in tokens; author: a peer id, None for this node."""
+def _group(shown: Shown, texts: GroupText) -> dict[str, object]:
+    """A group with the texts of its first completions, and their lengths in tokens."""
+    packet = shown.group.packet
     columns = texts.columns or [{}] * len(texts.completions)
-    samples = zip(texts.completions, group.rewards, group.lengths, group.finished, columns, strict=True)
+    samples = zip(texts.completions, shown.rewards, packet.lengths, packet.finished, columns, strict=False)
     names = ("text", "reward", "tokens", "finished", "columns")
     return {
-        "step": group.step,
-        "author": group.author,
+        "step": shown.step,
+        "author": shown.author,
         "question": texts.question,
         "answer": texts.answer,
         "completions": [dict(zip(names, sample, strict=True)) for sample in samples],

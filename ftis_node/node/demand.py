@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from ftis_node.config.run import Run
 from ftis_node.swarm.parts import EPOCHS
-from ftis_node.swarm.pool import Newcomers, Pool
+from ftis_node.swarm.pool import NO_LIMIT, Newcomers, Pool
 
 # A node generates at least this part of its batch itself; otherwise many strangers could control it.
 OWN_SHARE_FLOOR = 0.25
@@ -16,21 +16,19 @@ SUPPLY_MEMORY = 0.2  # weight of the latest step in the mean of foreign groups p
 
 
 class Waiting(NamedTuple):
-    """Foreign groups that wait. newcomers: those of authors without a record; a batch takes up to `room`, None: all."""
+    """Foreign groups that wait. newcomers: those of authors without a record; a batch takes up to `room` of these."""
 
     groups: int
     newcomers: int = 0
-    room: int | None = None
+    room: int = NO_LIMIT
 
-    def left(self, batches: float = 1.0) -> int | None:
-        """The further newcomers' groups that so many batches have room for; None: no limit."""
-        if self.room is None:
-            return None
+    def left(self, batches: float = 1.0) -> int:
+        """The further newcomers' groups that so many batches have room for; negative: so many wait too many."""
         return math.ceil(self.room * batches) - self.newcomers
 
     def usable(self, batches: float = 1.0) -> int:
         """The groups that so many batches have room for."""
-        return self.groups + min(0, self.left(batches) or 0)
+        return self.groups + min(0, self.left(batches))
 
 
 class Demand:

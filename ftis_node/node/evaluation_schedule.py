@@ -14,7 +14,7 @@ from msgspec.structs import asdict
 from ftis_node.config.run import CODE
 from ftis_node.evaluate.evaluation import Evaluation
 from ftis_node.node.condition import ENOUGH_GROUPS
-from ftis_node.node.means import Compute, Means
+from ftis_node.node.means import Means
 from ftis_node.observe.metrics import MetricsLog, read_events
 from ftis_node.tasks.rewards import FORMS, form_of
 from ftis_node.worker.messages import OWN_DATA, Evaluate
@@ -68,16 +68,14 @@ class EvaluationSchedule:
         """Drop the evaluations after this step, because the training continues from its checkpoint."""
         self.curve = deque((one for one in self.curve if one[0] <= step), maxlen=CURVE)
 
-    async def evaluate(
-        self, worker: Compute, means: Means, metrics: MetricsLog, since_start: float, rewards: Sequence[float] = ()
-    ) -> None:
+    async def evaluate(self, means: Means, metrics: MetricsLog, since_start: float, rewards: Sequence[float]) -> None:
         """Evaluate, and log the results. rewards: mean ones of the latest own groups."""
         parts = self.parts()
-        found = await worker.call(Evaluate(part=self._asked % parts, parts=parts))
+        found = await means.worker.call(Evaluate(part=self._asked % parts, parts=parts))
         seconds = found.seconds
         also: dict[str, Any] = {}
         if means.own_data_groups:
-            own = await worker.call(Evaluate(OWN_DATA))
+            own = await means.worker.call(Evaluate(OWN_DATA))
             seconds += own.seconds
             also["own_data"] = asdict(own)
         means.progress.evaluated(found.pass_at_1)

@@ -26,8 +26,8 @@ class HorizontalSource:
 
     def __init__(self, means: Means, rng: random.Random | None) -> None:
         self.parts = Parts(means.run, means.age_clock, rng, means.takes)
-        self.inbox = Inbox(means, self.add)
-        self.maker = Maker(means)
+        self.inbox = Inbox(means, lambda scored: self.parts.add(scored))
+        self.maker = Maker(means, self.slots)
         self._means = means
         self._slots = OwnSlots(means.run, means.author)
         for data, _ in means.store.latest_announced(means.run.epoch):  # by an earlier start: these rows are answered
@@ -48,21 +48,12 @@ class HorizontalSource:
     def _epoch(self) -> int:
         return self._means.run.epoch_at(self._means.unix())
 
-    def add(self, scored: Scored) -> bool:
-        return self.parts.add(scored)
-
-    async def make(self, count: int) -> list[OwnGroup]:
-        """As `VerticalSource.make`."""
-        return await self.maker.generate(count, self.slots)
-
     def want(self) -> Want:
         """As `VerticalSource.want`: first parts of groups that have an own part, then of those that may get one."""
         newcomers = self._newcomers()
         most = 2 * self._whole
         waiting = waiting_in(self.pool, newcomers)
-        room = waiting.left(2)
-        if room is not None:
-            newcomers.room = max(0, room)
+        newcomers.room = max(0, waiting.left(2))
         keys = self.parts.fullest(self._mine)
         epoch = self._epoch()
         for may_get_one in (epoch, max(0, epoch - 1)):
@@ -81,8 +72,7 @@ class HorizontalSource:
     def _newcomers(self) -> Newcomers:
         """The room in a batch that all authors without a record share, in parts."""
         newcomers = self._means.newcomers()
-        if newcomers.room is not None:
-            newcomers.room *= self._means.run.parts
+        newcomers.room *= self._means.run.parts
         return newcomers
 
     def slots(self, count: int, issued_at: int) -> list[int]:
@@ -124,7 +114,7 @@ class HorizontalSource:
         at_a_time = math.ceil(self._means.batch_groups / 2)
         made = 0
         while not self.inbox.hurries(stopping) and made < most and self._lacking():
-            parts = await self.make(min(most - made, at_a_time))
+            parts = await self.maker.generate(min(most - made, at_a_time))
             made += len(parts)
             for one in parts:
                 key = key_of(one.group)

@@ -33,12 +33,13 @@ class Maker:
     generation_batch  sequences that the compute process has room to generate side by side
     """
 
-    def __init__(self, means: Means) -> None:
+    def __init__(self, means: Means, slots: Slots) -> None:
         self.refused = 0
         self.unsound = False
         self.latest: deque[tuple[float, bool]] = deque(maxlen=LATEST)
         self.generation_batch = sys.maxsize
         self._means = means
+        self._slots = slots
 
     def patience(self, missing: int) -> float:
         """The seconds to wait for so many groups: at most those that the node would need to generate them.
@@ -49,26 +50,26 @@ class Maker:
             return 0.0
         return min(self._means.settings.wait, missing * self._means.pace.group_seconds())
 
-    async def generate(self, count: int, slots: Slots) -> list[OwnGroup]:
-        """Generate, store and announce `count` groups, in as many rounds as their slots need.
+    async def generate(self, count: int) -> list[OwnGroup]:
+        """Generate, store and announce up to `count` groups, in as many rounds as their slots need.
 
         Raises:
             WorkerFault: every group of a round is unsound.
         """
         groups: list[OwnGroup] = []
         while len(groups) < count:
-            made = await self._generate_round(count - len(groups), slots)
+            made = await self._generate_round(count - len(groups))
             if not made:
                 break
             groups += made
         return groups
 
-    async def _generate_round(self, count: int, slots_of: Slots) -> list[OwnGroup]:
+    async def _generate_round(self, count: int) -> list[OwnGroup]:
         means = self._means
         began = means.clock()
         number = means.store.upcoming_round()
         issued_at = int(means.unix())
-        slots = slots_of(count, issued_at)
+        slots = self._slots(count, issued_at)
         if not slots:
             return []
         rows = [means.context.row_of(means.author, number, slot, issued_at) for slot in slots]

@@ -131,7 +131,7 @@ class Means:
 
     def takes(self, author: bytes) -> bool:
         """Whether this node trains on groups of an author: it is not banned, and may take part in the run."""
-        return self.welcomes(author) and self.reputation.banned(author) is None
+        return self.welcomes(author) and not self.reputation.banned(author)
 
     def newcomers(self) -> Newcomers:
         """The room in a batch that all authors without a record share."""

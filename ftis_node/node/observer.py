@@ -57,7 +57,9 @@ class Observer:
         self._settings = settings
         self._invitation = invitation
         self._export = export
-        self._peers = [parse_address(text)[0] for text in peers]
+        for text in peers:
+            parse_address(text)  # raises UsageError
+        self._peers = peers
         self._given = invitation.addresses if invitation is not None else []
         self._bootstraps = [*self._peers, *self._given]
         self._stopping = asyncio.Event()
@@ -123,12 +125,12 @@ class Observer:
         )
         swarm.idle = ASK_SECONDS  # it pulls none, so it never has enough
         swarm.gossip.enough = float("inf")
-        overview = Overview(swarm, run, None, home.swarm_history)
+        overview = Overview(swarm, home.swarm_history)
         await swarm.start(self._peers, run_file.hints.bootstraps, self._given)
         stack.push_async_callback(swarm.close)
         if settings.lan:
-            await open_lan(stack, swarm, run, identity.author, transport, {})
-        check_peers(swarm.membership, self._bootstraps, home.path, run)
+            await open_lan(stack, swarm, transport, {})
+        check_peers(swarm.membership, self._bootstraps, home.path)
         logger.info("Looking at run %s: %s", run.id.hex(), in_short(run))
         return overview
 

@@ -30,9 +30,7 @@ from ftis_node.tasks.templates import shown
 logger = logging.getLogger(__name__)
 
 
-async def run_to_join(
-    home: Home, options: JoinOptions, transport: Transport, bootstraps: Sequence[str], patience: float
-) -> RunFile | None:
+async def run_to_join(options: JoinOptions, transport: Transport, patience: float) -> RunFile | None:
     """The run of a previous start, of the named file, or of a peer; None if this node starts a new one, as it does if
     those that mDNS named are silent.
 
@@ -40,13 +38,14 @@ async def run_to_join(
         UsageError: the home belongs to another run than the file, or the run does not fit this node or its files.
         UserError: no peer sent its run within `patience` seconds, or half an hour while one of them was starting.
     """
-    found = known_run(home, options.run)
-    ours = found is not None and agreed(home, found.run.id)
+    bootstraps = options.bootstraps
+    found = known_run(options.home, options.run)
+    ours = found is not None and agreed(options.home, found.run.id)
     if found is None and bootstraps:
         try:
             found = await fetch_run(transport, bootstraps, patience, options.invitation, STARTING_SECONDS)
         except UserError as error:
-            if tuple(bootstraps) != options.on_lan:
+            if bootstraps != options.on_lan:
                 raise
             logger.warning("%s They told of themselves on the local network only; a new run begins.", error.what)
             return None
@@ -161,7 +160,7 @@ def check_foreseen(found: RunFile, options: JoinOptions) -> None:
     raise_all(check_task(found.run, {"task": task, "data": data, "reward": reward, "turns": None}))
 
 
-def remember_files(home: Home, options: JoinOptions, task: str, run_id: bytes) -> None:
+def remember_files(options: JoinOptions, task: str, run_id: bytes) -> None:
     """Keep the run, to which the owner agreed, and for starts that do not say them the paths of the task's files, the
     name and the settings."""
     files = options.files()
@@ -169,7 +168,7 @@ def remember_files(home: Home, options: JoinOptions, task: str, run_id: bytes) -
     if files["data"] is None and file is not None:
         files["data"] = str(file.resolve())
     said = {"run": run_id.hex(), "name": options.name or None, "settings": dict(options.kept)}
-    replace_text(home.task_files, json.dumps(files | said), durable=True)
+    replace_text(options.home.task_files, json.dumps(files | said), durable=True)
 
 
 def agreed(home: Home, run_id: bytes) -> bool:
@@ -181,14 +180,14 @@ def agreed(home: Home, run_id: bytes) -> bool:
     return run == run_id.hex()
 
 
-def with_remembered(options: JoinOptions, home: Home) -> JoinOptions:
+def with_remembered(options: JoinOptions) -> JoinOptions:
     """The options, completed with the files and the name of an earlier start; a named task may itself be a file.
 
     Raises:
         UserError: this version does not know the home's schema.
     """
-    home.check_schema()
-    found = _read(home)
+    options.home.check_schema()
+    found = _read(options.home)
     files = {name: Path(found[name]) for name in ("data", "eval_data") if name in found}
     if options.task is not None:
         named = source_of(options.task)

@@ -1,15 +1,11 @@
-"""The status and the peers that a node shows, and its log of steps."""
+"""The status and the peers that a node shows."""
 
-from __future__ import annotations
-
-import logging
 import math
 import shutil
 import sys
-import time
 from collections import Counter
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from contextlib import suppress
+from typing import Any
 
 import msgspec
 import psutil
@@ -18,29 +14,21 @@ from msgspec.structs import asdict
 import ftis_node
 from ftis_node.fit.plan import Plan
 from ftis_node.host.clocks import boot_seconds, unix_seconds
-from ftis_node.node.compute import ComputeProcess
+from ftis_node.node.assembly import Components
 from ftis_node.node.condition import FAULT_SECONDS, Signs
-from ftis_node.node.evaluation_schedule import EvaluationSchedule
 from ftis_node.node.progress import OTHERS
-from ftis_node.node.stepper import Stepper
+from ftis_node.node.training import Training
 from ftis_node.observe import answers
 from ftis_node.observe.answers import Status
 from ftis_node.policy.names import public_name
 from ftis_node.step_report import TakenStep
+from ftis_node.swarm.chronicle import names_in
 from ftis_node.swarm.identity import author_of, peer_id
 from ftis_node.swarm.known import Outcome
 from ftis_node.swarm.self_report import TEACHERS_MAX, SelfReport
 from ftis_node.swarm.swarm import Swarm
-from ftis_node.text import number, with_names
+from ftis_node.text import with_names
 from ftis_node.worker.messages import plan_row
-
-if TYPE_CHECKING:
-    from ftis_node.node.assembly import Components
-
-STEP_SECONDS = 10.0  # between two log lines about steps
-
-logger = logging.getLogger(__name__)
-
 
 _EVALUATED = ("pass_at_1_before", "pass_at_1", "pass_at_1_step")
 _OF_PROGRESS = ("step", *_EVALUATED, "own_groups_used", "foreign_weight_share")
@@ -55,31 +43,10 @@ def status_row(status: Status, plan: Plan | None) -> dict[str, Any]:
     return {name: row[name] for name in row if name not in _JOINED}
 
 
-class StepLog:
-    """Logs a line about a step; only some of quick steps."""
-
-    def __init__(self) -> None:
-        self._written = -math.inf
-
-    def write(self, last: TakenStep) -> None:
-        """Log the latest step, unless the last line is newer than ten seconds."""
-        if time.monotonic() < self._written + STEP_SECONDS:
-            return
-        self._written = time.monotonic()
-        batch = last.batch
-        logger.info(
-            "Step %d: own groups %d (reward %s), foreign %d (%s), %.1f s",
-            last.step,
-            batch.own_groups,
-            number(batch.own_reward, ".2f"),
-            batch.foreign_groups,
-            number(batch.foreign_reward, ".2f"),
-            last.seconds.total,
-        )
-
-
-def joined(status: Status, parts: Components, evaluations: EvaluationSchedule) -> Status:
+def joined(status: Status, training: Training) -> Status:
     """The status of a node that has joined its run."""
+    parts = training.components
+    evaluations = training.evaluations
     stepper = parts.stepper
     means = stepper.means
     progress = means.progress
@@ -122,20 +89,10 @@ def _latest(last: TakenStep | None) -> dict[str, Any]:
     }
 
 
-def signs(
-    parts: Components,
-    down: float,
-    compute: ComputeProcess,
-    sought: int,
-    stalled: float,
-    names: Mapping[str, str],
-    warning: str,
-) -> Signs:
-    """The signs from which the node's condition follows.
-
-    Args:
-        down, sought, stalled, warning: see `Signs`. names: of peers, as far as known.
-    """
+def signs(training: Training, network_down: float, stalled: float) -> Signs:
+    """The signs from which the node's condition follows; for the seconds see `Signs`."""
+    parts = training.components
+    names = names_in(parts.swarm.chronicle)
     membership = parts.swarm.membership
     stepper = parts.stepper
     maker = stepper.source.maker
@@ -149,18 +106,18 @@ def signs(
         bad_steps = stepper.last.report.bad_steps
     return Signs(
         peers=len(membership.active_view),
-        sought=sought,
+        sought=training.sought,
         reachability=membership.reachability(),
-        network_down=down,
+        network_down=network_down,
         free_bytes=None if parts.saving.writing else shutil.disk_usage(parts.home.path).free,
         checkpoint_bytes=parts.saving.next_bytes,
-        faults=compute.faults(FAULT_SECONDS),
+        faults=training.compute.faults(FAULT_SECONDS),
         stalled=stalled,
         bad_steps=bad_steps,
         idle_steps=stepper.idle_steps,
         signals=(len(maker.latest), sum(signal for _, signal in maker.latest)),
         pass_at_1=stepper.progress.pass_at_1,
-        warning=warning,
+        warning=training.evaluations.warning,
         other_protocol=len(membership.majors),
         own_refused=maker.unsound,
         clock=membership.sessions.clock_difference(membership.active_view),
@@ -190,12 +147,10 @@ def last_step(last: TakenStep) -> answers.LastStep:
 
 def resident_bytes(pid: int | None) -> int | None:
     """Resident bytes of a process; None without a process."""
-    try:
-        if pid is not None:
+    if pid is not None:
+        with suppress(psutil.Error):
             return int(psutil.Process(pid).memory_info().rss)
-        return None
-    except psutil.Error:
-        return None
+    return None
 
 
 def network_status(swarm: Swarm) -> answers.Network:
@@ -237,9 +192,10 @@ def self_report(status: Status, author: bytes, run_id: bytes) -> SelfReport | No
     )
 
 
-def peers_row(stepper: Stepper, swarm: Swarm, names: dict[str, str]) -> dict[str, Any]:
+def peers_row(components: Components) -> dict[str, Any]:
     """The object that `ftis-node peers --json` prints; a peer's standing is among its fields."""
-    used = stepper.progress.foreign_groups_used
+    swarm = components.swarm
+    used = components.stepper.progress.foreign_groups_used
     traffic = swarm.traffic
     peers = [
         {
@@ -248,7 +204,7 @@ def peers_row(stepper: Stepper, swarm: Swarm, names: dict[str, str]) -> dict[str
             "addresses": peer.addresses,
             "seconds_since_seen": boot_seconds() - peer.seen,
             "used": used[peer_id(peer.id)],
-            **msgspec.to_builtins(swarm.reputation.report(peer.id)),
+            **swarm.reputation.report(peer.id),
             "bytes_in": traffic.received[peer.id],
             "bytes_out": traffic.sent[peer.id],
         }
@@ -257,4 +213,4 @@ def peers_row(stepper: Stepper, swarm: Swarm, names: dict[str, str]) -> dict[str
     left_out = {**swarm.membership.skipped(), **swarm.membership.refused, **swarm.reputation.left_alone()}
     rows = [{"id": peer_id(peer), "reason": reason} for peer, reason in left_out.items()]
     observers = [peer_id(peer) for peer, session in swarm.membership.sessions.items() if session.observer]
-    return {"peers": peers, "left_out": rows, "observers": observers, "names": names}
+    return {"peers": peers, "left_out": rows, "observers": observers, "names": names_in(swarm.chronicle)}

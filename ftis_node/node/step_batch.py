@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import NamedTuple
@@ -15,58 +15,16 @@ from ftis_node.swarm.pool import Scored
 from ftis_node.worker.messages import OWN, GroupPart, StepGroup
 
 GROUPS_KEPT = 4  # groups of one's own, and as many of others
-SHOWN = 12  # completions of a group
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Shown:
-    """A group's packet and its first completions' rewards, tokens and ends [SHOWN at most].
-
-    author: a peer id, None for this node. row: of the task's data.
-    """
+    """A group that was trained on at `step`, with its rewards [G]. author: a peer id, None for this node."""
 
     step: int
     author: str | None
-    row: int
-    rewards: tuple[float, ...]
-    packet: bytes
-    lengths: tuple[int, ...]
-    finished: tuple[bool, ...]
-
-    @classmethod
-    def of(cls, step: int, author: str | None, group: Group, rewards: Sequence[float]) -> Shown:
-        """The first completions of a group."""
-        return cls(
-            step,
-            author,
-            group.row,
-            tuple(rewards[:SHOWN]),
-            group.data,
-            group.packet.lengths[:SHOWN],
-            group.packet.finished[:SHOWN],
-        )
-
-
-class Recent:
-    """A ring of own groups and one of others'; `step` is the latest that brought any."""
-
-    def __init__(self) -> None:
-        self.step = 0
-        self._own: deque[Shown] = deque(maxlen=GROUPS_KEPT)
-        self._foreign: deque[Shown] = deque(maxlen=GROUPS_KEPT)
-
-    def add(self, groups: Iterable[Shown]) -> None:
-        """The groups of one step. Where no foreign ones came, those of an earlier step stay."""
-        for group in groups:
-            self.step = group.step
-            if group.author is None:
-                self._own.append(group)
-            else:
-                self._foreign.append(group)
-
-    def groups(self) -> list[Shown]:
-        """Own ones first, the latest first of each."""
-        return [*reversed(self._own), *reversed(self._foreign)]
+    group: Group
+    rewards: Sequence[float]
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,6 +47,34 @@ class StepBatch(NamedTuple):
     foreign: Sequence[Scored]
     wait: float = 0.0
     key: Callable[[Group], Hashable] = attrgetter("key")
+
+
+class Recent:
+    """The latest own groups and those of others, to show; `step` is the latest."""
+
+    def __init__(self) -> None:
+        self.step = 0
+        self._own: deque[Shown] = deque(maxlen=GROUPS_KEPT)
+        self._foreign: deque[Shown] = deque(maxlen=GROUPS_KEPT)
+
+    def add(self, step: int, batch: StepBatch) -> None:
+        """Add a few groups of a step: own ones with differing rewards before others, for only they teach; foreign ones
+        of as many authors as possible. Where no foreign ones came, those of an earlier step stay."""
+        self.step = step
+        for mine in sorted(batch.own, key=lambda one: not one.has_signal)[:GROUPS_KEPT]:
+            self._own.append(Shown(step, None, mine.group, mine.rewards))
+        turns: Counter[bytes] = Counter()
+
+        def turn(scored: Scored) -> int:
+            turns[scored.group.author] += 1
+            return turns[scored.group.author]
+
+        for one in sorted(batch.foreign, key=turn)[:GROUPS_KEPT]:
+            self._foreign.append(Shown(step, peer_id(one.group.author), one.group, one.rewards))
+
+    def groups(self) -> list[Shown]:
+        """Own ones first, the latest first of each."""
+        return [*reversed(self._own), *reversed(self._foreign)]
 
 
 def describe(own: Sequence[OwnGroup], foreign: Sequence[Scored]) -> BatchReport:
@@ -118,21 +104,6 @@ def step_groups(batch: StepBatch, weights: Mapping[bytes, float]) -> list[StepGr
         found = groups.setdefault(batch.key(group), StepGroup(group.row, []))
         found.parts.append(part)
     return list(groups.values())
-
-
-def to_show(step: int, own: Sequence[OwnGroup], foreign: Sequence[Scored]) -> list[Shown]:
-    """A few groups of a step to show. Own groups with differing rewards come first, because only they teach."""
-    mine = sorted(own, key=lambda one: not one.has_signal)[:GROUPS_KEPT]
-    shown = [Shown.of(step, None, one.group, one.rewards) for one in mine]
-    turns: Counter[bytes] = Counter()
-
-    def turn(scored: Scored) -> int:
-        turns[scored.group.author] += 1
-        return turns[scored.group.author]
-
-    for scored in sorted(foreign, key=turn)[:GROUPS_KEPT]:  # from as many authors as possible
-        shown.append(Shown.of(step, peer_id(scored.group.author), scored.group, scored.rewards))
-    return shown
 
 
 def mean(values: Sequence[float]) -> float | None:

@@ -9,7 +9,7 @@ from ftis_node.node.horizontal import HorizontalSource
 from ftis_node.node.maker import beside
 from ftis_node.node.means import LATEST, Means
 from ftis_node.node.progress import Progress
-from ftis_node.node.step_batch import Recent, StepBatch, describe, mean, step_groups, to_show
+from ftis_node.node.step_batch import Recent, StepBatch, describe, mean, step_groups
 from ftis_node.node.vertical import VerticalSource
 from ftis_node.step_report import DeviceSeconds, StepReport, StepSeconds, TakenStep
 from ftis_node.swarm.identity import peer_id
@@ -121,7 +121,7 @@ class Stepper:
         means.swarm.interval = exchange_interval(means.progress.step_seconds)
         seconds = StepSeconds(trained - began - batch.wait, batch.wait, ended - trained, ended - began)
         last = self._account(batch, report, seconds, weights)
-        self.recent.add(to_show(last.step, batch.own, batch.foreign))
+        self.recent.add(last.step, batch)
         return last
 
     def _judge(self, foreign: Sequence[Scored], report: StepReport) -> None:

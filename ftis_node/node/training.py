@@ -19,20 +19,42 @@ from ftis_node.node.commands import Commands
 from ftis_node.node.compute import ComputeProcess
 from ftis_node.node.condition import State
 from ftis_node.node.evaluation_schedule import EvaluationSchedule
-from ftis_node.node.options import JoinOptions
 from ftis_node.node.progress import Progress
-from ftis_node.node.status import StepLog
 from ftis_node.node.telling import Telling
 from ftis_node.step_report import TakenStep
-from ftis_node.text import duration
+from ftis_node.text import duration, number
 from ftis_node.worker.client import WorkerDied, WorkerFault
 from ftis_node.worker.messages import Change, Open
 
 GRACE_SECONDS = 12.0  # for the running step, after a request to stop
 FINISH_SECONDS = 13.0  # then for the last checkpoint and evaluation
+STEP_SECONDS = 10.0  # between two log lines about steps
 
 Result = TypeVar("Result")
 logger = logging.getLogger(__name__)
+
+
+class StepLog:
+    """Logs a line about a step; only some of quick steps."""
+
+    def __init__(self) -> None:
+        self._written = -math.inf
+
+    def write(self, last: TakenStep) -> None:
+        """Log the latest step, unless the last line is newer than ten seconds."""
+        if time.monotonic() < self._written + STEP_SECONDS:
+            return
+        self._written = time.monotonic()
+        batch = last.batch
+        logger.info(
+            "Step %d: own groups %d (reward %s), foreign %d (%s), %.1f s",
+            last.step,
+            batch.own_groups,
+            number(batch.own_reward, ".2f"),
+            batch.foreign_groups,
+            number(batch.foreign_reward, ".2f"),
+            last.seconds.total,
+        )
 
 
 class Training:
@@ -48,7 +70,6 @@ class Training:
         compute: ComputeProcess,
         commands: Commands,
         telling: Telling,
-        options: JoinOptions,
         started: float,
     ) -> None:
         """
@@ -61,10 +82,9 @@ class Training:
         self.evaluations.recall(components.home.metrics)
         self._means = components.stepper.means
         self._saving = components.saving
-        self._compute = compute
+        self.compute = compute
         self._commands = commands
         self._telling = telling
-        self._options = options
         self._started = started
         self._changed: set[str] = set()  # constants of the objective that the compute process has not got yet
         self._steps = StepLog()
@@ -89,8 +109,8 @@ class Training:
 
     async def go_on_from(self, *, older: bool = False) -> None:
         """Continue from the newest checkpoint, or an older one."""
-        restored = await self._saving.restore(self._compute.worker, older=older)
-        assembly.go_on_from(self.components, restored, self._compute.facts, self._options)
+        restored = await self._saving.restore(self.compute.worker, older=older)
+        assembly.go_on_from(self.components, restored, self.compute)
 
     async def run(self) -> None:
         """Train until a request to end or the last step, then save and evaluate."""
@@ -107,7 +127,7 @@ class Training:
                 await self._recover(await wait_for_room(error, self._commands.stopping))
         await self._finish()
         self.components.reputation_file.write()
-        await self._compute.stop()  # before its files are closed: it may be scoring still
+        await self.compute.stop()  # before its files are closed: it may be scoring still
 
     async def _unless_stopped(self, work: Coroutine[None, None, None]) -> None:
         """Run the work; after a request to stop, give it up at the end of the grace period."""
@@ -117,12 +137,12 @@ class Training:
         if task.done():
             return task.result()
         logger.warning("The compute process is busy for longer than %.0f s; its work is given up.", GRACE_SECONDS)
-        if await self._compute.interrupt(task):
+        if await self.compute.interrupt(task):
             return  # unsaved training is saved afterwards
         task.cancel()
         await asyncio.wait({task})
         await self._saving.wait(self._commands.deadline - time.monotonic())
-        await self._compute.stop()
+        await self.compute.stop()
 
     # --- steps ----------------------------------------------------------------------------------------------------
 
@@ -146,13 +166,13 @@ class Training:
 
     async def _evaluate_first(self) -> None:
         await self._evaluate()
-        await self._saving.checkpoint(self._compute.worker, self.progress)
+        await self._saving.checkpoint(self.compute.worker, self.progress)
 
     async def _take_over(self) -> None:
         """Give changed constants to the compute process, and write them down for a replay."""
         new = {name: getattr(self.settings, name) for name in self._changed}
         self._changed = set()
-        await self._compute.worker.call(Change(self.settings))
+        await self.compute.worker.call(Change(self.settings))
         self.components.metrics.write("changed", step=self.progress.step, settings=new)
 
     async def _wait_for_peers(self) -> None:
@@ -170,7 +190,7 @@ class Training:
         components = self.components
         for warning in last.report.warnings:
             logger.info("%s", warning)
-        self._compute.stepped(last, components.stepper.source.maker.generation_batch)
+        self.compute.stepped(last, components.stepper.source.maker.generation_batch)
         components.metrics.write(
             "step",
             state=self._telling.condition().state,
@@ -181,8 +201,8 @@ class Training:
             **last.row(),
         )
         self._steps.write(last)
-        await self._saving.after_step(self._compute.worker, self.progress, last.report)
-        self._compute.saved(self._saving.written)
+        await self._saving.after_step(self.compute.worker, self.progress, last.report)
+        self.compute.saved(self._saving.written)
         components.reputation_file.after_step()
         if not self.evaluations.due_seconds(self._means.until_evaluation()):
             await self._evaluate()
@@ -190,7 +210,7 @@ class Training:
     async def _evaluate(self) -> None:
         since = boot_seconds() - self._started
         rewards = [reward for reward, _ in self.components.stepper.source.maker.latest]
-        await self.evaluations.evaluate(self._compute.worker, self._means, self.components.metrics, since, rewards)
+        await self.evaluations.evaluate(self._means, self.components.metrics, since, rewards)
         due = self.evaluations.due_seconds(self._means.until_evaluation())
         if self._goes_on and due:
             logger.info("The next evaluation is due in %s.", duration(due))
@@ -203,8 +223,8 @@ class Training:
             await self._unless_stopped(self._save_last())
         except (WorkerDied, WorkerFault) as fault:
             logger.warning("Pausing unsaved (%s); %s.", fault, self._saving.last)
-        await self._compute.stop()
-        self._compute.note()
+        await self.compute.stop()
+        self.compute.note()
         self._means.resting = True
         flag = self.components.home.flag
         while self._commands.pausing and not self._commands.ending:
@@ -220,7 +240,7 @@ class Training:
             await self._unless_stopped(self._renew())
 
     async def _save_last(self) -> None:
-        await self._saving.save(self._compute.worker, self.progress)
+        await self._saving.save(self.compute.worker, self.progress)
         await self._saving.flush()
 
     async def _finish(self) -> None:
@@ -261,25 +281,25 @@ class Training:
         while not self._commands.stopping.is_set():
             with contextlib.suppress(WorkerDied, WorkerFault):
                 await self._saving.flush()
-            self._compute.saved(self._saving.written)
-            older = await self._compute.failed(fault)
+            self.compute.saved(self._saving.written)
+            older = await self.compute.failed(fault)
             try:
                 return await self._renew(older=older)
             except (WorkerDied, WorkerFault) as error:
                 fault = error
-        await self._compute.stop()  # a failed process saves nothing
+        await self.compute.stop()  # a failed process saves nothing
 
     async def _renew(self, *, older: bool = False) -> None:
         """Start another compute process with the newest checkpoint (or an older one)."""
         self._telling.set_apart(State.LOADING, f"Loading {self.settings.model}.")
         run_file = self.components.run_file
-        await self._compute.start(self.settings, run_file)
-        await self._compute.worker.call(Open(run_file.run))
+        await self.compute.start(self.settings, run_file)
+        await self.compute.worker.call(Open(run_file.run))
         await self.go_on_from(older=older)
         self.evaluations.went_back(self.progress.step)
-        self._means.worker = self._compute.worker  # only now: an engine without a run cannot score
+        self._means.worker = self.compute.worker  # only now: an engine without a run cannot score
         self._means.resting = False
-        assembly.refill_pool(self.components)
+        assembly.refill_pool(self.components.stepper)
         if not self._commands.stopping.is_set():
             self._telling.trains()
 

@@ -8,7 +8,7 @@ from ftis_node.node.demand import Demand, foreign, own_part, waiting_in
 from ftis_node.node.inbox import Inbox
 from ftis_node.node.maker import Maker
 from ftis_node.node.means import Means
-from ftis_node.node.step_batch import OwnGroup, StepBatch
+from ftis_node.node.step_batch import StepBatch
 from ftis_node.swarm.pool import Newcomers, Pool, Scored, Want
 
 RECENT_SECONDS = 30.0
@@ -27,18 +27,10 @@ class VerticalSource:
             rng: draws from the pool.
         """
         self.pool = Pool(means.pooled_age, means.age_clock, rng, takes=means.takes)
-        self.inbox = Inbox(means, self.add)
-        self.maker = Maker(means)
+        self.inbox = Inbox(means, lambda scored: self.pool.add(scored))  # of a round's own pool in lock step
+        self.maker = Maker(means, self.slots)
         self._means = means
         self._demand = Demand()
-
-    def add(self, scored: Scored) -> bool:
-        """Add a foreign group to the pool; False if it is not for training."""
-        return self.pool.add(scored)
-
-    async def make(self, count: int) -> list[OwnGroup]:
-        """Generate, store and announce up to `count` own groups; see `Maker.generate`."""
-        return await self.maker.generate(count, self.slots)
 
     def slots(self, count: int, issued_at: int) -> list[int]:
         """The slots of a round of up to `count` own groups, at a unix time; none if there is nothing to make."""
@@ -56,9 +48,7 @@ class VerticalSource:
             batches = 1 + min(1.0, PREFETCH_SECONDS / seconds)
         waiting = waiting_in(self.pool, newcomers)
         waiting = waiting._replace(groups=waiting.groups + len(self.inbox.scoring))
-        room = waiting.left(batches)
-        if room is not None:
-            newcomers.room = max(0, room)
+        newcomers.room = max(0, waiting.left(batches))
         part = means.batch_groups - self._own_part()
         return Want(foreign(part, batches, waiting), newcomers, 2 * means.batch_groups)
 
@@ -85,7 +75,7 @@ class VerticalSource:
         """Make groups, wait for others, and take a batch. None if `stopping` came first, or `flush` left nothing."""
         means = self._means
         newcomers = means.newcomers()
-        own = await self.make(self.own_quota())
+        own = await self.maker.generate(self.own_quota())
         generated = means.clock()
         others = await self._gather(means.batch_groups - len(own), stopping, newcomers)
         waited = means.clock() - generated
@@ -96,7 +86,7 @@ class VerticalSource:
         try:
             self.inbox.raise_failed()
             if not means.flush.is_set() and means.settings.own_share != 0:
-                own += await self.make(means.batch_groups - len(own) - len(others))
+                own += await self.maker.generate(means.batch_groups - len(own) - len(others))
         except Exception:
             self.pool.put_back(others)  # a new compute process will repeat the step
             raise

@@ -142,7 +142,7 @@ class Status(NodeState, frozen=True, kw_only=True):
 
 
 class PeerRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A peer of the node's view; a node writes all of `swarm.reputation.PeerStanding`. used: all its groups trained on.
+    """A peer of the node's view; a node writes all of `Reputation.report`. used: all its groups trained on.
 
     standing: in words. accepted, refused (by reason), bytes_in, bytes_out: since the start.
     """

@@ -102,7 +102,8 @@ async def look_around(
         UserError: the port is taken, or p2pd does not start.
         UsageError: an address is none.
     """
-    targets = [parse_address(text)[0] for text in peers]
+    for text in peers:
+        parse_address(text)
     began = time.monotonic()
     async with _stranger(settings) as transport:
         seconds = time.monotonic() - began
@@ -113,27 +114,27 @@ async def look_around(
         yield _addresses(await transport.addresses())
         answered = 0
         known = []
-        if not targets:
+        if not peers:
             known = list(KnownAddresses.read(home.peers).tried(settings, read_book(home.members)))
         for text, why in known:
             if why:
                 yield Finding("peer", "warn", f"{text} is not dialled: {why}.")
-        for text in targets or [text for text, why in known if not why][:KEPT_TRIED]:
+        for text in peers or [text for text, why in known if not why][:KEPT_TRIED]:
             finding, run_file = await _dial(transport, text)
             if run_file is not None and met is not None:
                 met(run_file)
             answered += finding.verdict == "ok"
-            if finding.verdict == "fail" and not targets:
+            if finding.verdict == "fail" and not peers:
                 finding = replace(finding, verdict="warn")
             yield finding
             if run_file is not None:
                 told = await _time_of(transport, text)
                 if told:
                     yield _clock(told - time.time(), f"the clock of {text}")
-            if answered and not targets:
+            if answered and not peers:
                 break
         else:
-            if not targets and not answered:
+            if not peers and not answered:
                 yield Finding(
                     "peers", "warn", "None was named, and none that this home knows answers.", "Name some with --peers."
                 )
@@ -152,8 +153,7 @@ def run_of_peers(settings: Settings, peers: Sequence[str], invitation: Invitatio
 
     async def ask() -> RunFile:
         async with _stranger(dialling) as transport:
-            bootstraps = [parse_address(text)[0] for text in peers]
-            return await fetch_run(transport, bootstraps, min(PATIENCE, settings.patience), invitation)
+            return await fetch_run(transport, peers, min(PATIENCE, settings.patience), invitation)
 
     return asyncio.run(ask())
 
@@ -201,7 +201,7 @@ async def _dial(transport: Libp2p, text: str) -> tuple[Finding, RunFile | None]:
 async def _time_of(transport: Libp2p, text: str) -> int:
     """The time of the node at an address, in seconds since 1970; 0 if it does not answer."""
     try:
-        return int((await shake(transport, parse_address(text)[1], greeting(None, []))).time)
+        return int((await shake(transport, parse_address(text), greeting())).time)
     except Unreachable:
         return 0
 

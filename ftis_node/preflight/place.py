@@ -50,7 +50,7 @@ def home(case: Case) -> Checked:
         yield ok(f"{place.path} is new: `ftis-node join` makes it.")
         return
     try:
-        case.options = with_remembered(case.options, place)
+        case.options = with_remembered(case.options)
     except UserError as error:
         yield error
     facts = newest_facts(place.checkpoints)

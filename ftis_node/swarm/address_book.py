@@ -22,6 +22,7 @@ from ftis_node.swarm.wire.transport import Listening
 PASSIVE_VIEW_MAX = 256
 PART_MAX = PASSIVE_VIEW_MAX // 8  # candidates that one peer can name
 ADDRESSES_TOLD = 2
+HERE = b""  # who named what this node's own sources name
 LAN = b"lan"  # who names what was heard on the local network
 LAN_MAX = 64  # addresses from there
 SELF = b"self"  # who named all those that came by themselves
@@ -54,9 +55,9 @@ class Referrers:
     def __init__(self) -> None:
         self._counts = Bounded[bytes, list[int]](REFERRERS_MAX)  # missed, met
 
-    def note(self, referrer: bytes | None, *, met: bool) -> None:
+    def note(self, referrer: bytes, *, met: bool) -> None:
         """Count a named peer that shook hands, or did not answer its first greeting."""
-        if referrer is not None:
+        if referrer:
             self._counts.setdefault(referrer, [0, 0])[met] += 1
 
     def doubted(self, referrer: bytes) -> bool:
@@ -68,15 +69,15 @@ class Referrers:
 @dataclass(slots=True)
 class _Candidate:
     """referrer: the peer that named it first. part: whose part of the room it takes up. addresses: each with its
-    referrer; None: this node's own sources.
+    referrer.
 
     failures: greetings in a row without an answer, the last one at `last`; one that was refused counts as several.
     refused: the last one was. alive: since then there was a sign that it is.
     """
 
-    referrer: bytes | None
-    part: bytes | None
-    addresses: dict[str, bytes | None] = field(default_factory=dict)
+    referrer: bytes
+    part: bytes
+    addresses: dict[str, bytes] = field(default_factory=dict)
     failures: int = 0
     last: float = 0.0
     refused: bool = False
@@ -105,13 +106,13 @@ class AddressBook:
 
     def __post_init__(self) -> None:
         self.referrers = Referrers()
-        self.owners: frozenset[bytes | None] = frozenset()  # peers that this node's owner named, or was given
+        self.owners: frozenset[bytes] = frozenset()  # peers that this node's owner named, or was given
         self._passive_view: dict[bytes, _Candidate] = {}
         self._dials = Budgets(boot_seconds, DIALS_A_SECOND, DIALS_AT_ONCE)
         self._known = KnownAddresses.read(self.cache)
         self._on_lan = Bounded[str, None](LAN_MAX)  # addresses that mDNS named
         # peers and addresses that are not dialled, and why, by whose part of the room they take up
-        self._skipped = Bounded[bytes | None, Bounded[tuple[bytes | None, str], str]](PASSIVE_VIEW_MAX)
+        self._skipped = Bounded[bytes, Bounded[tuple[bytes, str], str]](PASSIVE_VIEW_MAX)
         self.scope = self._known.scope(self.how)
         self.local = LocalNetworks(self.how.host)
 
@@ -142,25 +143,22 @@ class AddressBook:
         """Add the peers of previous starts to the candidates: these claimed their addresses themselves."""
         self.hear(self._known.met)
         for text in self._known.met:
-            candidate = self._passive_view.get(peer_at(text) or b"")
+            candidate = self._passive_view.get(peer_at(text))
             if candidate is not None and text in candidate.addresses and text not in self.scope.exact:
                 candidate.addresses[text] = peer_at(text)
 
-    def save(
-        self, found: Iterable[Sequence[str]], came: Iterable[Sequence[str]], elsewhere: Container[bytes | None] = ()
-    ) -> None:
+    def save(self, elsewhere: Container[bytes]) -> None:
         """Keep addresses for the next start: the view's, each peer's together, and those of peers met before. Peers
         that came by themselves push out none of the first eight that this node has found.
 
         Args:
-            found: the addresses of each peer of the view that this node has found. came: of each that came by itself.
             elsewhere: what the owner named stays named, unless the peer there is one of these.
         """
         if self.cache is None:
             return
         known = self._known
-        good = self._reached(found)
-        claimed = self._reached(came)
+        good = self._reached(found=True)
+        claimed = self._reached(found=False)
         met = set(map(peer_at, (*good, *claimed)))
         left = [text for text in known.met if peer_at(text) not in met]
         known.met = [*good, *left[:LASTING], *claimed, *left[LASTING:]][:MET_MAX]
@@ -171,11 +169,11 @@ class AddressBook:
 
     # --- what is heard --------------------------------------------------------------------------------------------
 
-    def hear(self, addresses: Sequence[str], referrer: bytes | None = None, teller: bytes | None = None) -> bool:
+    def hear(self, addresses: Sequence[str], referrer: bytes = HERE, teller: bytes = HERE) -> bool:
         """Remember named addresses; ignore anything that is not an address of a peer.
 
         Args:
-            referrer: the peer that named them; None: this node's own sources.
+            referrer: the peer that named them.
             teller: who passed its signed word on; new peers take up that one's part of the room.
 
         Returns whether any of them is a new peer.
@@ -183,9 +181,9 @@ class AddressBook:
         news = False
         for text in addresses[:PASSIVE_VIEW_MAX]:
             peer = peer_at(text)
-            if peer is None or peer == self.own:
+            if peer in (b"", self.own):
                 continue
-            if referrer is not None and text not in self._addresses(peer) and not self.may_dial(text, referrer):
+            if referrer and text not in self._addresses(peer) and not self.may_dial(text, referrer):
                 continue
             candidate = self._passive_view.get(peer)
             if candidate is None:
@@ -195,8 +193,8 @@ class AddressBook:
                 candidate.alive = True
             if text not in candidate.addresses:
                 candidate.addresses = _own_first(peer, {text: referrer, **candidate.addresses})
-            elif referrer is None and candidate.addresses[text] != peer:
-                candidate.addresses[text] = None
+            elif not referrer and candidate.addresses[text] != peer:
+                candidate.addresses[text] = HERE
         return news
 
     def hear_on_lan(self, addresses: Sequence[str]) -> bool:
@@ -227,7 +225,7 @@ class AddressBook:
         found = [peer for peer, known in self._passive_view.items() if peer not in self.view and not self._wait(known)]
         self.rng.shuffle(found)
         found.sort(key=lambda peer: (peer not in self.owners, not self.sessions.met(peer)))
-        told = Counter[bytes | None]()
+        told = Counter[bytes]()
         turns: dict[bytes, int] = {}
         for peer in found:
             part = self._passive_view[peer].part
@@ -240,7 +238,7 @@ class AddressBook:
         waits = (self._wait(known) for peer, known in self._passive_view.items() if peer not in self.view)
         return min(filter(None, waits), default=math.inf)
 
-    def may_dial(self, address: str, referrer: bytes | None = None) -> bool:
+    def may_dial(self, address: str, referrer: bytes = HERE) -> bool:
         """Whether the node dials this address, which a peer named; of one that it skips the log says why, once."""
         why = self._why_not(address, referrer)
         skipped = self._skipped.setdefault(self._part(referrer), Bounded(PART_MAX))
@@ -263,7 +261,7 @@ class AddressBook:
         affordable = []
         for text, referrer in found.items():
             payer = teller if referrer == peer else referrer
-            if payer is None or self._dials.take(payer):
+            if not payer or self._dials.take(payer):
                 affordable.append(text)
         if found and not affordable:
             return None
@@ -274,27 +272,29 @@ class AddressBook:
         found = dict[bytes, str]()
         for skipped in reversed(self._skipped.values()):
             for (peer, text), why in reversed(skipped.items()):  # the latest is told
-                if peer is None or peer in found or peer in self.view:
+                if not peer or peer in found or peer in self.view:
                     continue
                 if all(self._why_not(*one) for one in self._addresses(peer).items()):
                     found[peer] = f"{text.partition('/p2p/')[0]} is not dialled: {why}"
         return found
 
-    def _reached(self, peers: Iterable[Sequence[str]]) -> list[str]:
-        """Of each peer's own claims a few that the node dials."""
-        found = []
-        for claims in peers:
-            found += varied((text for text in claims if not self._why_not(text, peer_at(text))), ADDRESSES_TOLD)
-        return found
+    def _reached(self, *, found: bool) -> list[str]:
+        """The claims of the view's peers that this node has found, or not: of each a few that the node dials."""
+        reached = []
+        for peer in self.view.values():
+            if peer.found == found:
+                dialled = (text for text in peer.addresses if not self._why_not(text, peer.id))
+                reached += varied(dialled, ADDRESSES_TOLD)
+        return reached
 
-    def _why_not(self, address: str, referrer: bytes | None) -> str:
+    def _why_not(self, address: str, referrer: bytes) -> str:
         """Why an address is not dialled; "" if it is. What a member of a private run says of itself, or its code by
         mDNS, or a peer that the owner named in a local network, may lie in the local networks too."""
         if address in self._on_lan:
             return ""
         why = self.scope.why_not(address)
         peer = peer_at(address)
-        if not why or referrer is None or referrer not in (peer, LAN):
+        if not why or referrer not in (peer, LAN):
             return why
         if self.private or self.local.has(referrer, self.scope.exact):
             return self.local.why_not(address)
@@ -366,24 +366,24 @@ class AddressBook:
         longest = NAMED_PAUSE if candidate.alive else LONGEST_PAUSE
         return max(0.0, candidate.last + backoff(candidate.failures, FIRST_PAUSE, longest) - self.clock())
 
-    def _addresses(self, peer: bytes) -> dict[str, bytes | None]:
+    def _addresses(self, peer: bytes) -> dict[str, bytes]:
         candidate = self._passive_view.get(peer)
         return candidate.addresses if candidate is not None else {}
 
     def _claimed(self, peer: bytes, addresses: Sequence[str], found: bool) -> _Candidate:
         """Replace a peer's named addresses by its own claims. Dials of them count against the peer's own budget."""
-        made = self._passive_view.pop(peer, None) or self._add(peer, None if found else SELF)
+        made = self._passive_view.pop(peer, None) or self._add(peer, HERE if found else SELF)
         self._passive_view[peer] = made
         made.failures = 0
-        made.addresses = {text: None if text in self.scope.exact else peer for text in addresses}
+        made.addresses = {text: HERE if text in self.scope.exact else peer for text in addresses}
         return made
 
-    def _add(self, peer: bytes, referrer: bytes | None) -> _Candidate:
+    def _add(self, peer: bytes, referrer: bytes) -> _Candidate:
         """Add a candidate; the oldest of its part makes room if that is full, else a random one, but none that this
         node's owner named."""
         part = self._part(referrer)
         others = [one for one in self._passive_view if one not in self.owners]
-        named = [one for one in others if part is not None and self._passive_view[one].part == part]
+        named = [one for one in others if part and self._passive_view[one].part == part]
         if len(named) >= PART_MAX:
             self.forget(named[0])
         elif len(self._passive_view) >= PASSIVE_VIEW_MAX:
@@ -391,15 +391,16 @@ class AddressBook:
         self._passive_view[peer] = _Candidate(referrer, part)
         return self._passive_view[peer]
 
-    def _part(self, referrer: bytes | None) -> bytes | None:
+    def _part(self, referrer: bytes) -> bytes:
         """Whose part of the room is used by what a peer names: all that came by themselves have one together."""
-        teller = self.view.get(referrer or b"")
+        teller = self.view.get(referrer)
         if teller is None or teller.found:
             return referrer
         return SELF
 
 
-def _own_first(peer: bytes, addresses: dict[str, bytes | None]) -> dict[str, bytes | None]:
+def _own_first(peer: bytes, addresses: dict[str, bytes]) -> dict[str, bytes]:
     """At most eight addresses with their referrers: four from the peer itself or this node's owner, then the first."""
-    own = [text for text, referrer in addresses.items() if referrer is None or referrer == peer]
-    return dict(islice((dict.fromkeys(own[: MAX_ADDRESSES // 2]) | addresses).items(), MAX_ADDRESSES))
+    own = [item for item in addresses.items() if item[1] in (HERE, peer)]
+    ordered = dict(own[: MAX_ADDRESSES // 2]) | addresses
+    return dict(islice(ordered.items(), MAX_ADDRESSES))

@@ -58,8 +58,8 @@ _MULTIADDR = re.compile(
 )
 
 
-def parse_address(text: str) -> tuple[str, bytes]:
-    """Parse ``/ip4/192.0.2.7/tcp/4001/p2p/12D3Koo…`` into the text itself and the 38-byte peer id in it.
+def parse_address(text: str) -> bytes:
+    """The 38-byte peer id in an address like ``/ip4/192.0.2.7/tcp/4001/p2p/12D3Koo…``.
 
     Raises:
         UsageError: the text is no multiaddr, or does not end in ``/p2p/`` and an Ed25519 peer id.
@@ -69,7 +69,7 @@ def parse_address(text: str) -> tuple[str, bytes]:
     if not ends or not is_multiaddr(text):
         raise UsageError(f"The peer address {text!r} is not a multiaddr that ends in /p2p/ID.", fix)
     try:
-        return text, author_of(peer)
+        return author_of(peer)
     except ValueError as error:
         raise UsageError(f"The peer address {text!r} has a bad peer id: {error}", fix) from None
 
@@ -341,11 +341,11 @@ def _has_ip6() -> bool:
 
 
 @functools.lru_cache(maxsize=REMEMBERED)
-def peer_at(address: str) -> bytes | None:
-    """The peer id in an address from a peer; None if the address is too long or invalid."""
+def peer_at(address: str) -> bytes:
+    """The peer id in an address from a peer; empty if the address is too long or invalid."""
     if len(address) > MAX_ADDRESS_LENGTH:
-        return None
+        return b""
     try:
-        return parse_address(address)[1]
+        return parse_address(address)
     except UsageError:
-        return None
+        return b""

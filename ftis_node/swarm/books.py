@@ -55,9 +55,9 @@ class Ban:
     reason: str = ""
     level: int = 0
 
-    def now(self, now: float) -> str | None:
-        """Its reason while it lasts, else None."""
-        return self.reason if self.until > now else None
+    def now(self, now: float) -> str:
+        """Its reason while it lasts, else ""."""
+        return self.reason if self.until > now else ""
 
     def extend(self, now: float, reason: str) -> None:
         self.level = self.level + 1 if now - self.until < FORGIVING_SECONDS else 1
@@ -125,9 +125,14 @@ class Books(dict[bytes, Kind]):
     ) -> None:
         super().__init__()
         self._make = make
+        self._empty = make()
         self._most = most
         self._kept = kept
         self._worth = worth
+
+    def of(self, peer: bytes) -> Kind:
+        """The peer's book, only to read; an empty one if there is none."""
+        return self.get(peer, self._empty)
 
     def open(self, peer: bytes) -> Kind:
         """Return the peer's book; create it if there is none."""
@@ -153,15 +158,17 @@ class AuthorBooks(Books[Author]):
         self.strangers = Bounded[bytes, Ban](STRANGERS_BANNED_MAX)
         self._clock = clock
 
-    def ban_of(self, author: bytes) -> Ban | None:
-        """The author's ban, past or present."""
-        book = self.get(author)
-        return book.ban if book is not None and book.ban.level else self.strangers.get(author)
+    def ban_of(self, author: bytes) -> Ban:
+        """The author's ban, past or present, to read; one without a level if there was none."""
+        ban = self.of(author).ban
+        if ban.level:
+            return ban
+        return self.strangers.get(author, ban)
 
     def ban(self, author: bytes, reason: str) -> None:
         """Extend the author's ban: in its book if that has evidence, otherwise among the strangers' bans."""
-        book = self.get(author)
-        if book is not None and (book.evidence.value >= 1.0 or book.ban.level):
+        book = self.of(author)
+        if book.evidence.value >= 1.0 or book.ban.level:
             ban = book.ban
         else:
             ban = self.strangers.setdefault(author, Ban())

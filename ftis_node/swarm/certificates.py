@@ -30,7 +30,7 @@ MEMBERS_ONLY = "the run is private; ask a member for an invitation"
 NOT_APPOINTED = "the founder has not appointed the member that invited it; ask the founder for a new invitation"
 
 
-class Record(Signed, frozen=True, array_like=True, kw_only=True, forbid_unknown_fields=True):
+class Record(Signed, frozen=True, kw_only=True):
     """What an issuer says of a member. member, issuer: 38-byte peer ids. issued_at: unix seconds."""
 
     member: bytes
@@ -38,7 +38,7 @@ class Record(Signed, frozen=True, array_like=True, kw_only=True, forbid_unknown_
     issued_at: int
 
 
-class Certificate(Record, frozen=True, array_like=True, kw_only=True, forbid_unknown_fields=True):
+class Certificate(Record, frozen=True, kw_only=True):
     """The membership of one key. expires: unix seconds.
 
     invites: whether the founder, if it is the issuer, appoints the member as an inviter.
@@ -48,7 +48,7 @@ class Certificate(Record, frozen=True, array_like=True, kw_only=True, forbid_unk
     invites: bool = False
 
 
-class Removal(Record, frozen=True, array_like=True, kw_only=True, forbid_unknown_fields=True):
+class Removal(Record, frozen=True, kw_only=True):
     """The end of a membership."""
 
 
@@ -125,8 +125,8 @@ class MembersBook(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True
         founders = self.ended.get(self.founder, {})
         return founders.get(member) or founders.get(issuer) or self.ended.get(issuer, {}).get(member)
 
-    def why_misshapen(self, chain: Chain, member: bytes) -> str | None:
-        """Return why this cannot be a chain of the run for this key, or None."""
+    def why_misshapen(self, chain: Chain, member: bytes) -> str:
+        """Return why this cannot be a chain of the run for this key, or "" if it can."""
         if not 0 < len(chain) <= LONGEST:
             return NOT_APPOINTED if chain else MEMBERS_ONLY
         issuer = self.founder
@@ -136,10 +136,10 @@ class MembersBook(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True
             if certificate.issuer != issuer or certificate.member == self.founder or not is_author(certificate.member):
                 return "its certificates make no chain from the run's founder"
             issuer = certificate.member
-        return None if member == issuer else "its certificate is for another key"
+        return "" if member == issuer else "its certificate is for another key"
 
-    def why_refused(self, certificate: Certificate | None, now: float) -> str | None:
-        """Return why a certificate does not make its key a member now, in unix seconds, or None; signatures are not
+    def why_refused(self, certificate: Certificate | None, now: float) -> str:
+        """Return why a certificate does not make its key a member now, in unix seconds, or ""; signatures are not
         checked."""
         if certificate is None:
             return MEMBERS_ONLY
@@ -153,26 +153,26 @@ class MembersBook(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True
                 return f"the certificate of {peer_id(one.member)} has expired"
             if one.issued_at > now + AHEAD:
                 return f"the certificate of {peer_id(one.member)} is of the future"
-        return None
+        return ""
 
     def best(self, member: bytes, now: float) -> Certificate | None:
         """A certificate that makes this key a member; else one that does not, or None. The founder's comes first."""
         trees = (self.issued.get(issuer, {}) for issuer in (self.founder, *self.issued))
         held = [tree[member] for tree in trees if member in tree]
-        sound = [one for one in held if self.why_refused(one, now) is None]
+        sound = [one for one in held if not self.why_refused(one, now)]
         return next(iter(sound or held), None)
 
-    def why_no_member(self, key: bytes, now: float) -> str | None:
-        """Return why this key is no member's, by any certificate, or None."""
+    def why_no_member(self, key: bytes, now: float) -> str:
+        """Return why this key is no member's, by any certificate, or "" if it is."""
         if key == self.founder:
-            return None
+            return ""
         return self.why_refused(self.best(key, now), now)
 
     def has_left(self, key: bytes, now: float) -> bool:
         """Whether this key was a member's, as far as is known, and is none any more: it was removed, or has expired."""
-        return bool(self.issuers_of(key)) and self.why_no_member(key, now) is not None
+        return bool(self.issuers_of(key) and self.why_no_member(key, now))
 
     def may_invite(self, key: bytes, now: float) -> bool:
         """Whether this key is the founder's, or an inviter's now."""
         held = self.issued.get(self.founder, {}).get(key)
-        return self.appointed(key) and (key == self.founder or self.why_refused(held, now) is None)
+        return self.appointed(key) and (key == self.founder or not self.why_refused(held, now))

@@ -4,6 +4,7 @@ import random
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
+from itertools import islice
 
 from ftis_node.swarm.known import Known, Target
 from ftis_node.swarm.pool import Newcomers
@@ -21,45 +22,34 @@ class Offer:
     packets: int
 
 
-class _Turns:
-    """Authors with something to offer: each has one turn before any has another."""
+def _turns(by_author: Mapping[bytes, Sequence[Offer]], newcomers: Newcomers, rng: random.Random) -> Iterator[bytes]:
+    """The authors in the order of their turns: each has one before any has another. It ends if nobody may offer more.
 
-    def __init__(self, by_author: dict[bytes, list[Offer]], newcomers: Newcomers, rng: random.Random) -> None:
-        """
-        Args:
-            by_author: the offers that are left, the best of each author last.
-        """
-        self._by_author = by_author
-        self._newcomers = newcomers
-        self._rng = rng
-        self._strangers = set(filter(newcomers.is_one, by_author))
-        self._waiting: list[bytes] = []
-        self._nearest: Iterator[bytes] = iter(())  # the newcomers that have begun a record, the longest first
+    Of two random ones it is the turn of that with the fresher packet. A newcomer is replaced, three times in four, by
+    the newcomer closest to a record: if all newcomers of a large swarm took turns, none would ever get one.
 
-    def next(self) -> bytes | None:
-        """The author whose turn it is; None if nobody may offer anything.
-
-        Of two random ones it is that with the fresher packet. A newcomer is replaced, three times in four, by the
-        newcomer closest to a record: if all newcomers of a large swarm took turns, none would ever get one.
-        """
-        shut = self._strangers if self._newcomers.full else set()
-        self._waiting = [author for author in self._waiting if author not in shut]
-        if not self._waiting:
-            self._begin(shut)
-        if not self._waiting:
-            return None
-        pair = self._rng.sample(self._waiting, min(2, len(self._waiting)))
-        author = max(pair, key=lambda one: self._by_author[one][-1].known.born)
-        if author in self._strangers and self._rng.randrange(EXPLORED_PART):
-            author = next((one for one in self._nearest if one in self._waiting), author)
-        self._waiting.remove(author)
-        return author
-
-    def _begin(self, shut: Set[bytes]) -> None:
-        record = self._newcomers.record
-        self._waiting = [author for author in self._by_author if author not in shut]
-        begun = [author for author in self._waiting if author in self._strangers and record(author)]
-        self._nearest = reversed(sorted(begun, key=record))
+    Args:
+        by_author: the offers that are left, the best of each author last. The caller takes from them after each turn,
+            and counts what it took among the newcomers' groups.
+    """
+    strangers = set(filter(newcomers.is_one, by_author))
+    waiting: list[bytes] = []
+    nearest: Iterator[bytes] = iter(())  # the newcomers that have begun a record, the longest first
+    while True:
+        shut = strangers if newcomers.full else set()
+        waiting = [author for author in waiting if author not in shut]
+        if not waiting:
+            waiting = [author for author in by_author if author not in shut]
+            begun = [author for author in waiting if author in strangers and newcomers.record(author)]
+            nearest = reversed(sorted(begun, key=newcomers.record))
+        if not waiting:
+            return
+        pair = rng.sample(waiting, min(2, len(waiting)))
+        author = max(pair, key=lambda one: by_author[one][-1].known.born)
+        if author in strangers and rng.randrange(EXPLORED_PART):
+            author = next((one for one in nearest if one in waiting), author)
+        waiting.remove(author)
+        yield author
 
 
 def choose(
@@ -79,12 +69,8 @@ def choose(
     by_author: dict[bytes, list[Offer]] = {}
     for offer in sorted(offers, key=lambda one: one.known.born):
         by_author.setdefault(offer.known.announcement.author, []).append(offer)
-    turns = _Turns(by_author, newcomers, rng)
     chosen: list[Target] = []
-    while len(chosen) < count:
-        author = turns.next()
-        if author is None:
-            break
+    for author in islice(_turns(by_author, newcomers, rng), count):
         left = by_author[author]
         offer = _near_copy(left, peers)
         copied = offer.known.copied_among(peers) & offer.packets

@@ -52,9 +52,9 @@ async def somebody_else(
 async def _meets(probe: Transport, peer: bytes, bootstrap: str, places: NetworkScope) -> bool:
     """Whether this bootstrap knows where `peer` is, and it is there."""
     try:
-        _, referrer = parse_address(bootstrap)
+        referrer = parse_address(bootstrap)
         await probe.connect(referrer, [bootstrap])
-        question = greeting(None, [])
+        question = greeting()
         question.whereabouts = peer
         answer = await shake(probe, referrer, question)
         found = [text for text in answer.peers if peer_at(text) == peer and not places.why_not(text)]

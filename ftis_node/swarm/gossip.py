@@ -338,7 +338,7 @@ class Gossip:
             fresh = abs(unix_seconds() - announcement.issued_at) <= REPLAY_FENCE
             self.copied = self.copied or (fresh and self._of_a_copy(announcement, first_sender))
             return Outcome.UNWANTED
-        if self.reputation.banned(announcement.author) is not None:
+        if self.reputation.banned(announcement.author):
             return Outcome.UNWANTED
         if not self.welcomes(announcement.author):
             return Outcome.NO_MEMBER

@@ -44,7 +44,7 @@ async def fetch_run(
         UserError: no bootstrap could be reached, or none sent a run file.
     """
     reasons: dict[str, _NoRun] = {}
-    peers = {text: parse_address(text)[1] for text in bootstraps}
+    peers = {text: parse_address(text) for text in bootstraps}
     final: dict[bytes, _NoRun] = {}  # by peer: it speaks another protocol, or does not let this node in
     clock = asyncio.get_running_loop().time
     began = clock()
@@ -99,12 +99,12 @@ async def _ask_run(transport: Transport, address: str, invitation: Invitation | 
     Args:
         address: a multiaddr with a peer id; UsageError if it is not one.
     """
-    _, peer = parse_address(address)
+    peer = parse_address(address)
     connected = False
     try:
         await transport.connect(peer, [address])
         connected = True
-        hello = greeting(None, [])
+        hello = greeting()
         if invitation is not None and invitation.inviter == peer:  # whoever else sees it could use it first
             hello.invitation = invitation.encoded
         answer = await shake(transport, peer, hello)
@@ -142,7 +142,7 @@ def plain(text: str, length: int) -> str:
     return "".join(character if character.isprintable() else "?" for character in text[:length])
 
 
-def greeting(run: Run | None, addresses: Sequence[str]) -> ftis_pb2.Handshake:
+def greeting(run: Run | None = None, addresses: Sequence[str] = ()) -> ftis_pb2.Handshake:
     """The first message of a node of this run; without a run it requests the peer's run file."""
     return ftis_pb2.Handshake(
         major=PROTOCOL_MAJOR,

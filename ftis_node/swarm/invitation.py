@@ -25,7 +25,7 @@ NONCE_BYTES = 16
 _ASK = "Ask for a new one; the inviter makes it with `ftis-node invite`."
 
 
-class Invitation(Signed, frozen=True, array_like=True, kw_only=True, forbid_unknown_fields=True):
+class Invitation(Signed, frozen=True, kw_only=True):
     """inviter: 38-byte peer id. issued_at, expires: unix seconds. name: of the inviter, as it calls itself.
 
     dial: multiaddrs without ``/p2p/INVITER``. nonce: 16 random bytes for a private run, else empty. seconds, invites:

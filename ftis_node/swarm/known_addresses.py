@@ -62,7 +62,7 @@ class KnownAddresses(msgspec.Struct):
         local = LocalNetworks(settings.host)
         named = (*owners, *self.peers, *self.given)
         for text in self.all:
-            peer = peer_at(text) or b""
+            peer = peer_at(text)
             why = scope.why_not(text)
             if why and text in self.met and (book is not None or local.has(peer, named)):
                 why = local.why_not(text)

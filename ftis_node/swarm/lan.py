@@ -105,25 +105,20 @@ class Lan:
         self._open.append((zeroconf, own))
 
     async def tell(self, run: Run, author: bytes, port: int, **about: str) -> None:
-        """Name this node and its run to the local network; the run of members only is never named.
+        """Tell the local network where this node is, and of an open run who and in which; of a private one only its
+        members can read who, and others learn that some node is there.
 
         Args:
             about: `model` and `name`, as far as others may know them.
         """
-        if run.founder:
-            raise ValueError("a private run is not for the local network to know")
-        peer = peer_id(author)
+        name = peer_id(author)
         told = {"run": run.id.hex(), "task": run.task[:TASK_MAX], "protocol": str(PROTOCOL_MAJOR)}
         told |= {key: word[:WORD_MAX] for key, word in about.items()}
         for zeroconf, own in self._open:
-            await _register(zeroconf, own, peer, port, told)
-
-    async def tell_members(self, run_id: bytes, author: bytes, port: int) -> None:
-        """Tell members of this node's private run where it is; others learn that some node is there, and no more."""
-        for zeroconf, own in self._open:
-            name = os.urandom(NAME_BYTES).hex()
-            code = code_of(run_id, name, _place(own.ip, port), author)
-            await _register(zeroconf, own, name, port, {HIDDEN.decode(): code.hex()})
+            if run.founder:
+                name = os.urandom(NAME_BYTES).hex()
+                told = {HIDDEN.decode(): code_of(run.id, name, _place(own.ip, port), author).hex()}
+            await _register(zeroconf, own, name, port, told)
 
     async def close(self) -> None:
         """Take the own record back and end."""

@@ -14,7 +14,6 @@ from typing import TypeAlias
 from ftis_node.config.run import RunFile, run_file_as_json
 from ftis_node.host.clocks import boot_seconds
 from ftis_node.step_report import Health
-from ftis_node.swarm import handshake
 from ftis_node.swarm.address_book import ADDRESSES_TOLD, PASSIVE_VIEW_MAX, PEERS_IN_A_HANDSHAKE, AddressBook
 from ftis_node.swarm.addresses import host_of, is_plain, is_relayed, network_of, peer_at, ranked, varied
 from ftis_node.swarm.ftis_pb2 import ExchangeResponse, Handshake
@@ -24,7 +23,9 @@ from ftis_node.swarm.handshake import (
     PROTOCOL_MAJOR,
     PROTOCOL_MINOR,
     greeting,
+    other_protocol,
     plain,
+    polite_refusal,
     shake,
 )
 from ftis_node.swarm.identity import Identity, peer_id
@@ -119,7 +120,7 @@ class Membership:
 
     def outside(self) -> list[bytes]:
         """The peers of other runs that this node's owner named; they are asked for records of the DHT only."""
-        owners = filter(None, self.addresses.owners)
+        owners = self.addresses.owners
         return [peer for peer in owners if peer in self.refused and peer not in self.majors]
 
     async def refresh_addresses(self) -> list[str]:
@@ -175,7 +176,7 @@ class Membership:
             return False
         self.traffic.received[peer] += answer.ByteSize()
         why = self._why_no_peer(answer, peer)
-        if why is not None:
+        if why:
             self._refuse(peer, why)
             return False
         if answer.granted:
@@ -205,8 +206,8 @@ class Membership:
             # p2pd may keep a dead connection on which nothing arrives any more; without it, p2pd dials again.
             await self.transport.disconnect(peer)
 
-    def _why_no_peer(self, answer: Handshake, peer: bytes) -> str | None:
-        """Return why a peer that answered a greeting cannot be one of this node's, or None."""
+    def _why_no_peer(self, answer: Handshake, peer: bytes) -> str:
+        """Return why a peer that answered a greeting cannot be one of this node's, or ""."""
         if answer.major != PROTOCOL_MAJOR:
             return self._other_protocol(peer, answer.major)
         if answer.refusal or answer.run_id != self.run_file.run.id:
@@ -242,13 +243,13 @@ class Membership:
         if not room:
             del answer.addresses[:]
         why = self.roster.at_the_door(request, answer, peer)
-        if why is not None:
+        if why:
             answer = Handshake(major=PROTOCOL_MAJOR, minor=PROTOCOL_MINOR, refusal=why)
             answer.removal = self.roster.removal_for(peer)
             if request.run_id:
                 self._refuse(peer, why)
         elif request.major != PROTOCOL_MAJOR:
-            answer.refusal = handshake.polite_refusal(request.major)
+            answer.refusal = polite_refusal(request.major)
             self._refuse(peer, self._other_protocol(peer, request.major))
         elif request.run_id:
             self._take_caller(request, answer, peer, PEERS_IN_A_HANDSHAKE if room else 0)
@@ -298,17 +299,13 @@ class Membership:
         """The limits of a message between this node and the peer; None if they have not shaken hands, or the run is
         private and the peer no member any more."""
         session = self.sessions.get(peer)
-        if session is None or not self.welcomes(peer):
+        if session is None or not self.roster.admits(peer):
             return None
         return session.limits
 
     def skipped(self) -> dict[bytes, str]:
         """By peer that may be one of this node's: why none of its addresses is dialled."""
-        return {peer: why for peer, why in self.addresses.skipped().items() if self.welcomes(peer)}
-
-    def welcomes(self, peer: bytes) -> bool:
-        """Whether the run is open, or the key a member's."""
-        return self.roster.admits(peer)
+        return {peer: why for peer, why in self.addresses.skipped().items() if self.roster.admits(peer)}
 
     def answered(self, peer: bytes) -> None:
         """Note a successful call."""
@@ -344,9 +341,7 @@ class Membership:
         elsewhere = set[bytes]()
         if not self.roster.private:
             elsewhere = {peer for peer, why in self.refused.items() if why != LOOKS_ON} - self.majors.keys()
-        found = [peer.addresses for peer in self.active_view.values() if peer.found]
-        came = [peer.addresses for peer in self.active_view.values() if not peer.found]
-        self.addresses.save(found, came, elsewhere)
+        self.addresses.save(elsewhere)
 
     def _hello(self) -> Handshake:
         hello = greeting(self.run_file.run, [] if self.observing else self.own_addresses)
@@ -399,7 +394,7 @@ class Membership:
 
     def _other_protocol(self, peer: bytes, major: int) -> str:
         self.majors[peer] = major
-        return handshake.other_protocol(major)
+        return other_protocol(major)
 
     def _refuse(self, peer: bytes, reason: str) -> None:
         if peer not in self.refused:

@@ -36,13 +36,13 @@ class OpenRun:
         """Whether the peer was a member and is none any more."""
         return False
 
-    def meet(self, peer: bytes, shown: bytes) -> str | None:
-        """Take what a peer shows of itself; return why the peer is refused, or None."""
-        return None
+    def meet(self, peer: bytes, shown: bytes) -> str:
+        """Take what a peer shows of itself; return why the peer is refused, or ""."""
+        return ""
 
-    def at_the_door(self, request: Handshake, answer: Handshake, peer: bytes) -> str | None:
-        """Return why a caller is refused, or None. A member's new certificate goes into the answer."""
-        return None
+    def at_the_door(self, request: Handshake, answer: Handshake, peer: bytes) -> str:
+        """Return why a caller is refused, or "". A member's new certificate goes into the answer."""
+        return ""
 
     def removal_for(self, peer: bytes) -> bytes:
         """The removal that ended a peer's membership; else nothing."""

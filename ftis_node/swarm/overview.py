@@ -12,7 +12,6 @@ from typing import Any
 
 import msgspec
 
-from ftis_node.config.run import Run
 from ftis_node.host.clocks import boot_seconds, unix_seconds
 from ftis_node.host.files import replace_bytes
 from ftis_node.host.loops import forever
@@ -75,16 +74,16 @@ class SwarmFacts(msgspec.Struct, frozen=True):
 class Overview:
     """Gathers what a swarm's announcements, handshakes and self-reports tell, in bounded memory."""
 
-    def __init__(self, swarm: Swarm, run: Run, own: bytes | None, file: Path | None = None) -> None:
+    def __init__(self, swarm: Swarm, file: Path | None = None) -> None:
         """
         Args:
-            own: the peer id of this node; None for an observer.
             file: keeps what was gathered between starts.
         """
+        membership = swarm.membership
         self.book = swarm.chronicle
         self._swarm = swarm
-        self._run = run
-        self._own = own
+        self._run = membership.run_file.run
+        self._own = None if membership.observing else membership.identity.author
         self._file = file
         self._spares = swarm.reputation.established
         self._groups = 0  # announced since the last row of the history

@@ -23,7 +23,7 @@ CHECKS_A_SECOND = 1.0  # of signatures, of each peer that passes places on
 CHECKS_AT_ONCE = 64.0
 
 
-class Place(Signed, frozen=True, array_like=True, kw_only=True, forbid_unknown_fields=True):
+class Place(Signed, frozen=True, kw_only=True):
     """member: 38-byte peer id. issued_at: unix seconds. dial: multiaddrs without ``/p2p/MEMBER``."""
 
     member: bytes

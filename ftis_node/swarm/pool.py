@@ -8,6 +8,8 @@ from ftis_node.host.clocks import Clock
 from ftis_node.packet import Group
 from ftis_node.swarm.identity import OfPeer
 
+NO_LIMIT = 1 << 30  # groups: more than there ever are
+
 
 @dataclass(frozen=True, eq=False)
 class Scored:
@@ -26,19 +28,19 @@ class Scored:
 
 @dataclass
 class Newcomers:
-    """Authors without a record, and the number of groups that all of them together may still have (None: no limit).
+    """Authors without a record, and the number of groups that all of them together may still have.
 
     record: returns how many groups of an author count towards its record.
     """
 
     is_one: OfPeer = lambda author: False
-    room: int | None = None
+    room: int = NO_LIMIT
     record: Callable[[bytes], int] = lambda author: 0
 
     @property
     def full(self) -> bool:
         """Whether no newcomer has room left."""
-        return self.room is not None and self.room <= 0
+        return self.room <= 0
 
     def may(self, author: bytes) -> bool:
         """Whether a group of this author fits."""
@@ -46,8 +48,7 @@ class Newcomers:
 
     def took(self, author: bytes) -> None:
         """Count a group that was taken from this author."""
-        if self.room is not None:
-            self.room -= self.is_one(author)
+        self.room -= self.is_one(author)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 import asyncio
 import functools
 import logging
-import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
@@ -26,8 +25,6 @@ from ftis_node.swarm.membership import Membership
 from ftis_node.swarm.pool import Want
 from ftis_node.swarm.reputation import Reputation
 from ftis_node.swarm.table import Table
-from ftis_node.swarm.traffic import Traffic
-from ftis_node.swarm.wire.transport import Transport
 
 IDLE_SECONDS = 30.0
 TAKEN_TOGETHER = 16
@@ -79,18 +76,15 @@ class Pulling:
     """
 
     trade: Trade
-    transport: Transport
-    traffic: Traffic
     membership: Membership
     table: Table
     reputation: Reputation
     interval: Callable[[], float]
-    rng: random.Random
 
     def __post_init__(self) -> None:
         self.rejections = Counter[Reason]()
         self.news = asyncio.Event()  # there may be more to pull
-        self.uploads = Uploads(self.trade.store.body, self.traffic)
+        self.uploads = Uploads(self.trade.store.body, self.membership.traffic)
         self.pulls = set[asyncio.Task[bool]]()  # the unfinished ones
         self._occupied_holders = set[bytes]()
         self._under_way = set[Target]()  # but those of slow holders
@@ -103,6 +97,7 @@ class Pulling:
     async def loop(self) -> None:
         """Pull wanted packets that are not under way as soon as a holder is known. Each holder gets a stream of its
         own, so that a slow one delays no other."""
+        transport = self.membership.transport
         up = True
         while True:
             with suppress(TimeoutError):
@@ -110,11 +105,11 @@ class Pulling:
             self.news.clear()
             began = thread_seconds()
             by_holder: dict[bytes, list[Target]] = {}
-            up = self.transport.up  # p2pd may just be late with an answer
+            up = transport.up  # p2pd may just be late with an answer
             want = self.trade.want()
             for target in self._choose(want) if up else []:
                 author = target.known.announcement.author
-                holder = self.reputation.pick(self._holders(target), self.rng)
+                holder = self.reputation.pick(self._holders(target), self.table.rng)
                 full = len(by_holder.get(holder, ())) >= (self.membership.limits(holder) or OWN).digests
                 if full or not self.reputation.may_be_pulled(author, want.of_one):
                     self.news.set()  # it is left to another holder, or its place to another author: look again
@@ -168,13 +163,14 @@ class Pulling:
 
     async def _pull(self, holder: bytes, left: list[Target]) -> bool:
         """Fetch from one holder and remove finished targets from `left`. Return whether it had everything."""
+        transport = self.membership.transport
         arrived: dict[Target, Arrival] = {}
         complete = True
         brought = False
         patience = Deadline(lambda: self._slow(left))
         patience.put_off(SLOW_SECONDS)
         try:
-            async for target, chunk in fetch(self.transport, holder, left.copy(), self.traffic):
+            async for target, chunk in fetch(transport, holder, left.copy(), self.membership.traffic):
                 patience.put_off(SLOW_SECONDS)
                 group = None
                 if chunk.status == FetchChunk.HERE:
@@ -197,14 +193,14 @@ class Pulling:
             self.membership.answered(holder)
         except HolderFault as fault:
             complete = False
-            if self.transport.up:  # else this node's own p2pd failed
+            if transport.up:  # else this node's own p2pd failed
                 self._at_fault(holder, fault)
         finally:
             patience.cancel()
             book = self.reputation.holders.open(holder)
             if brought:
                 book.in_vain = 0
-            elif self.transport.up:
+            elif transport.up:
                 book.in_vain += 1
             await self._hand_over(arrived, left)
         return complete
@@ -280,7 +276,7 @@ class Pulling:
         its share of this step's pulls."""
         author = known.announcement.author
         held = known.held_among(free)
-        if held and self.reputation.may_be_pulled(author, most) and self.membership.welcomes(author):
+        if held and self.reputation.may_be_pulled(author, most) and self.membership.roster.admits(author):
             return held
         return 0
 

@@ -8,7 +8,7 @@ import logging
 import math
 import random
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from ftis_node.host.clocks import Clock, unix_seconds
@@ -16,7 +16,6 @@ from ftis_node.swarm.books import (
     ADMITTED_EVIDENCE,
     HOLDERS_MAX,
     STRIKES,
-    Author,
     AuthorBooks,
     Ban,
     Books,
@@ -25,6 +24,7 @@ from ftis_node.swarm.books import (
 )
 from ftis_node.swarm.claims import DISPROVED, DOUBTED, Claims
 from ftis_node.swarm.identity import peer_id
+from ftis_node.swarm.pool import NO_LIMIT
 from ftis_node.swarm.rounds import Rounds
 
 CLAIMS = "claims"
@@ -39,42 +39,6 @@ ENOUGH_SIGNAL = 0.25
 LEAST_SHARE = 0.25  # of the chance to be asked that the holder has which served least lately
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class PeerStanding:
-    """A peer's row, by this node's own evidence.
-
-    standing                         in words
-    accepted, refused, late          packets that it signed; refused by reason
-    no_signal, record                its groups without a signal; groups trained on with sound claims
-    weight                           weight of its samples in the loss, 0 to 1
-    mean_importance (_error)         mean of min(ρ, 2) over its judged tokens, and the standard error
-    surprising_tokens                share of its tokens that it claims a thousand times likelier than the policy does
-    likelihood                       mean log-prob of its tokens under the policy, nats
-    mean_length, mean_reward         tokens of a completion; reward
-    loss_share                       share of the loss, smoothed
-    delivered, fetch_failures, fake_holds, lies   as a holder: packets, failures, packets it lacked, lies by kind
-    """
-
-    standing: str
-    accepted: int
-    refused: dict[str, int]
-    late: int
-    no_signal: int
-    record: int
-    weight: float
-    mean_importance: float | None
-    mean_importance_error: float | None
-    surprising_tokens: float
-    likelihood: float | None
-    mean_length: float | None
-    mean_reward: float | None
-    loss_share: float
-    delivered: int
-    fetch_failures: int
-    fake_holds: int
-    lies: dict[str, int]
 
 
 class Reputation:
@@ -152,30 +116,28 @@ class Reputation:
 
     def ban(self, author: bytes, reason: str) -> None:
         """Ignore its announcements and groups for ten minutes, four times as long each further time, up to a day."""
-        if self.banned(author) is None:
+        if not self.banned(author):
             logger.warning("Author %s is left alone: %s", peer_id(author), reason)
         self.authors.ban(author, reason)
 
     # --- authors: verdicts ----------------------------------------------------------------------------------------
 
-    def banned(self, author: bytes) -> str | None:
-        """The reason of the author's present ban, or None."""
-        ban = self.authors.ban_of(author)
-        return None if ban is None else ban.now(self._clock())
+    def banned(self, author: bytes) -> str:
+        """The reason of the author's present ban, or ""."""
+        return self.authors.ban_of(author).now(self._clock())
 
     def established(self, author: bytes) -> bool:
         """Whether the author has a record and no ban."""
-        book = self.authors.get(author)
-        return book is not None and book.has_record and self.banned(author) is None
+        return self.authors.of(author).has_record and not self.banned(author)
 
     def record(self, author: bytes) -> int:
         """The author's groups that were trained on while its claims were sound."""
-        return self.authors[author].sound if author in self.authors else 0
+        return self.authors.of(author).sound
 
-    def newcomers_room(self, batch: int) -> int | None:
-        """The groups of a batch that all newcomers share; None: no limit, because no author has a record."""
+    def newcomers_room(self, batch: int) -> int:
+        """The groups of a batch that all newcomers share; `NO_LIMIT` if no author has a record."""
         if NEWCOMERS not in self._defences or not any(map(self.established, self.authors)):
-            return None
+            return NO_LIMIT
         return max(1, batch // NEWCOMERS_PART)
 
     def heads(self, authors: Collection[bytes]) -> int:
@@ -188,12 +150,12 @@ class Reputation:
 
     def weight(self, author: bytes) -> float:
         """The weight of its samples in the loss: 0 during a ban, a half while its claims are doubted, else 1."""
-        if self.banned(author) is not None:
+        if self.banned(author):
             return 0.0
         return 0.5 if self._doubted(author) else 1.0
 
     def _doubted(self, author: bytes) -> bool:
-        return CLAIMS in self._defences and author in self.authors and self.authors[author].claims.paid >= DOUBTED
+        return CLAIMS in self._defences and self.authors.of(author).claims.paid >= DOUBTED
 
     def note_pull(self, author: bytes, step_seconds: float) -> None:
         """Count a packet of the author whose pull begins."""
@@ -203,14 +165,15 @@ class Reputation:
 
     def pulled(self, author: bytes) -> float:
         """The approximate number of its packets pulled in the time of a step."""
-        return self.authors[author].pulled.now(self._clock()) if author in self.authors else 0.0
+        return self.authors.of(author).pulled.now(self._clock())
 
     def may_be_pulled(self, author: bytes, most: float) -> bool:
         """Whether the node may pull another of its packets: at most so many per step, fewer if few have a signal; none
         of a banned author."""
-        if author in self.authors and self.authors[author].signal < ENOUGH_SIGNAL:
-            most = max(1.0, most * self.authors[author].signal / ENOUGH_SIGNAL)
-        return self.pulled(author) < max(1.0, most) and self.banned(author) is None
+        signal = self.authors.of(author).signal
+        if signal < ENOUGH_SIGNAL:
+            most = max(1.0, most * signal / ENOUGH_SIGNAL)
+        return self.pulled(author) < max(1.0, most) and not self.banned(author)
 
     # --- holders --------------------------------------------------------------------------------------------------
 
@@ -246,17 +209,16 @@ class Reputation:
             book.ban.extend(now, f"it {what}")
             logger.warning("Peer %s is left alone: it %s", peer_id(holder), what)
 
-    def shunned(self, holder: bytes) -> str | None:
-        """The reason why this node neither calls nor answers the peer, or None."""
-        return self.holders[holder].ban.now(self._clock()) if holder in self.holders else None
+    def shunned(self, holder: bytes) -> str:
+        """The reason why this node neither calls nor answers the peer, or ""."""
+        return self.holders.of(holder).ban.now(self._clock())
 
     def pick(self, holders: Sequence[bytes], rng: random.Random) -> bytes:
         """Draw a holder at random. What it served lately, beside the others, lowers its chance to a quarter at most, so
         that none serves all; those that have delivered nothing yet share one chance, so that fresh keys do not replace
         it; faults lower it without end."""
         now = self._clock()
-        unknown = Holder()
-        books = [self.holders.get(holder, unknown) for holder in holders]
+        books = list(map(self.holders.of, holders))
         served = [1.0 + book.served.now(now) for book in books]
         idle = min(served)
         fresh = sum(not book.delivered for book in books)
@@ -270,45 +232,56 @@ class Reputation:
 
     # --- reports and persistence ----------------------------------------------------------------------------------
 
-    def report(self, peer: bytes) -> PeerStanding:
-        """Return a peer's row for `ftis-node peers`, as an author and as a holder."""
-        author = self.authors.get(peer, Author())
-        holder = self.holders.get(peer, Holder())
+    def report(self, peer: bytes) -> dict[str, Any]:
+        """A peer's row for `ftis-node peers`, as an author and as a holder, by this node's own evidence.
+
+        standing                         in words
+        accepted, refused, late          packets that it signed; refused by reason
+        no_signal, record                its groups without a signal; groups trained on with sound claims
+        weight                           weight of its samples in the loss, 0 to 1
+        mean_importance (_error)         mean of min(ρ, 2) over its judged tokens, and the standard error
+        surprising_tokens                share of its tokens claimed a thousand times likelier than by the policy
+        likelihood                       mean log-prob of its tokens under the policy, nats
+        mean_length, mean_reward         tokens of a completion; reward
+        loss_share                       share of the loss, smoothed
+        delivered, fetch_failures, fake_holds, lies   as a holder: packets, failures, packets it lacked, lies by kind
+        """
+        author = self.authors.of(peer)
+        holder = self.holders.of(peer)
         claims = author.claims
-        return PeerStanding(
-            standing=self._standing_text(peer),
-            accepted=author.admitted,
-            refused=dict(author.refused),
-            late=author.late,
-            no_signal=author.no_signal,
-            record=author.sound,
-            weight=self.weight(peer),
-            mean_importance=claims.mean_weight,
-            mean_importance_error=claims.error,
-            surprising_tokens=claims.surprising / claims.judged if claims.judged else 0.0,
-            likelihood=claims.mean_likelihood,
-            mean_length=author.tokens / author.completions if author.completions else None,
-            mean_reward=author.reward / author.rewarded if author.rewarded else None,
-            loss_share=author.loss_share,
-            delivered=holder.delivered,
-            fetch_failures=holder.failures,
-            fake_holds=holder.fakes,
-            lies=dict(holder.lies),
-        )
+        return {
+            "standing": self._standing_text(peer),
+            "accepted": author.admitted,
+            "refused": dict(author.refused),
+            "late": author.late,
+            "no_signal": author.no_signal,
+            "record": author.sound,
+            "weight": self.weight(peer),
+            "mean_importance": claims.mean_weight,
+            "mean_importance_error": claims.error,
+            "surprising_tokens": claims.surprising / claims.judged if claims.judged else 0.0,
+            "likelihood": claims.mean_likelihood,
+            "mean_length": author.tokens / author.completions if author.completions else None,
+            "mean_reward": author.reward / author.rewarded if author.rewarded else None,
+            "loss_share": author.loss_share,
+            "delivered": holder.delivered,
+            "fetch_failures": holder.failures,
+            "fake_holds": holder.fakes,
+            "lies": dict(holder.lies),
+        }
 
     def left_alone(self) -> dict[bytes, str]:
         """All banned authors and peers with their reasons."""
-        found = {author: self.banned(author) for author in (*self.authors, *self.authors.strangers)}
-        shunned = {holder: self.shunned(holder) for holder in self.holders}
-        found |= {holder: reason for holder, reason in shunned.items() if reason is not None}
-        return {peer: reason for peer, reason in found.items() if reason is not None}
+        reasons = [(author, self.banned(author)) for author in (*self.authors, *self.authors.strangers)]
+        reasons += [(holder, self.shunned(holder)) for holder in self.holders]
+        return {peer: reason for peer, reason in reasons if reason}
 
     def _standing_text(self, peer: bytes) -> str:
         banned = self.banned(peer)
-        if banned is not None:
+        if banned:
             return f"banned as an author: {banned}"
         shunned = self.shunned(peer)
-        if shunned is not None:
+        if shunned:
             return f"banned: {shunned}"
         if self._doubted(peer):
             return "doubted: its claimed probabilities look too low"
@@ -319,8 +292,8 @@ class Reputation:
         now = self._clock()
         rows: dict[str, Any] = {}
         for author in dict.fromkeys((*self.authors, *self.authors.strangers)):
-            book = self.authors.get(author, Author())
-            ban = self.authors.ban_of(author) or Ban()
+            book = self.authors.of(author)
+            ban = self.authors.ban_of(author)
             if ban.level or book.sound:
                 rows[author.hex()] = {
                     "sound": book.sound,

@@ -77,7 +77,7 @@ class Roster(OpenRun):
         self._invitation = invitation
         self._checks = Budgets(boot_seconds, CHECKS_A_SECOND, CHECKS_AT_ONCE)
         self._new = Budgets(boot_seconds, NEW_A_SECOND, NEW_AT_ONCE)
-        self._warned: str | None = None
+        self._warned = ""
         self._unsaved = False
         self._urgent = False  # so is what the founder signed, of which no other member can make much
         self._put_off = set[Path]()  # orders that are in the log as not carried out
@@ -93,12 +93,11 @@ class Roster(OpenRun):
     def _own(self) -> Certificate | None:
         return self.book.own[-1] if self.book.own else None
 
-    def why_no_member(self) -> str | None:
-        """Return why this node is no member now, or None."""
+    def why_no_member(self) -> str:
+        """Return why this node is no member now, or "" if it is."""
         if self._me == self.book.founder:
-            return None
-        why = self.book.why_refused(self._own, self._clock())
-        return why and why.replace(self._identity.peer_id, "this node")
+            return ""
+        return self.book.why_refused(self._own, self._clock()).replace(self._identity.peer_id, "this node")
 
     @property
     def shut_out(self) -> str:
@@ -106,16 +105,16 @@ class Roster(OpenRun):
         found = self._invitation
         if found is not None and self.book.removal_of(self._me, found.inviter) is None:
             return ""
-        return self.why_no_member() or ""
+        return self.why_no_member()
 
     @property
     def is_member(self) -> bool:
         """Whether this node is a member now."""
-        return self.why_no_member() is None
+        return not self.why_no_member()
 
     def admits(self, peer: bytes) -> bool:
         """Whether a key is known as a member's, and its certificate still counts."""
-        return self.book.why_no_member(peer, self._clock()) is None
+        return not self.book.why_no_member(peer, self._clock())
 
     def has_left(self, peer: bytes) -> bool:
         """Whether the peer was a member and is none any more; but to use its invitation this node meets it."""
@@ -126,8 +125,8 @@ class Roster(OpenRun):
         """Whether this node may invite others now."""
         return self.is_member and self.book.may_invite(self._me, self._clock())
 
-    def meet(self, peer: bytes, shown: bytes) -> str | None:
-        """Take the chain that a peer shows of itself; return why the peer is refused, or None."""
+    def meet(self, peer: bytes, shown: bytes) -> str:
+        """Take the chain that a peer shows of itself; return why the peer is refused, or ""."""
         try:
             chain = decode(shown, Chain) if shown else ()
         except Malformed as error:
@@ -136,13 +135,13 @@ class Roster(OpenRun):
         refused = self.book.why_no_member(peer, self._clock())
         return refused and (why or refused)
 
-    def at_the_door(self, request: Handshake, answer: Handshake, peer: bytes) -> str | None:
-        """Return why a caller is refused, or None. A member's new certificate goes into the answer."""
+    def at_the_door(self, request: Handshake, answer: Handshake, peer: bytes) -> str:
+        """Return why a caller is refused, or "". A member's new certificate goes into the answer."""
         if request.major != PROTOCOL_MAJOR:
             return polite_refusal(request.major)
         why = self.meet(peer, request.certificates)
         refused = self._take_ticket(request, answer, peer) if request.invitation else why
-        if why is None and not answer.granted:
+        if not why and not answer.granted:
             answer.granted = self.renewal(peer, request.certificates)
         return why and refused
 
@@ -173,8 +172,8 @@ class Roster(OpenRun):
             return found.encoded
         return b""
 
-    def why_no_ticket(self, found: Invitation, peer: bytes) -> str | None:
-        """Return why an invitation that a peer presents is refused, or None."""
+    def why_no_ticket(self, found: Invitation, peer: bytes) -> str:
+        """Return why an invitation that a peer presents is refused, or ""."""
         book = self.book
         if found.inviter != self._me or found.run_id != book.run_id or not found.private:
             return "the invitation is not of this node for this run"
@@ -190,10 +189,10 @@ class Roster(OpenRun):
             return "this key was removed from the run"
         if self._issued_to(peer) is None and len(book.issued.get(self._me, ())) >= RECORDS_MAX:
             return f"this node has invited {RECORDS_MAX} members, and nodes remember no more of one inviter"
-        return None
+        return ""
 
-    def _take_ticket(self, request: Handshake, answer: Handshake, peer: bytes) -> str | None:
-        """Return why a caller's invitation is refused, or None. With the run's id, not only a question, it is used."""
+    def _take_ticket(self, request: Handshake, answer: Handshake, peer: bytes) -> str:
+        """Return why a caller's invitation is refused, or "". With the run's id, not only a question, it is used."""
         if not self._checks.take(peer):
             return "too many invitations were to be checked; try again later"
         try:
@@ -201,7 +200,7 @@ class Roster(OpenRun):
         except UsageError as error:
             return plain(error.what, 200)
         why = self.why_no_ticket(found, peer)
-        if why is None and request.run_id == self.book.run_id:
+        if not why and request.run_id == self.book.run_id:
             answer.granted = self.redeem(found, peer)
         return why
 
@@ -242,13 +241,13 @@ class Roster(OpenRun):
         """Take the certificate for this node in a peer's answer, if this node asked for it: it showed that peer an
         invitation, or a certificate of that peer's, which is to be renewed."""
         own = self._own
-        why: str | None = "this node did not ask for it, or it cannot be read"
+        why = "this node did not ask for it, or it cannot be read"
         if self.ticket_for(peer) or (own is not None and own.issuer == peer):
             with contextlib.suppress(Malformed):
                 why = self._take(decode(granted, Chain), self._me, peer)
         held = self.book.issued.get(peer, {}).get(self._me)
         why = why or self.book.why_refused(held, self._clock())
-        if why is not None or held is None:
+        if why or held is None:
             logger.warning("A certificate that %s sent is refused: %s", peer_id(peer), why)
         elif held != own:
             self.book.own = self.book.chain(held)
@@ -308,15 +307,15 @@ class Roster(OpenRun):
                 kept, why = self._hear(record, peer)
                 left |= why in LATER
                 held = self.book.kept(kept).get(kept.issuer, {}).get(kept.member)
-                if why is None and told is not None and kept == held:  # no forged older one
+                if not why and told is not None and kept == held:  # no forged older one
                     told.add(held.signature)
         with contextlib.suppress(OSError):  # a full disk: later, then
             if self._urgent:
                 self.save()
         return left
 
-    def _hear(self, record: bytes, peer: bytes) -> tuple[Certificate | Removal, str | None]:
-        """The record, and why it cannot be kept, or None. Raises Malformed."""
+    def _hear(self, record: bytes, peer: bytes) -> tuple[Certificate | Removal, str]:
+        """The record, and why it cannot be kept, or "". Raises Malformed."""
         try:
             removal = decode(record, Removal)
         except Malformed:
@@ -326,23 +325,23 @@ class Roster(OpenRun):
             return chain[-1], self._take(chain, chain[-1].member, peer)
         return removal, self._keep(removal, peer)
 
-    def _take(self, chain: Chain, member: bytes, peer: bytes) -> str | None:
-        """Keep what is new in a chain for this key, which a peer sent; return why that cannot be, or None."""
+    def _take(self, chain: Chain, member: bytes, peer: bytes) -> str:
+        """Keep what is new in a chain for this key, which a peer sent; return why that cannot be, or ""."""
         why = self.book.why_misshapen(chain, member)
         for certificate in chain:
             why = why or self._keep(certificate, peer)
         return why
 
-    def _keep(self, record: Certificate | Removal, peer: bytes | None = None) -> str | None:
-        """Keep what a peer sent, or this node's owner ordered; return why that cannot be, or None."""
+    def _keep(self, record: Certificate | Removal, peer: bytes | None = None) -> str:
+        """Keep what a peer sent, or this node's owner ordered; return why that cannot be, or ""."""
         book = self.book
         issuer = record.issuer
         tree = book.kept(record).get(issuer, {})
         held = tree.get(record.member)
         if held is not None and held.issued_at >= record.issued_at:
-            return None
+            return ""
         why = self._why_useless(record, new=held is None)
-        if why is not None:
+        if why:
             return why
         first = isinstance(record, Removal) and issuer == book.founder
         if held is None and len(tree) >= RECORDS_MAX and not first:
@@ -363,10 +362,10 @@ class Roster(OpenRun):
         self._urgent |= issuer == book.founder
         if isinstance(record, Removal):
             logger.info("%s was removed from the run by %s", peer_id(record.member), peer_id(issuer))
-        return None
+        return ""
 
-    def _why_useless(self, record: Certificate | Removal, new: bool = False) -> str | None:
-        """Return why a record need not be kept, or None. A key's first certificate (`new`) may be of the future, for
+    def _why_useless(self, record: Certificate | Removal, new: bool = False) -> str:
+        """Return why a record need not be kept, or "". A key's first certificate (`new`) may be of the future, for
         this clock may be behind. An inviter's that has expired still shows that its removals count."""
         book = self.book
         if isinstance(record, Certificate):
@@ -380,7 +379,7 @@ class Roster(OpenRun):
             return "it names no member of this run"
         if not book.appointed(record.issuer):
             return "only the founder and its inviters can remove members"
-        return None
+        return ""
 
     # --- the owner's orders, and the disk -----------------------------------------------------------------------------
 
@@ -390,7 +389,7 @@ class Roster(OpenRun):
         why = self.why_no_member()
         if why != self._warned:
             self._warned = why
-            if why is not None and not (self._invitation and self.ticket_for(self._invitation.inviter)):
+            if why and not (self._invitation and self.ticket_for(self._invitation.inviter)):
                 logger.warning("This node is no member of its private run: %s.", why)
         for issuer, tree in self.book.issued.items():
             if len(tree) >= RECORDS_MAX:  # those that are no members any more make room
@@ -418,7 +417,7 @@ class Roster(OpenRun):
                 self.book.voided = max(self.book.voided, int(file.stem))
             else:
                 why = self._keep(decode(file.read_bytes(), Removal))
-                if why is not None:
+                if why:
                     logger.error("The order %s has no effect: %s.", file, why)
         except (Malformed, ValueError):
             logger.error("The order %s cannot be read and is dropped; give it again.", file)

@@ -37,7 +37,7 @@ _Word = Annotated[str, msgspec.Meta(max_length=64)]
 _Author = Annotated[bytes, msgspec.Meta(min_length=AUTHOR_BYTES, max_length=AUTHOR_BYTES)]
 
 
-class SelfReport(Signed, frozen=True, array_like=True, kw_only=True, forbid_unknown_fields=True):
+class SelfReport(Signed, frozen=True, kw_only=True):
     """author: 38-byte peer id. at: unix seconds. tokenizer: the beginning of its fingerprint. reach: as in `status`.
 
     made, own_used, foreign_used: groups in all. bytes_in, bytes_out: since the start. teachers: of how many groups of

@@ -30,7 +30,7 @@ def decode(data: bytes, kind: type[Kind], most: int, what: str, hook: Callable[[
 
 
 class Signed(msgspec.Struct, frozen=True, array_like=True, kw_only=True, forbid_unknown_fields=True):
-    """Fields with an Ed25519 signature. run_id: 16 bytes."""
+    """Fields with an Ed25519 signature, as an array without any others. run_id: 16 bytes."""
 
     run_id: bytes
     signature: bytes = b""

@@ -63,7 +63,6 @@ class Swarm:
         max_age: float,
         trade: Trade | None = None,
         peer_cache: Path | None = None,
-        traffic: Traffic | None = None,
         decode: Callable[..., Announcement] = decode_announcement,
         rng: random.Random | None = None,
         roster: OpenRun | None = None,
@@ -74,7 +73,6 @@ class Swarm:
         Args:
             reputation: the reputation of authors and holders, with bans.
             trade: what the node gives and takes; None: it has no model, looks on, and takes nobody's place.
-            traffic: with the limits of what the node sends; None: without `upload_mbit`.
             decode: see `Gossip`.
             rng: the source of all of this node's random choices; a simulation seeds it.
             roster: the members of the run; None: it is open.
@@ -84,7 +82,7 @@ class Swarm:
         rng = rng or random.Random()
         observing = trade is None
         trade = trade or nothing_to_trade(run_file.run)
-        self.traffic = traffic or Traffic(recorded=reputation.established)
+        self.traffic = Traffic(reputation.established)  # without a limit, until its owner sets one
         self.reputation = reputation
         self.interval = 1.0  # seconds between exchanges while hungry; the node sets it to a fraction of its step
         self.idle = IDLE_SECONDS  # the same at other times
@@ -100,13 +98,12 @@ class Swarm:
             self.roster,
             observing,
         )
-        welcomes = self.membership.welcomes
         self.chronicle = chronicle or Chronicle(run_file.run.id, unix_seconds())
         self.reports = SelfReports(
             identity,
             self.chronicle,
             describe,
-            welcomes,
+            self.roster.admits,
             observing=observing,
             spares=reputation.established,
         )
@@ -120,13 +117,10 @@ class Swarm:
         )
         self.pulling = Pulling(
             trade,
-            transport,
-            self.traffic,
             self.membership,
             table,
             reputation,
             lambda: self.interval,
-            rng,
         )
         self.gossip = Gossip(
             table,
@@ -136,7 +130,7 @@ class Swarm:
             trade.store.seen,
             self.pulling.news.set,
             decode,
-            welcomes,
+            self.roster.admits,
             self.membership.sessions,
             trade.store.holds,
         )
@@ -252,7 +246,7 @@ class Swarm:
     def admits(self, peer: bytes) -> bool:
         """Whether the node answers a call of this peer. A peer that calls too often or is banned is disconnected:
         refusing each of its calls would still cost p2pd and this process too much."""
-        if self.reputation.shunned(peer) is None and self._calls.take(peer):
+        if not self.reputation.shunned(peer) and self._calls.take(peer):
             return True
         self._cut(peer)
         return False
@@ -263,7 +257,6 @@ class Swarm:
 
     def _cut(self, peer: bytes) -> None:
         """End the peer's streams and its connection."""
-        self._transport.end_streams(peer)
         if peer not in self._cutting:
             task = asyncio.create_task(self._transport.disconnect(peer))
             self._cutting[peer] = task
@@ -299,7 +292,7 @@ class Swarm:
         may = self.membership.limits(peer) is not None and not self.membership.sessions[peer].observer
         async for chunk in self.pulling.uploads.serve(request, peer, may=may):
             # Not any more, that is: a stranger of a private run gets its "busy".
-            if may and (self.reputation.shunned(peer) is not None or not self.membership.welcomes(peer)):
+            if may and (self.reputation.shunned(peer) or not self.roster.admits(peer)):
                 self._cut(peer)
                 return
             yield chunk
@@ -313,7 +306,7 @@ class Swarm:
             await self._wait(self._to_exchange, self.interval if self.pulling.hungry else self.idle)
             view = self.membership.active_view
             for peer in list(view):
-                if self.reputation.shunned(peer) or not self.membership.welcomes(peer):
+                if self.reputation.shunned(peer) or not self.roster.admits(peer):
                     view.pop(peer)
                     self._cut(peer)
             self.gossip.tells_all = not self._settled()
@@ -423,7 +416,7 @@ class Swarm:
         return [
             peer
             for peer in self.membership.addresses.strangers()
-            if self.reputation.shunned(peer) is None and not self.roster.has_left(peer)
+            if not self.reputation.shunned(peer) and not self.roster.has_left(peer)
         ]
 
     def _leisure(self) -> float:

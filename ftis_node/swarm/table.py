@@ -103,19 +103,18 @@ class Table:
         if now - born > self.max_age:
             return Outcome.OLD
         known = self._known.get(key)
-        if known is not None:
-            if known.announcement.packets != announcement.packets:
-                return Outcome.EQUIVOCATION
-            if first_sender is not None:
-                self.note_holder(known, first_sender, held, born)
-            return Outcome.KNOWN
-        known = Known(announcement, data, born, heard, first_sender, self.rows_of(announcement))
-        self._make_room(known)
-        self._left.pop(key, None)
-        self._put(known)
+        outcome = Outcome.KNOWN
+        if known is None:
+            outcome = Outcome.NEW
+            known = Known(announcement, data, born, heard, first_sender, self.rows_of(announcement))
+            self._make_room(known)
+            self._left.pop(key, None)
+            self._put(known)
+        elif known.announcement.packets != announcement.packets:
+            return Outcome.EQUIVOCATION
         if first_sender is not None:
             self.note_holder(known, first_sender, held, born)
-        return Outcome.NEW
+        return outcome
 
     def sample(self, count: int, peer: bytes, age: float = 0.0) -> list[Known]:
         """A random sample of announcements, at least so old, that `peer` does not know, as far as this node knows. Then

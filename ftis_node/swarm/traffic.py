@@ -21,17 +21,16 @@ ALL = b""
 class Traffic:
     """Received and sent RPC payloads in bytes, without libp2p's own framing; and the budgets of what is sent."""
 
-    def __init__(self, upload_bytes: float = 0.0, recorded: OfPeer = lambda peer: False) -> None:
+    def __init__(self, recorded: OfPeer = lambda peer: False) -> None:
         """
         Args:
-            upload_bytes: most payload that the node sends per second; 0: no limit.
             recorded: returns whether a peer has a record as an author.
         """
         self.received = Counter[bytes]()
         self.sent = Counter[bytes]()
         self.recorded = recorded
         self._each = Budgets(boot_seconds, ANSWERS_A_SECOND, ANSWERS_AT_ONCE)
-        self.limit(upload_bytes)
+        self.limit(0.0)
 
     @property
     def bytes_in(self) -> int:

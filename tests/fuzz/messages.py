@@ -135,7 +135,7 @@ def _check_membership(node: Membership):
         assert peer not in node.refused and node.limits(peer) is not None, "a peer is let in and left out"
         assert known.agent.isprintable() and len(known.agent) <= 64, "a peer's name does not print"
         assert len(known.addresses) <= MAX_ADDRESSES, "too many addresses"
-        assert all(parse_address(text)[1] == peer for text in known.addresses), "an address of somebody else"
+        assert all(parse_address(text) == peer for text in known.addresses), "an address of somebody else"
     assert all(why.isprintable() for why in node.refused.values()), "a refusal does not print"
     assert OWN.author not in node.addresses.strangers(), "it greets itself"
 

@@ -244,11 +244,11 @@ def read_address(data: bytes):
     """An address of a peer that somebody mentioned."""
     text = data.decode("utf-8", "ignore")
     try:
-        same, peer = parse_address(text)
+        peer = parse_address(text)
     except UsageError as error:
         assert str(error).isprintable(), "an error does not print"
         return
-    assert same == text and text.endswith(f"/p2p/{peer_id(peer)}"), "it is not the address of that peer"
+    assert text.endswith(f"/p2p/{peer_id(peer)}"), "it is not the address of that peer"
     assert ranked([text]) == [text], "an address gets lost in ranking"
 
 

@@ -52,7 +52,7 @@ class Target:
 
     @property
     def author(self) -> bytes:
-        return parse_address(self.address)[1]
+        return parse_address(self.address)
 
     @property
     def port(self) -> int:

@@ -35,7 +35,6 @@ from ftis_node.swarm.pulling import Pulling, Trade
 from ftis_node.swarm.reputation import Reputation
 from ftis_node.swarm.roster import Roster
 from ftis_node.swarm.swarm import Swarm
-from ftis_node.swarm.traffic import Traffic
 from ftis_node.swarm.wire.libp2p import FtisSwarm, Libp2p
 from ftis_node.swarm.wire.transport import Listening
 
@@ -332,13 +331,13 @@ async def member(
             identity=who,
             run_file=RunFile(run=run),
             reputation=reputation,
-            traffic=Traffic(upload_bytes, reputation.established),
             max_age=600.0,
             trade=None if observing else Trade(AdmissionContext(run, CONTEXT.prompt_digests), store, want, take),
             peer_cache=home / "peers.json" if cache else None,
             roster=roster,
             chronicle=chronicle,
         )
+        swarm.traffic.limit(upload_bytes)
         swarm.interval = swarm.idle = 0.1
         node = Member(who, network, store, swarm, next(iter(await network.addresses()), ""), run)
         await swarm.start(bootstraps or [], (), given)

@@ -64,7 +64,7 @@ class WatchedSimulation(Simulation):
             rng=rng,
         )
         self.observer.idle = 10.0
-        self.overview = Overview(self.observer, RUN, None)
+        self.overview = Overview(self.observer)
         await self.observer.start(self.network.some_dialable(self.scenario.bootstraps, rng))
         await self.overview.run()
 

@@ -160,6 +160,8 @@ class MemoryTransport:
         self.meter.counts["connections"] += 1
 
     async def disconnect(self, peer: bytes) -> None:
+        if self._inbound is not None:
+            self._inbound.end_streams(peer)
         self.links.discard(peer)
         other = self._network.nodes.get(peer)
         if other is not None:
@@ -182,10 +184,6 @@ class MemoryTransport:
         self._inbound = None
         self._network.doors.pop(self.author, None)
         self._end_tasks()
-
-    def end_streams(self, peer: bytes) -> None:
-        if self._inbound is not None:
-            self._inbound.end_streams(peer)
 
     async def handshake(self, peer: bytes, hello: ftis_pb2.Handshake, seconds: float) -> ftis_pb2.Handshake:
         self.meter.counts["handshakes"] += 1

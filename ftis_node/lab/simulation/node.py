@@ -28,7 +28,6 @@ from ftis_node.store.packets import PacketStore
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.reputation import Reputation
 from ftis_node.swarm.swarm import Swarm
-from ftis_node.swarm.traffic import Traffic
 from ftis_node.worker.messages import Answer, Generate, Generated, Request, ScoredPacket, ScoreGroup
 from ftis_node.worker.messages import Step as TrainingStep
 
@@ -56,10 +55,10 @@ class SimulatedNode:
             reputation=reputation,
             max_age=settings.max_age,
             trade=trade_of(CONTEXT, self.store, lambda: self.stepper),
-            traffic=Traffic(settings.upload_mbit * 1e6 / 8, reputation.established),
             decode=reader,
             rng=rng,
         )
+        self.swarm.traffic.limit(settings.upload_mbit * 1e6 / 8)
         self.stepper = Rhythm(self, tally, rng)
         self._life: asyncio.Task[None] | None = None
 
@@ -189,7 +188,7 @@ class Rhythm(Stepper):
             seconds = quota * self._machine.group_seconds + self._machine.train_seconds
             self.means.pace.steps.append(seconds)
             self.means.swarm.interval = exchange_interval(seconds)
-            await self.source.make(quota)
+            await self.source.maker.generate(quota)
             await asyncio.sleep(self._rng.random() * seconds)
         stopping = asyncio.Event()
         while True:

@@ -140,12 +140,13 @@ class Directory(PeerDirectory):
         some = [*random.sample(list(peers), min(NEIGHBOURS, len(peers))), *self._outside]
         met = await asyncio.gather(*(dht.call_ping(PeerID(peer)) for peer in some))
         if any(met) and len(dht.routing_table.uid_to_peer_id) < OWN_NODES:
-            await walk(dht, dht.node_id.to_bytes(), self._validator, lambda answer: False)
+            await self._ask_nearest(dht, dht.node_id.to_bytes(), lambda answer: False)
 
     async def _walk(self, key: bytes, take: Callable[[Answer], object]) -> None:
+        """As `_ask_nearest`, for a time at most; nothing if this node is not in the DHT."""
         if self._dht is not None:
             try:
-                await asyncio.wait_for(walk(self._dht, key, self._validator, take), DHT_SECONDS)
+                await asyncio.wait_for(self._ask_nearest(self._dht, key, take), DHT_SECONDS)
             except Exception as error:
                 logger.debug("Nothing more can be looked up in the DHT: %r", error)
 
@@ -172,48 +173,46 @@ class Directory(PeerDirectory):
             room += [one for one in left if one is not None]
         return 2 * sum(room) >= len(room)
 
+    async def _ask_nearest(self, dht: GuardedDht, key: bytes, take: Callable[[Answer], object]) -> None:
+        """Ask the nodes nearest to a key, nearest first, at most 24.
 
-async def walk(dht: GuardedDht, key: bytes, validator: OwnerSigned, take: Callable[[Answer], object]) -> None:
-    """Ask the nodes nearest to a key, nearest first, at most 24.
+        The nodes of the own routing table come first, so that a peer cannot displace them with nodes that do not exist.
 
-    The nodes of the own routing table come first, so that a peer cannot displace them with nodes that do not exist.
+        Args:
+            take: takes each answer; what is true ends it.
+        """
+        target = DHTID.from_bytes(key)
+        own = dht.routing_table.get_nearest_neighbors(target, OWN_NODES, exclude=dht.node_id)
+        nodes = {node: peer.to_bytes() for node, peer in own}
+        named: dict[DHTID, bytes] = {}
+        asked = {dht.p2p.peer_id.to_bytes()}
+        left = OWN_NODES + NAMED_NODES
+        enough = False
+        while left > 0 and (nodes or named) and not enough:
+            source = nodes or named
+            nearest = sorted(source, key=target.xor_distance)[: min(dht_limits.AT_ONCE, left)]
+            batch = {node: source.pop(node) for node in nearest}
+            calls = [self._ask(dht, node, peer, key) for node, peer in batch.items() if peer not in asked]
+            asked.update(batch.values())
+            left -= len(calls)
+            for found in await asyncio.gather(*calls):
+                if found is not None:
+                    answer, others = found
+                    enough |= bool(take(answer))
+                    fresh = [(node, peer) for node, peer in others if peer not in asked]
+                    named.update(sorted(fresh, key=lambda one: target.xor_distance(one[0]))[:NAMED_BY_ONE])
 
-    Args:
-        take: takes each answer; what is true ends the walk.
-    """
-    target = DHTID.from_bytes(key)
-    own = dht.routing_table.get_nearest_neighbors(target, OWN_NODES, exclude=dht.node_id)
-    nodes = {node: peer.to_bytes() for node, peer in own}
-    named: dict[DHTID, bytes] = {}
-    asked = {dht.p2p.peer_id.to_bytes()}
-    left = OWN_NODES + NAMED_NODES
-    enough = False
-    while left > 0 and (nodes or named) and not enough:
-        source = nodes or named
-        nearest = sorted(source, key=target.xor_distance)[: min(dht_limits.AT_ONCE, left)]
-        batch = {node: source.pop(node) for node in nearest}
-        calls = [_ask(dht, node, peer, key, validator) for node, peer in batch.items() if peer not in asked]
-        asked.update(batch.values())
-        left -= len(calls)
-        for found in await asyncio.gather(*calls):
-            if found is not None:
-                answer, others = found
-                enough |= bool(take(answer))
-                fresh = [(node, peer) for node, peer in others if peer not in asked]
-                named.update(sorted(fresh, key=lambda one: target.xor_distance(one[0]))[:NAMED_BY_ONE])
-
-
-async def _ask(
-    dht: GuardedDht, node: DHTID, peer: bytes, key: bytes, validator: OwnerSigned
-) -> tuple[Answer, list[tuple[DHTID, bytes]]] | None:
-    found = await dht.look_up(peer, key)
-    if found is None:
-        return None
-    value, others = found
-    addresses: dict[bytes, list[str]] = {}
-    if value:  # sixty-four signatures take some 10 ms, so check them outside the event loop
-        addresses = await asyncio.to_thread(check, key, value, validator)
-    return Answer(node, peer, addresses), others
+    async def _ask(
+        self, dht: GuardedDht, node: DHTID, peer: bytes, key: bytes
+    ) -> tuple[Answer, list[tuple[DHTID, bytes]]] | None:
+        found = await dht.look_up(peer, key)
+        if found is None:
+            return None
+        value, others = found
+        addresses: dict[bytes, list[str]] = {}
+        if value:  # sixty-four signatures take some 10 ms, so check them outside the event loop
+            addresses = await asyncio.to_thread(check, key, value, self._validator)
+        return Answer(node, peer, addresses), others
 
 
 def check(key: bytes, value: bytes, validator: OwnerSigned) -> dict[bytes, list[str]]:

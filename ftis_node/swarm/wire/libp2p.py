@@ -68,7 +68,7 @@ class FtisSwarm(Inbound, ServicerBase):  # type: ignore[misc]
 class Libp2p:
     """A p2pd with our identity. When it has died or hangs, `restart` replaces it."""
 
-    def __init__(self, listening: Listening, started: Callable[[int], None] | None = None) -> None:
+    def __init__(self, listening: Listening, started: Callable[[int], None] = lambda pid: None) -> None:
         """
         Args:
             started: called with the process id of each p2pd.
@@ -85,7 +85,9 @@ class Libp2p:
         self._failures = Bounded[bytes, str](FAILURES_KEPT)  # by peer, why the last dial failed
 
     @classmethod
-    async def start(cls, listening: Listening, started: Callable[[int], None] | None = None, before: int = 0) -> Libp2p:
+    async def start(
+        cls, listening: Listening, started: Callable[[int], None] = lambda pid: None, before: int = 0
+    ) -> Libp2p:
         """Start p2pd and return its transport.
 
         Args:
@@ -163,7 +165,9 @@ class Libp2p:
             return None
 
     async def disconnect(self, peer: bytes) -> None:
-        """Close all connections to `peer` if p2pd answers; the peer may dial again."""
+        """End the streams that `peer` has opened, and if p2pd answers, all connections to it; it may dial again."""
+        if self._service is not None:
+            self._service.end_streams(peer)
         with suppress(Exception):  # hivemind raises anything from a socket error to what its parser raises
             await asyncio.wait_for(self.p2p._client.disconnect(PeerID(peer)), DIAL_SECONDS)
 
@@ -222,11 +226,6 @@ class Libp2p:
             await asyncio.wait_for(self._service.remove_p2p_handlers(self.p2p), DIAL_SECONDS)
         self._service.end_streams()
 
-    def end_streams(self, peer: bytes) -> None:
-        """End the streams that this peer has opened."""
-        if self._service is not None:
-            self._service.end_streams(peer)
-
     async def handshake(self, peer: bytes, hello: Handshake, seconds: float) -> Handshake:
         """Call `peer`. hivemind raises anything from a remote handler's repr to a socket error."""
         answer: Handshake = await self._stub(peer).rpc_handshake(hello, timeout=seconds)
@@ -272,9 +271,8 @@ class Libp2p:
                     self.port = 0  # any other will do
         self.up = True
         self._down_since = None
-        if self._started is not None:
-            with suppress(OSError):  # on a full disk it is not recorded, and works
-                self._started(self.pid)
+        with suppress(OSError):  # on a full disk it is not recorded, and works
+            self._started(self.pid)
 
     async def _answers(self) -> bool:
         late = asyncio.get_running_loop().call_later(PING_SECONDS, setattr, self, "up", False)  # no peer is to blame

@@ -129,7 +129,7 @@ class Transport(Protocol):
         """Dial `addresses` unless there is a connection. Raises Unreachable."""
 
     async def disconnect(self, peer: bytes) -> None:
-        """Close all connections to `peer`; it may dial again."""
+        """End the streams that `peer` has opened, and close all connections to it; it may dial again."""
 
     async def neighbours(self) -> dict[bytes, list[str]]:
         """The remote multiaddrs of all connections, without peer ids, by peer."""
@@ -139,9 +139,6 @@ class Transport(Protocol):
 
     async def serve_no_more(self) -> None:
         """End all streams of peers, and refuse further calls."""
-
-    def end_streams(self, peer: bytes) -> None:
-        """End the streams that this peer has opened."""
 
     async def handshake(self, peer: bytes, hello: Handshake, seconds: float) -> Handshake:
         """Call `peer`. Raises what the network raises: a timeout, an error of the other side, or anything else."""
