@@ -79,7 +79,7 @@ def values(
     sizes: Tensor,
     importance: Importance,
     clip: Clip,
-    ratio: Ratio = "token",
+    ratio: Ratio,
 ) -> Tensor:
     """weight · 1/ℓ_i Σ_t w_t · min(R Â, clip(R) Â): kept bool `[N]`, token_weights `[T]`, sizes ℓ `[N]` → `[N]`.
 

@@ -42,6 +42,7 @@ from ftis_node.packet.tokens import (
 )
 
 AnyPacket = Packet | TextPacket
+_RAW_PARTS = {PACKET_VERSION: 1, TEXT_PACKET_VERSION: 3, TURN_PACKET_VERSION: 4}  # that follow the header
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -76,8 +77,9 @@ def decode(data: bytes) -> AnyPacket:
     if len(data) > MAX_PACKET_BYTES:
         raise PacketError(f"{len(data)} bytes are above the {MAX_PACKET_BYTES} allowed")
     raw, fields = unpack_fields(data)
-    if type(fields[0]) is int and (fields[0], raw) == (TEXT_PACKET_VERSION, 3):
+    version = fields[0]
+    if type(version) is not int or _RAW_PARTS.get(version) != raw:
+        raise PacketError("only packet versions 1, 2 and 3 are understood here")
+    if version == TEXT_PACKET_VERSION:
         return decode_text(data, fields)
-    if type(fields[0]) is int and (fields[0], raw) in ((PACKET_VERSION, 1), (TURN_PACKET_VERSION, 4)):
-        return decode_tokens(data, fields)
-    raise PacketError("only packet versions 1, 2 and 3 are understood here")
+    return decode_tokens(data, fields)

@@ -116,14 +116,14 @@ def header_for(
     if not lengths:
         raise PacketError("a group needs at least one completion")
     return Header(
-        run_id=run_id,
-        author_digest=author_digest(author),
-        round=round,
-        slot=slot,
-        policy_step=policy_step,
-        prompt_digest=prompt_digest(prompt),
-        finished=tuple(bool(flag) for flag in finished),
-        lengths=tuple(lengths),
+        run_id,
+        author_digest(author),
+        round,
+        slot,
+        policy_step,
+        prompt_digest(prompt),
+        tuple(map(bool, finished)),
+        tuple(lengths),
     )
 
 

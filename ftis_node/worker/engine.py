@@ -299,9 +299,7 @@ class Engine:
             own: the rows are of the owner's own data, and the groups whole.
         """
         began = time.perf_counter()
-        asked = self._rows
-        if own and self._own_rows is not None:
-            asked = self._own_rows
+        asked = self._rows_of(own)
         if self.policy.server is not None:
             self.policy.server.prepare(self.policy, self.learner.steps)
         noise = None
@@ -320,6 +318,12 @@ class Engine:
                 answers.append(m.ScoredPacket(packet, rewards))
                 advance(1)
         return m.Generated(answers, time.perf_counter() - began, self._generating.size)
+
+    def _rows_of(self, own: bool) -> TrainingRows:
+        """The owner's own rows, or the run's."""
+        if own and self._own_rows is not None:
+            return self._own_rows
+        return self._rows
 
     def seeds(self, count: int) -> list[int]:
         """New seeds of random numbers."""
@@ -386,9 +390,7 @@ class Engine:
         """The same groups in the learner's form."""
         taken = []
         for group in groups:
-            asked = self._rows
-            if group.own and self._own_rows is not None:
-                asked = self._own_rows
+            asked = self._rows_of(group.own)
             parts = [self._part(part) for part in group.parts]
             taken.append(TrainingGroup(asked.prompts[group.row], parts))
         return taken
