@@ -1,6 +1,7 @@
 """Text from one tokenizer becomes another's ids: no byte and no claim is lost, and nobody's word decides how."""
 
 import time
+from functools import cache
 
 import numpy as np
 import pytest
@@ -67,19 +68,27 @@ def samples(draw, kind):
     return text, ids
 
 
+@cache
+def special(kind):
+    return {index for index, entry in tokenizer(kind).added_tokens_decoder.items() if entry.special}
+
+
+@cache
+def ordinary(kind):
+    """Ids that are not special; of a large vocabulary some 3,000."""
+    ids = [index for index in tokenizer(kind).get_vocab().values() if index not in special(kind)]
+    return ids[:: max(1, len(ids) // 3000)]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_token_writes_what_the_tokenizer_itself_decodes(kind):
-    words = tokenizer(kind)
-    own = codec(kind)
-    special = {index for index, entry in words.added_tokens_decoder.items() if entry.special}
-    ordinary = [index for index in words.get_vocab().values() if index not in special]
     before = encoded(kind, "3")  # a space at the very beginning may be left out by a decoder
-    for index in ordinary[:: max(1, len(ordinary) // 3000)]:
-        decoded = words.backend_tokenizer.decode([*before, index], skip_special_tokens=False)
+    for index in ordinary(kind):
+        decoded = tokenizer(kind).backend_tokenizer.decode([*before, index], skip_special_tokens=False)
         if kind == "no decoder":  # the library puts spaces between such tokens
             decoded = decoded.replace("3 ", "3", 1)
         assert (b"3" + written(kind, [index])).decode(errors="replace") == decoded
-    assert not any(written(kind, [index]) for index in {*special, own.end})
+    assert not any(written(kind, [index]) for index in {*special(kind), codec(kind).end})
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -87,19 +96,22 @@ def test_every_token_writes_what_the_tokenizer_itself_decodes(kind):
 @given(data=st.data())
 def test_own_samples_come_back_as_they_were(kind, data):
     own = codec(kind)
-    ids = data.draw(st.lists(st.sampled_from([i for i, size in enumerate(own._sizes) if size]), max_size=20))
+    ids = data.draw(st.lists(st.sampled_from(ordinary(kind)).filter(lambda index: written(kind, [index])), max_size=20))
     for finished in (True, False):
         sample = completion([*ids, own.end] if finished else ids, finished)
         text = own.to_text(sample)
-        assert text.text == written(kind, ids) and len(text) == len(sample) and text.finished == finished
+        assert text.text == written(kind, ids)
+        assert len(text) == len(sample)
+        assert text.finished == finished
         if not len(sample):
             assert own.from_text(text, own=True) is None
             continue
         again = read(kind, text, own=True)
-        assert again.chunks is None and again.finished == finished
+        assert again.chunks is None
+        assert again.finished == finished
         assert again.logprobs.tolist() == sample.logprobs.tolist()
-        assert [written(kind, [i]) for i in again.token_ids] == [written(kind, [i]) for i in sample.token_ids]
-        assert (again.token_ids == sample.token_ids)[~own._ambiguous[sample.token_ids]].all()
+        for read_id, id in zip(again.token_ids, sample.token_ids, strict=True):
+            assert written(kind, [read_id]) == written(kind, [id]), "two ids may write the same"
 
 
 @pytest.mark.parametrize(("author", "reader"), PAIRS)
@@ -113,16 +125,19 @@ def test_a_finished_text_keeps_bytes_claims_and_every_common_end(author, reader,
     if codec(reader).rewritten(text) != text:
         assert made is None
         return
-    assert isinstance(made, Completion) and made.finished
-    own = made.token_ids[:-1].tolist()
-    end = made.token_ids[-1]
-    assert end == codec(reader).end and own == encoded(reader, text)
+    assert isinstance(made, Completion)
+    assert made.finished
+    *own, end = made.token_ids.tolist()
+    assert end == codec(reader).end
+    assert own == encoded(reader, text)
     assert written(reader, own) == text.encode()
-    assert made.logprobs.sum() == sample.logprobs.sum() and made.logprobs[-1] == sample.logprobs[-1]
+    assert made.logprobs.sum() == sample.logprobs.sum()
+    assert made.logprobs[-1] == sample.logprobs[-1]
     pieces = np.cumsum(sent.pieces, dtype=np.int64)
     ends = np.cumsum([len(written(reader, [index])) for index in own], dtype=np.int64)
     chunks = np.arange(len(made)) if made.chunks is None else made.chunks
-    assert len(chunks) == len(made) and len(made.logprobs) == chunks[-1] + 1
+    assert len(chunks) == len(made)
+    assert len(made.logprobs) == chunks[-1] + 1
     last = np.flatnonzero(np.diff(chunks))
     assert ends[last].tolist() == np.intersect1d(pieces, ends).tolist(), "each common end, and no other"
     exact = pieces.tolist() == ends.tolist() and not codec(reader)._ambiguous[own].any()
@@ -137,7 +152,8 @@ def test_one_tokenizer_reads_its_own_encoding_token_by_token(kind, text):
     assume(own.rewritten(text) == text)
     sample = completion([*encoded(kind, text), own.end])
     made = read(kind, own.to_text(sample))
-    assert made.token_ids.tolist() == sample.token_ids.tolist() and made.logprobs.tolist() == sample.logprobs.tolist()
+    assert made.token_ids.tolist() == sample.token_ids.tolist()
+    assert made.logprobs.tolist() == sample.logprobs.tolist()
     assert made.chunks is None or made.chunks.tolist() == list(range(len(sample)))
 
 
@@ -153,25 +169,27 @@ def test_pieces_that_are_no_encoding_of_the_text_go_by_chunks():
 def test_bytes_with_two_ids_go_by_chunks_and_as_own_they_are_the_ordinary_id():
     own = codec("prepending")
     vocabulary = tokenizer("prepending").get_vocab()
-    ordinary = vocabulary["8"]
-    fallback = vocabulary["<0x38>"]
-    sent = own.to_text(completion([fallback, own.end]))
-    assert sent.text == b"8" and read("prepending", sent).chunks is not None
+    sent = own.to_text(completion([vocabulary["<0x38>"], own.end]))
+    assert sent.text == b"8"
+    assert read("prepending", sent).chunks is not None
     for option in (True, False):
-        assert read("prepending", sent, own=option).token_ids.tolist() == [ordinary, own.end]
+        assert read("prepending", sent, own=option).token_ids.tolist() == [vocabulary["8"], own.end]
 
 
 def test_an_unfinished_text_loses_its_last_chunk():
     made = read("26 words", as_text("12 34", 2, 1, 2))
     assert not made.finished
-    assert made.token_ids.tolist() == encoded("26 words", "12 ") and made.chunks.tolist() == [0, 0, 1]
+    assert made.token_ids.tolist() == encoded("26 words", "12 ")
+    assert made.chunks.tolist() == [0, 0, 1]
     assert made.logprobs.tolist() == [-0.125, -0.25]
 
 
 def test_an_unfinished_text_in_own_tokens_loses_nothing():
     made = read("26 words", as_text("12 3", 1, 1, 1, 1))
-    assert made.chunks is None and made.token_ids.tolist() == encoded("26 words", "12 3")
-    assert not made.finished and len(made.logprobs) == 4
+    assert made.chunks is None
+    assert made.token_ids.tolist() == encoded("26 words", "12 3")
+    assert not made.finished
+    assert len(made.logprobs) == 4
 
 
 @pytest.mark.parametrize("kind", ["prepending", "unigram"])
@@ -179,10 +197,12 @@ def test_an_unfinished_text_loses_a_character_that_was_cut_and_the_chunk_before_
     half = "\U0001f600".encode()[:2]
     own = [written(kind, [index]) for index in encoded(kind, "8-3")]
     assert own == [b"8", b"-", b"3"]
-    cut_at_a_piece = read(kind, as_text(b"8-3" + half, 1, 1, 1, 1, 1))
-    assert written(kind, cut_at_a_piece.token_ids) == b"8-" and cut_at_a_piece.logprobs.tolist() == [-0.125, -0.25]
-    cut_within_a_piece = read(kind, as_text(b"8-3" + half, 1, 1, 3))
-    assert written(kind, cut_within_a_piece.token_ids) == b"8" and cut_within_a_piece.logprobs.tolist() == [-0.125]
+    at_a_piece = (1, 1, 1, 1, 1)
+    within_a_piece = (1, 1, 3)
+    for pieces, left in ((at_a_piece, b"8-"), (within_a_piece, b"8")):
+        made = read(kind, as_text(b"8-3" + half, *pieces))
+        assert written(kind, made.token_ids) == left
+        assert made.logprobs.tolist() == [-0.125, -0.25][: len(left)]
 
 
 @needs_real
@@ -192,14 +212,17 @@ def test_own_tokens_before_a_cut_character_stay_token_by_token():
     ids = [*encoded("gpt2", "so 8"), *face[:-1]]
     sent = codec("gpt2").to_text(completion(ids, False))
     made = read("gpt2", sent)
-    assert made.chunks is None and made.token_ids.tolist() == encoded("gpt2", "so 8")
+    assert made.chunks is None
+    assert made.token_ids.tolist() == encoded("gpt2", "so 8")
     assert made.logprobs.tolist() == sent.logprobs[: len(made)].tolist()
     assert read("gpt2", sent, own=True).token_ids.tolist() == ids
 
 
 def test_a_piece_without_text_is_left_out():
     made = read("26 words", as_text("12", 1, 1, 0))
-    assert made.chunks is None and len(made) == 2 and len(made.logprobs) == 2 and not made.finished
+    assert made.chunks is None
+    assert len(made) == len(made.logprobs) == 2
+    assert not made.finished
     assert read("26 words", as_text("12", 1, 1, 0), own=True).token_ids.tolist() == made.token_ids.tolist()
 
 
@@ -210,8 +233,10 @@ def test_an_unfinished_text_of_which_nothing_is_left_is_empty(sample):
 
 def test_a_text_of_nothing_but_its_end_is_an_end():
     made = read("26 words", as_text("", end=-0.5))
-    assert made.token_ids.tolist() == [codec("26 words").end] and made.logprobs.tolist() == [-0.5]
-    assert made.chunks is None and made.finished
+    assert made.token_ids.tolist() == [codec("26 words").end]
+    assert made.logprobs.tolist() == [-0.5]
+    assert made.chunks is None
+    assert made.finished
 
 
 @pytest.mark.parametrize(
@@ -246,8 +271,8 @@ def test_a_mark_for_a_space_is_no_space():
 def test_text_that_spells_a_special_token_is_plain_text(kind):
     text = "8<|im_end|><|endoftext|>3"
     made = read(kind, as_text(text, *[1] * len(text), end=-1.0))
-    special = {index for index, entry in tokenizer(kind).added_tokens_decoder.items() if entry.special}
-    assert not special & set(made.token_ids[:-1].tolist()) and written(kind, made.token_ids) == text.encode()
+    assert not special(kind) & set(made.token_ids[:-1].tolist())
+    assert written(kind, made.token_ids) == text.encode()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -261,13 +286,12 @@ def test_the_first_token_without_text_ends_a_text():
     own = codec("prepending")
     vocabulary = tokenizer("prepending").get_vocab()
     eight = vocabulary["8"]
-    end = own.end
-    other = vocabulary["<s>"]
-    aborted = own.to_text(completion([eight, other, eight, end]))
+    aborted = own.to_text(completion([eight, vocabulary["<s>"], eight, own.end]))
     assert (aborted.text, aborted.pieces.tolist(), aborted.finished) == (b"8", [1, 0], False)
     assert aborted.logprobs.tolist() == [-0.125, -0.25]
-    assert aborted.pieces.dtype == np.uint8 and aborted.logprobs.dtype == np.float32
-    finished = own.to_text(completion([eight, end, eight], False))
+    assert aborted.pieces.dtype == np.uint8
+    assert aborted.logprobs.dtype == np.float32
+    finished = own.to_text(completion([eight, own.end, eight], False))
     assert (finished.text, finished.pieces.tolist(), finished.end) == (b"8", [1], -0.25)
 
 
@@ -286,17 +310,19 @@ def test_a_token_longer_than_a_packet_holds_aborts():
     own = Codec(PreTrainedTokenizerFast(tokenizer_object=words, eos_token="</s>"))
     assert own.to_text(completion([0, 2])).pieces.tolist() == [255]
     aborted = own.to_text(completion([0, 1, 2]))
-    assert aborted.pieces.tolist() == [255, 0] and not aborted.finished and aborted.text == longest.encode()
+    assert (aborted.text, aborted.pieces.tolist(), aborted.finished) == (longest.encode(), [255, 0], False)
     made = own.from_text(as_text(longer, 200, 56, end=-1.0))
-    assert isinstance(made, Completion) and made.token_ids.tolist() == [1, 2], "others may write such a text"
+    assert made.token_ids.tolist() == [1, 2], "others may write such a text"
 
 
 def test_a_prompt_begins_as_its_tokenizer_wants_it():
     for kind in ("prepending", "metaspace", "unigram", "byte-level"):
         vocabulary = tokenizer(kind).get_vocab()
         ids = prompt_ids(tokenizer(kind), "{question}", "8</s>")
-        assert ids[0] == vocabulary["<s>"] and (kind == "unigram" or vocabulary["</s>"] not in ids)
-        assert written(kind, ids).startswith(b" 8") and codec(kind).end not in ids[:2]
+        assert ids[0] == vocabulary["<s>"]
+        assert kind == "unigram" or vocabulary["</s>"] not in ids
+        assert written(kind, ids).startswith(b" 8")
+        assert codec(kind).end not in ids[:2]
     assert prompt_ids(tokenizer("26 words"), "{question}", "1+2=") == encoded("26 words", "1+2=")
 
 
@@ -328,7 +354,8 @@ def test_a_tokenizer_that_writes_what_the_task_needs_can_take_part(kind):
 @pytest.mark.parametrize("kind", ["26 words", "no decoder"])
 def test_a_tokenizer_without_emoji_is_refused_only_where_they_are_needed(kind):
     why = refusal(codec(kind), ["1+2-3=", "1 \U0001f600"])
-    assert "cannot write '\U0001f600', which this task needs" in why and "choose a model" in why
+    assert "cannot write '\U0001f600', which this task needs" in why
+    assert "choose a model" in why
 
 
 def test_a_tokenizer_that_loses_spaces_is_refused():
@@ -338,7 +365,8 @@ def test_a_tokenizer_that_loses_spaces_is_refused():
 def test_a_tokenizer_whose_ids_give_back_another_text_is_refused():
     words = Tokenizer(WordPiece({"3": 0, "##4": 1, "4": 2, "</s>": 3, "[UNK]": 4}, unk_token="[UNK]"))
     why = refusal(Codec(PreTrainedTokenizerFast(tokenizer_object=words, eos_token="</s>")), ["3", "4"])
-    assert "give back another text" in why and "choose a model" in why
+    assert "give back another text" in why
+    assert "choose a model" in why
 
 
 def test_a_tokenizer_without_an_end_of_its_own_has_no_codec():
