@@ -7,9 +7,8 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from unittest import mock
 
 import pytest
 from hypothesis import settings
@@ -254,9 +253,9 @@ def killed_at(number):
 
         return call
 
-    with ExitStack() as stack:
+    with pytest.MonkeyPatch.context() as patch:
         for place, name in OPERATIONS:
-            stack.enter_context(mock.patch.object(place, name, dying(getattr(place, name))))
+            patch.setattr(place, name, dying(getattr(place, name)))
         yield
 
 

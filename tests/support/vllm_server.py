@@ -36,15 +36,15 @@ class VllmServer:
     everything with 500; cut: ends each answer too early; change: what is done to a choice before it is told
     """
 
-    def __init__(self, model: str = "tiny-a", key: str | None = None, port: int = 0):
-        self.model = model
-        self.key = key
-        self.port = port
+    def __init__(self):
+        self.model = "tiny-a"
+        self.key = ""
+        self.port = 0  # when it has started, the same each time
         self.processed = self.lora = self.ids = True
         self.broken = self.cut = False
         self.slow = threading.Event()  # completions wait while it is set
         self.longest = 192
-        self.tokenizer = load_tokenizer(model)
+        self.tokenizer = load_tokenizer(self.model)
         self.adapters: dict[str, Policy] = {}
         self.loaded: list[str] = []
         self.asked: list[dict[str, Any]] = []
