@@ -3,7 +3,6 @@
 import random
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,20 +16,21 @@ DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 real_data = pytest.mark.skipif(not (DATA / "gsm8k_train.jsonl").exists(), reason=f"the GSM8K files are not in {DATA}")
 
 
-def _sizes(hidden: int, layers: int) -> dict[str, Any]:
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "tie_word_embeddings": True}
-    return {"hidden_size": hidden, "intermediate_size": 2 * hidden, "num_hidden_layers": layers, **heads}
-
-
 def random_speaker(path: Path, *, hidden: int, layers: int, seed: int) -> Path:
     """A random Llama of 262 ids, a byte each, that is asked in a chat, saved as a folder."""
-    return _llama(path, speaker(CHATML), hidden, layers, seed)
-
-
-def _llama(path: Path, tokenizer: Any, hidden: int, layers: int, seed: int) -> Path:
     torch.manual_seed(seed)
-    special = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
-    config = LlamaConfig(vocab_size=len(tokenizer), **special, **_sizes(hidden, layers))
+    tokenizer = speaker(CHATML)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        hidden_size=hidden,
+        intermediate_size=2 * hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        tie_word_embeddings=True,
+    )
     LlamaForCausalLM(config).save_pretrained(path)
     tokenizer.save_pretrained(path)
     return path

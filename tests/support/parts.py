@@ -61,14 +61,19 @@ def main(rank: int, place: str):
     held = sum(value.numel() for state in subject.optimiser._adam.state.values() for value in state.values())
     mine = subject.state()[1]
     theirs = alone.state()[1]  # the moments, whole in the first rank
-    far = 0.0
-    size = 0.0
-    for name, value in theirs.items() if rank == 0 else ():
-        far = far + float((mine[name] - value).square().sum())
-        size = size + float(value.square().sum())
-    embedding = policy.causal_lm.get_input_embeddings().weight.double().flatten().tolist()
-    told = {"held": held, "trained": policy.trainable(), "far": far, "size": size, "embedding": embedding}
-    print(json.dumps(told | {"tensors": len(subject.trainable)}))
+    told = {
+        "held": held,
+        "trained": policy.trainable(),
+        "tensors": len(subject.trainable),
+        "embedding": policy.causal_lm.get_input_embeddings().weight.double().flatten().tolist(),
+        "far": 0.0,
+        "size": 0.0,
+    }
+    if rank == 0:
+        for name, value in theirs.items():
+            told["far"] += float((mine[name] - value).square().sum())
+            told["size"] += float(value.square().sum())
+    print(json.dumps(told))
 
 
 if __name__ == "__main__":
