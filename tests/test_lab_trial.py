@@ -51,14 +51,14 @@ def test_time_may_be_what_the_tokens_cost(tmp_path):
 
 
 def test_only_a_warm_up_with_long_demonstrations_has_their_share_in_its_name():
-    def warmed(**how):
-        return spec(nodes=[{"name": "A", "warm": {"recipe": "tiny-a"} | how}], task="ftis_node.lab.parity:two")
+    def warmed(task="ftis_node.lab.parity:two", **how):
+        return spec(nodes=[{"name": "A", "warm": {"recipe": "tiny-a"} | how}], task=task)
 
     def facts(trial):
         return trial.facts()["members"][0]["warm"]
 
     none = warmed(long=0.0)
-    assert "long" not in facts(warmed())
+    assert "long" not in facts(warmed("arithmetic"))
     assert facts(none)["long"] == 0.0
     assert none.id != warmed(long=0.5).id
 

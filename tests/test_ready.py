@@ -317,5 +317,6 @@ def test_why_a_model_is_padded_is_told(monkeypatch):
     def fail(*_, **__):
         raise TypeError("forward() got an unexpected keyword argument 'packing'")
 
-    monkeypatch.setitem(AttentionInterface._global_mapping, "ftis_tables", fail)
+    packed_only = partial(packing._attention, fail)
+    monkeypatch.setitem(AttentionInterface._global_mapping, "ftis_tables", packed_only)
     assert "(forward() got an unexpected keyword argument" in ready(replace(policy, packed=False)).way

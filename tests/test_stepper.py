@@ -236,7 +236,7 @@ async def test_a_disk_that_fills_while_a_group_is_scored_ends_the_step_and_loses
     step = node.step(asyncio.Event())
     if not listens:
         await asyncio.wait(node.source.inbox.scoring)
-        monkeypatch.setattr(node.source, "make", _nothing)
+        monkeypatch.setattr(node.source.maker, "generate", _nothing)
     with pytest.raises(sqlite3.OperationalError):
         await asyncio.wait_for(step, 60)
     assert node.pool.waiting() == {waits.group.author: 1}

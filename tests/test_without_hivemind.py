@@ -11,7 +11,9 @@ import pytest
 from tests.support.daemons import ENVIRONMENT
 
 ROOT = Path(__file__).parents[1]
-NEED_IT = "swarm.wire. swarm.duplicate node.assembly node.daemon node.training node.observer preflight.net lab.bench."
+NEED_IT = """
+swarm.wire. swarm.duplicate node.assembly node.daemon node.training node.status node.observer preflight.net lab.bench.
+"""
 IMPORTS = """
 import importlib, json, pkgutil, ftis_node
 missing = []
