@@ -58,7 +58,7 @@ def numbers() -> Any:
 
 
 def merged() -> Any:
-    """320 ids: merges learned from a teacher's whole texts, so that a token may span tags and digits."""
+    """320 ids: merges learned from a teacher's completions as they are, so that a token may span tags and digits."""
     rng = random.Random("merged")
     teacher = Teacher(rng, forgetful=3)
     examples = rng.choices(arithmetic().train, k=_TEXTS)
@@ -66,7 +66,7 @@ def merged() -> Any:
     learner = Tokenizer(models.BPE())
     learner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     trainer = trainers.BpeTrainer(
-        vocab_size=_MERGED - 2,
+        vocab_size=_MERGED - 2,  # those for padding and the end come on top
         max_token_length=_LONGEST,
         initial_alphabet=_BYTES,
         show_progress=False,

@@ -124,8 +124,15 @@ def build_components(
 ) -> Components:
     """Create all parts of a node beside its compute process, which has the model. The swarm is not started yet.
 
+    It opens the store of packets, leaves out a round, as after a crash the last may have been announced, and starts the
+    tracker's process where there is one. The caller closes them with the components. After an error the process ends.
+
     Args:
         flush: see `Means`. describe: see `Swarm`.
+
+    Raises:
+        UsageError: `disk_gb` has no room for what a node keeps.
+        UserError: this key is no member of the private run, or a file of the home cannot be read.
     """
     home = compute.options.home
     facts = compute.facts
@@ -139,7 +146,7 @@ def build_components(
     model = labelled(lasting(settings.model), facts.kind)
     reputation = Reputation(boot_seconds, settings.defences)
     context = AdmissionContext(run=run, prompt_digests=opened.prompt_digests)
-    stepper: Stepper  # which the swarm brings groups when it has started
+    stepper: Stepper  # made below: the swarm hands it groups, but not before it has started
     swarm = Swarm(
         transport=transport,
         identity=identity,

@@ -161,8 +161,17 @@ def check_foreseen(found: RunFile, options: JoinOptions) -> None:
 
 
 def remember_files(options: JoinOptions, task: str, run_id: bytes) -> None:
-    """Keep the run, to which the owner agreed, and for starts that do not say them the paths of the task's files, the
-    name and the settings."""
+    """Write what later starts of this home go by into its file.
+
+    That is the run, to which the owner agreed by this start, and what a later start may leave unsaid: the paths of the
+    task's files, the node's name, the settings.
+
+    Args:
+        options: as `with_remembered` completed them, so what this start left unsaid is kept.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
     files = options.files()
     file = source_of(task).file
     if files["data"] is None and file is not None:

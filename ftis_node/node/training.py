@@ -130,7 +130,11 @@ class Training:
         await self.compute.stop()  # before its files are closed: it may be scoring still
 
     async def _unless_stopped(self, work: Coroutine[None, None, None]) -> None:
-        """Run the work; after a request to stop, give it up at the end of the grace period."""
+        """Run the work to its end, and raise what it raises.
+
+        After a request to stop it has the grace period. Then the compute process is asked to interrupt it, and goes on;
+        or else it is stopped, and what was trained since the last checkpoint is lost.
+        """
         task = await until_stopped(work, self._commands)
         if not task.done():
             await asyncio.wait({task}, timeout=GRACE_SECONDS)

@@ -49,7 +49,11 @@ def geometry(name: str) -> Geometry:
 
 
 def geometry_of(config: PretrainedConfig, name: str) -> Geometry:
-    """The geometry of the model that `config` describes; `name` is for messages. Raises as `geometry` does."""
+    """The geometry of the model that `config` describes; `name` is for messages.
+
+    Raises:
+        UsageError: the architecture is not supported.
+    """
     try:
         with torch.device("meta"):  # shapes without memory
             # from_config writes the kind of attention into what it is given, so it gets a copy.

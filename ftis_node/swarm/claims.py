@@ -35,9 +35,10 @@ class Claims:
     one by one from what is claimed, up to `objective.diagnostics.TOLERANCE` a token, and are judged whatever they hold
     themselves (`learner.batch.after_both`).
 
-    **Means** are shown, and fade: over about the last thousand samples. judged, excess, squares: of judged tokens, with
-    x = min(ρ, 2) − 1, and of judged whole samples of another tokenizer, with x = min(√W, 2) − 1. samples, likelihood:
-    of all that was trained on. `surprising` tokens are not punished, because an honest peer of another style has many.
+    **Means** are shown. The fields are their sums, which fade, so that about the last thousand samples count. judged,
+    excess, squares: the number of terms x, their sum and that of x², over judged tokens, with x = min(ρ, 2) − 1, and
+    over judged whole samples of another tokenizer, with x = min(√W, 2) − 1. samples, likelihood: of all that was
+    trained on. `surprising` tokens are not punished, because an honest peer of another style has many.
     """
 
     samples: float = 0.0
@@ -64,19 +65,22 @@ class Claims:
         return kept
 
     def add(self, figures: Mapping[str, float]) -> None:
-        """Add a source's figures of one step, see `Diagnostics.summary`."""
+        """Let the sums fade, then add a source's figures of one step, see `Diagnostics.summary`.
+
+        A term of `excess` that has faded to the part `kept` has kept² of its variance, which `squares` estimates.
+        """
         kept = 0.5 ** (figures["samples"] / FADING_SAMPLES)
-        judged = [figures.get("judged", 0.0), figures.get("chunk_judged", 0.0)]
+        samples = [figures.get("judged", 0.0), figures.get("chunk_judged", 0.0)]
         self.samples = kept * self.samples + figures["samples"]
         self.likelihood = kept * self.likelihood + figures["likelihood"] * figures["samples"]
         self.surprising = kept * self.surprising + figures["surprising"]
-        self.judged = kept * self.judged + figures.get("judged_tokens", 0.0) + judged[1]
+        self.judged = kept * self.judged + figures.get("judged_tokens", 0.0) + samples[1]
         self.excess = kept * self.excess + figures["excess"] + figures.get("chunk_excess", 0.0)
         squares = figures["excess_squares"] + figures.get("chunk_excess_squares", 0.0)
         self.squares = kept * kept * self.squares + squares
         for place, (kind, name) in enumerate(_ACCOUNTS):
             paid = self.wealth[place] * math.exp(min(figures.get(name, 0.0), LARGEST_WIN))
-            self.wealth[place] = min(paid + judged[kind] / STAKE_SAMPLES, MOST)
+            self.wealth[place] = min(paid + samples[kind] / STAKE_SAMPLES, MOST)
 
     @property
     def mean_weight(self) -> float:

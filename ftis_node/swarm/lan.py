@@ -238,7 +238,12 @@ async def look_around(host: str, seconds: float) -> list[LanNode]:
         OSError: this machine has no multicast.
     """
     found: dict[bytes, LanNode] = {}
-    lan = Lan(host, lambda node: found.update({node.peer: node} if len(found) < NODES_MAX else {}))
+
+    def heard(node: LanNode) -> None:
+        if len(found) < NODES_MAX:
+            found[node.peer] = node
+
+    lan = Lan(host, heard)
     try:
         await lan.start()
         await asyncio.sleep(seconds)

@@ -158,8 +158,14 @@ class Swarm:
         """Register the handlers, greet the bootstraps, join the DHT and start the loops.
 
         Args:
-            bootstraps: peers' addresses that this node's owner named; the node dials them in any network.
-            hints: addresses in a peer's run file. given: those that the owner was given; just these are dialled.
+            bootstraps: peers' addresses that this node's owner named. The node dials them in whatever network they are,
+                and others in these networks.
+            given: addresses that the owner was given, in an invitation. The node dials them in whatever network they
+                are, but no others there.
+            hints: addresses in a peer's run file, which are dialled as any that a peer names.
+
+        Raises:
+            Exception: p2pd does not answer, nor does it after another start.
         """
         try:
             await self._transport.serve(self)

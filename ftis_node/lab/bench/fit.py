@@ -58,7 +58,7 @@ def _measure(
     tell: Tell,
     trained: int | None,
 ) -> Figures:
-    """As `bench_fit`, by a plan that fits."""
+    """What `bench_fit` returns, by a plan that fits. Raises RuntimeError where memory is short even so."""
     tell(f"making {settings.model}")
     policy = named_policy(settings, random_weights=True)
     learner = make_learner(policy, "ftis", settings)
@@ -81,7 +81,7 @@ def _measure(
     step_s = statistics.median(took for _, took in steps[1:])
 
     tell("measuring memory")
-    let_go()  # as a node does before it trains, where there is no room for both
+    let_go()  # of the caches that generation keeps: a node does so where these and training have no room together
     memory = chosen.memory
     training = peak_mb(lambda: learner.step(groups), held(learner), policy.device)
     generating = peak_mb(lambda: own_work(policy, size, batch), held(learner), policy.device)

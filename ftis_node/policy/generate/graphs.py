@@ -78,7 +78,14 @@ class Graphs:
         here.wait_stream(self._stream)
 
     def _capture(self, shape: Hashable, function: Step, inputs: Tensors) -> bool:
-        """Whether it could be captured. Cached memory cannot be given back meanwhile: if it must, it is tried again."""
+        """Capture the function for this shape, and return whether that worked.
+
+        PyTorch cannot give cached memory back during a capture. Where that would have been needed, the cache is emptied
+        and the capture is tried once more. After any other error this process captures no graph again.
+
+        Raises:
+            RuntimeError: there is no memory for it even so.
+        """
         mine = tuple(one.clone() for one in inputs)
         for last in (False, True):
             try:

@@ -69,7 +69,8 @@ def to_completions(
 def not_finite(policy: Policy) -> FtisError:
     """What to raise for a policy whose log-probs are not finite.
 
-    Finite weights of few digits can be mended by another dtype; a UsageError says so. Other weights have diverged.
+    Where weights of 16 bits are finite, activations were too large for their dtype: a UsageError names another. Else
+    the weights have diverged.
     """
     name = str(policy.dtype).removeprefix("torch.")
     sound = all(bool(weight.isfinite().all()) for weight in policy.model.parameters() if weight.is_floating_point())
