@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from gguf import GGMLQuantizationType
 from transformers import AutoModelForCausalLM
 
 from ftis_node.errors import UsageError, UserError
@@ -57,6 +58,12 @@ def test_what_keeps_a_file_from_becoming_a_folder_is_told(tmp_path, monkeypatch)
     textual = tmp_path / "textual.gguf"  # its base of positions is the text that named its kind of tokenizer
     textual.write_bytes(wordless.read_bytes().replace(b"tokenizer.ggml.mould", b"llama.rope.freq_base"))
     refused(textual, "textual.gguf cannot be turned into a folder: its rope.freq_base is no number")
+    whole = tmp_path / "whole.gguf"  # a norm's type, after its name, dimension and size, is that of whole numbers
+    data = bytearray(file.read_bytes())
+    place = data.index(b"output_norm.weight") + len(b"output_norm.weight") + 12
+    data[place : place + 4] = GGMLQuantizationType.I32.to_bytes(4, "little")
+    whole.write_bytes(data)
+    refused(whole, "the tensor 'output_norm.weight' is of the type I32, which is not read")
     with monkeypatch.context() as meanwhile:
         (tmp_path / "torch.py").write_text("raise SystemExit(3)")
         meanwhile.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")

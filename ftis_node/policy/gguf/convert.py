@@ -47,7 +47,11 @@ class _GgufTensors:
         each = max(1, _CHUNK // stored.shape[-1])
         for start in range(0, len(order), each):
             chunk = packed[order[start : start + each]]
-            values = dequantize(chunk, kind_of(stored.kind)).astype(np.float32, copy=False)
+            try:
+                values = dequantize(chunk, kind_of(stored.kind)).astype(np.float32, copy=False)
+            except NotImplementedError:
+                kind = kind_of(stored.kind).name
+                raise UnusableFile(f"the tensor {name!a} is of the type {kind}, which is not read") from None
             if self.family.gemma and name.endswith("norm.weight"):
                 values = values - np.float32(1)
             if not np.isfinite(values).all():
