@@ -155,6 +155,7 @@ class Engine:
         self._give_way()
         self.policy = replace(load_policy(self._settings, questions, tokenizer), server=server)
         self.random = torch.Generator().manual_seed(self._settings.seed)
+        trim()
         return self._loaded(self._facts, plan)
 
     def _loaded(self, facts: dict[str, Any], plan: Plan) -> m.ModelFacts:
