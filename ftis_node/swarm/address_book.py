@@ -294,7 +294,7 @@ class AddressBook:
             return ""
         why = self.scope.why_not(address)
         peer = peer_at(address)
-        if not why or referrer not in (peer, LAN):
+        if not why or not referrer or referrer not in (peer, LAN):
             return why
         if self.private or self.local.has(referrer, self.scope.exact):
             return self.local.why_not(address)
