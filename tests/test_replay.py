@@ -27,6 +27,7 @@ from ftis_node.learner.learner import BAD_STEPS
 from ftis_node.node.checkpointing import Saving
 from ftis_node.observe.metrics import MetricsLog, read_events
 from ftis_node.observe.provenance import versions
+from ftis_node.store.checkpoints import complete
 from ftis_node.store.home import Home
 from ftis_node.swarm.admission import AdmissionContext
 from ftis_node.worker.engine import Engine
@@ -58,6 +59,7 @@ def homes(tmp_path_factory) -> Homes:
         # A person may have other wishes at each start: the first one loses the steps since its last checkpoint.
         killed.flags += ("--set", "weight_decay=0.0", "--set", "checkpoint_minutes=0")
         killed.start().wait(lambda s: s.get("step", 0) >= 6, "it goes on")
+        killed.wait(lambda s: newest_checkpoint(killed.home) >= 5, "a step is saved beside the next ones")
         with pytest.raises(UsageError, match="A daemon is running") as refused:
             replay(killed.home.path)
         assert "ftis-node stop" in refused.value.fix
@@ -74,6 +76,12 @@ def homes(tmp_path_factory) -> Homes:
 def copy(homes, tmp_path) -> Path:
     """A copy of the killed node's home, to be tampered with."""
     return Path(shutil.copytree(homes["killed"], tmp_path / "copy"))
+
+
+def newest_checkpoint(home):
+    """Its step; 0 if there is none."""
+    names = [directory.name for directory in complete(home.checkpoints)]
+    return max((int(name.removeprefix("step-")) for name in names), default=0)
 
 
 def contents(home):
