@@ -168,7 +168,10 @@ def _group(shown: Shown, texts: GroupText) -> dict[str, object]:
     """A group with the texts of its first completions, and their lengths in tokens."""
     packet = shown.group.packet
     columns = texts.columns or [{}] * len(texts.completions)
-    samples = zip(texts.completions, shown.rewards, packet.lengths, packet.finished, columns, strict=False)
+    rewards = shown.rewards[:SHOWN]
+    lengths = packet.lengths[:SHOWN]
+    finished = packet.finished[:SHOWN]
+    samples = zip(texts.completions, rewards, lengths, finished, columns, strict=True)
     names = ("text", "reward", "tokens", "finished", "columns")
     return {
         "step": shown.step,

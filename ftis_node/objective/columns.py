@@ -26,8 +26,9 @@ class Columns:
 
     def of(self, sources: Iterable[int]) -> Rows:
         """The rows of these sources."""
-        for pieces in (self._source, *self._columns.values()):
-            pieces[:] = [torch.cat(pieces)]
+        if len(self._source) > 1:  # the first time since rows were added
+            for pieces in (self._source, *self._columns.values()):
+                pieces[:] = [torch.cat(pieces)]
         picked = torch.isin(self._source[0], torch.tensor(list(sources), dtype=torch.int64))
         rows: Rows = defaultdict(lambda: torch.zeros(0, dtype=torch.float64))
         for name, (column,) in self._columns.items():

@@ -10,7 +10,14 @@ from ftis_node.objective.quantiles import nearest_rank
 from ftis_node.step_report import BETS
 
 _TOTALS = (
-    *("negatives", "filtered", "gated", "distrusted", "judged", "judged_tokens", "excess", "surprising"),
+    "negatives",
+    "filtered",
+    "gated",
+    "distrusted",
+    "judged",
+    "judged_tokens",
+    "excess",
+    "surprising",
     "loss_weight",
 )
 

@@ -30,7 +30,7 @@ _AS_WRITTEN = (
     "foreign_reward",
     "foreign_age",
 )
-# Of a point: where each of its values stands in the event of a step.
+# By the name of a point's value: the place in a step's event that it is read from.
 _OF_A_STEP = {
     **{name: name for name in _AS_WRITTEN},
     "entropy": "diagnostics.overall.entropy",

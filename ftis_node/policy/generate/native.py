@@ -241,7 +241,7 @@ class _Places:
 
 
 def _table(drawn: Sequence[tuple[Int64Array, Int64Array, Tensor, Tensor]], rows: int, tokens: int) -> tuple[Any, Any]:
-    """Int64Array and log-probs `[rows, tokens]` from those of each draw; what was never drawn is 0."""
+    """Ids and log-probs `[rows, tokens]` from those of each draw; what was never drawn is 0."""
     number = np.concatenate([one[0] for one in drawn])
     step = np.concatenate([one[1] for one in drawn])
     real = (number >= 0) & (step < tokens)  # others are of places without a row, or whose row has ended
