@@ -65,6 +65,11 @@ def test_row_38_an_answer_has_at_most_64_records():
     assert check(KEY, pack(MADE_UP), VALIDATOR) == {}
 
 
+def test_row_38_an_answer_with_a_time_that_is_no_float_is_refused():
+    rows = [[one.subkey, one.value, int(one.expiration_time)] for one in MADE_UP[:2]]
+    assert records.unpack_answer(KEY, msgpack.packb(rows)) == []
+
+
 def test_row_38_of_a_record_only_its_owners_addresses_are_taken_and_only_if_it_signed_them():
     signed = of(BOB, addresses=[*own(BOB), *own(ALICE), f"{own(BOB)[0]}/p2p-circuit{own(ALICE)[0]}"])
     made = of(MALLORY)

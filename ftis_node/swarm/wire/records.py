@@ -7,10 +7,9 @@ import struct
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Any
 
 import msgpack
-import msgspec
 from hivemind.dht.routing import DHTID
 from hivemind.dht.validation import DHTRecord
 
@@ -29,9 +28,6 @@ MAX_KEYS = 128  # kept: 64 records of at most 1.2 KB each: at most 10 MB
 OTHERS_MAX = 256  # records of other runs that are kept
 _CONTEXT = b"ftis/record/1"
 _SIGNATURE_BYTES = 64
-_Bytes = Annotated[bytes, msgspec.Meta(max_length=MAX_VALUE_BYTES)]
-_Rows = Annotated[list[tuple[_Bytes, _Bytes, float]], msgspec.Meta(max_length=MAX_RECORDS)]
-"""Subkey, value and time of each record of an answer."""
 
 
 def key_bytes(run_id: bytes, shard: str = "") -> bytes:
@@ -85,9 +81,18 @@ def unpack_answer(key: bytes, answer: bytes) -> list[DHTRecord]:
     if len(answer) > MAX_ANSWER_BYTES:
         return []
     try:
-        return [DHTRecord(key, *row) for row in msgspec.msgpack.decode(answer, type=_Rows)]
-    except msgspec.DecodeError:
+        rows = msgpack.unpackb(
+            answer, max_array_len=MAX_RECORDS, max_bin_len=MAX_VALUE_BYTES, max_str_len=0, max_map_len=0, max_ext_len=0
+        )
+        return [_read(key, *row) for row in rows]
+    except MSGPACK_ERRORS:
         return []
+
+
+def _read(key: bytes, subkey: object, value: object, expiration: object) -> DHTRecord:
+    if not (isinstance(subkey, bytes) and isinstance(value, bytes) and isinstance(expiration, float)):
+        raise TypeError("a record has a subkey, a value and a time")
+    return DHTRecord(key, subkey, value, expiration)
 
 
 @dataclass
