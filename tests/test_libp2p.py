@@ -5,6 +5,7 @@ import contextlib
 import os
 import signal
 import stat
+import sys
 from collections.abc import AsyncIterator
 
 import psutil
@@ -15,7 +16,7 @@ from hivemind.p2p.p2p_daemon_bindings.utils import ControlFailure
 
 from ftis_node.errors import UsageError, UserError
 from ftis_node.swarm import ftis_pb2
-from ftis_node.swarm.addresses import free_port, parse_address
+from ftis_node.swarm.addresses import free_port, parse_address, peer_at
 from ftis_node.swarm.wire.libp2p import FtisSwarm, Libp2p
 from ftis_node.swarm.wire.p2pd import CALLS_OF_ONE_PEER, MAX_MESSAGE_BYTES
 from ftis_node.swarm.wire.transport import Listening, Unreachable
@@ -47,6 +48,13 @@ NAMED = ("/ip6/2001:db8::1/tcp/4001", "/dns4/node.example/tcp/4001", f"{TCP}/p2p
 @pytest.mark.parametrize("where", [TCP, QUIC, *NAMED])
 def test_an_address_names_the_peer_at_its_end(where):
     assert parse_address(f"{where}/p2p/{PEER}") == ALICE.author
+
+
+def test_row_26_a_long_text_from_a_stranger_is_not_remembered():
+    text = f"{TCP}/p2p/{PEER}" + "\N{GRINNING FACE}" * 1000
+    held = sys.getrefcount(text)
+    assert peer_at(text) == b""
+    assert sys.getrefcount(text) == held
 
 
 NO_ADDRESSES = (

@@ -9,7 +9,7 @@ import pytest
 from ftis_node.config.run import run_file_from_json
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.address_book import DIALS_AT_ONCE, PART_MAX, PASSIVE_VIEW_MAX
-from ftis_node.swarm.addresses import NetworkScope, peer_at
+from ftis_node.swarm.addresses import NetworkScope, parsed_peer
 from ftis_node.swarm.handshake import PROTOCOL_MAJOR
 from ftis_node.swarm.limits import OWN, Limits
 from ftis_node.swarm.membership import ANCHORS, GIVE_UP_AFTER, INBOUND_MAX, VIEW_SIZE
@@ -288,9 +288,9 @@ def test_row_75_why_a_friend_is_not_dialled_stays_whatever_another_peer_names(al
         first = PART_MAX * (100 + number)
         for port in range(first, first + PART_MAX):
             hears(alice, teller, at(LAN, CAROL, port))
-    parsed = peer_at.cache_info().misses
+    parsed = parsed_peer.cache_info().misses
     assert CAROL.author in alice.addresses.skipped()
-    assert peer_at.cache_info().misses == parsed, "thousands of addresses are not parsed anew at each look"
+    assert parsed_peer.cache_info().misses == parsed, "thousands of addresses are not parsed anew at each look"
 
 
 @pytest.fixture

@@ -1,8 +1,12 @@
 """Frozen weights in four bits beside LoRA layers, and float16 with its loss scale; on the CPU, by bitsandbytes."""
 
 import copy
+import ctypes
+import gc
 import math
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -149,6 +153,64 @@ def test_without_bitsandbytes_the_plan_says_so_before_anything_is_loaded():
     with without("bitsandbytes"), pytest.raises(UsageError, match="NF4 needs bitsandbytes"):
         settle(settings, load, {})
     assert settle(settings, load, {})[1].quantisation == "nf4"
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_nothing_of_the_file_of_16_bits_stays_mapped(tmp_path):
+    config = tiny_config(vocab_size=32, hidden_size=64, intermediate_size=128)
+    Qwen2ForCausalLM(config).to(torch.bfloat16).save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+
+    def mapped():
+        return str(tmp_path) in Path("/proc/self/maps").read_text(encoding="utf-8")
+
+    settings = arithmetic_settings(model=str(tmp_path), lora=True, dtype="bfloat16")
+    dense = load_policy(settings)
+    assert mapped(), "frozen weights of 16 bits are read from their file, in place of a copy"
+    del dense
+    gc.collect()
+    assert not mapped()
+    packed = load_policy(settings.model_copy(update={"quantisation": "nf4"}))
+    assert not mapped()
+    assert packed.native
+
+
+def allocated():
+    """Megabytes that C's allocator has from the system for blocks that are no pages of their own."""
+
+    class Info(ctypes.Structure):
+        _fields_ = [
+            (name, ctypes.c_size_t)
+            for name in [
+                "arena",
+                "ordblks",
+                "smblks",
+                "hblks",
+                "hblkhd",
+                "usmblks",
+                "fsmblks",
+                "uordblks",
+                "fordblks",
+                "keepcost",
+            ]
+        ]
+
+    mallinfo = ctypes.CDLL(None).mallinfo2
+    mallinfo.restype = Info
+    return mallinfo().arena / 1e6
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="not glibc")
+def test_small_tensors_that_stay_do_not_make_each_dense_weight_take_new_memory():
+    packed = nf4.NF4Linear(torch.nn.Linear(1024, 2048), torch.device("cpu"))
+    x = torch.randn(10, 1024, requires_grad=True)
+    packed(x)
+    before = allocated()
+    kept = []
+    for _ in range(20):
+        kept.append(packed(x))
+        kept.append(torch.zeros(20_000))
+    assert allocated() - before < 3 * 8.4, "twenty dense weights take 168 MB"
 
 
 def test_memory_is_what_is_predicted():

@@ -3,8 +3,8 @@ C's of main memory."""
 
 import ctypes
 import os
-from collections.abc import MutableMapping
-from contextlib import suppress
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 # Names of the variable by PyTorch's age and kind; the second is known to all that this project runs with.
@@ -12,6 +12,10 @@ NAMES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CON
 GROWING = "expandable_segments:True"
 FIXED = "expandable_segments:False"
 _KERNEL = Path("/proc/sys/kernel/osrelease")
+
+_MMAP_THRESHOLD = -3  # M_MMAP_THRESHOLD of glibc's malloc.h
+_LARGE = 4 << 20  # bytes
+_LARGEST = 32 << 20  # bytes; glibc's own threshold grows to this
 
 
 def expand_segments(environment: MutableMapping[str, str] = os.environ, kernel: Path = _KERNEL) -> None:
@@ -30,5 +34,24 @@ def trim() -> None:
     """Give back to the system what glibc's allocator holds free. By itself it keeps all that lies below something in
     use: after a step gigabytes of activations, beside which generation takes its own. Other allocators stay as
     they are."""
-    with suppress(AttributeError, OSError, TypeError):  # no glibc: macOS, musl, Windows
-        ctypes.CDLL(None).malloc_trim(0)
+    _glibc("malloc_trim", 0)
+
+
+@contextmanager
+def in_own_pages() -> Iterator[None]:
+    """Within it glibc gives each block of 4 MB or more pages of its own, which go back to the system when it is freed.
+
+    For large blocks that live shortly among small ones that stay. Otherwise a small one takes the beginning of the
+    place that a large one has left, the next large one does not fit there, and the process grows by one at each turn.
+    """
+    _glibc("mallopt", _MMAP_THRESHOLD, _LARGE)
+    try:
+        yield
+    finally:
+        _glibc("mallopt", _MMAP_THRESHOLD, _LARGEST)
+
+
+def _glibc(function: str, *arguments: int) -> None:
+    """Call a function of glibc's allocator; nothing where there is another one: macOS, musl, Windows."""
+    with suppress(AttributeError, OSError, TypeError):
+        getattr(ctypes.CDLL(None), function)(*arguments)

@@ -207,6 +207,8 @@ def make_policy(
         module, dtype = casts.popitem()
         module.to(device, dtype)
     model.to(device)
+    if settings.quantisation == "nf4":
+        _out_of_file(model)
     head = model.get_output_embeddings()
     if head is not None:
         head.register_forward_pre_hook(_side_by_side)
@@ -221,6 +223,13 @@ def make_policy(
             )
         checkpoint_activations(policy.causal_lm)
     return policy
+
+
+def _out_of_file(model: nn.Module) -> None:
+    """Copy weights that are still mapped from a file: a single one would keep all of the file in memory."""
+    for parameter in model.parameters():
+        if parameter.device.type == "cpu":
+            parameter.data = parameter.data.clone()
 
 
 def _side_by_side(head: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

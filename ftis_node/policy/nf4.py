@@ -19,6 +19,7 @@ from torch.nn import functional as nn_functional
 
 from ftis_node.errors import UsageError
 from ftis_node.fit.memory import NF4_BLOCK
+from ftis_node.host.allocator import in_own_pages
 from ftis_node.host.quiet import without
 from ftis_node.installed import to_install
 
@@ -48,8 +49,9 @@ class NF4Linear(nn.Module):
         return self._scales.dtype  # type: ignore[no-any-return]
 
     def dense(self) -> Tensor:
-        """The weight, dequantised anew: `[outputs, inputs]`."""
-        return kernels().dequantize_4bit(self.packed, self._scales)  # type: ignore[no-any-return]
+        """The weight, dequantised anew: `[outputs, inputs]`. On a CPU it lies in pages of its own."""
+        with in_own_pages():
+            return kernels().dequantize_4bit(self.packed, self._scales)  # type: ignore[no-any-return]
 
     def product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """x · Wᵀ plus a bias, `[rows, outputs]`, without gradients. x: `[rows, inputs]` of the weight's dtype."""

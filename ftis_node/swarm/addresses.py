@@ -340,11 +340,16 @@ def _has_ip6() -> bool:
     return False
 
 
-@functools.lru_cache(maxsize=REMEMBERED)
 def peer_at(address: str) -> bytes:
     """The peer id in an address from a peer; empty if the address is too long or invalid."""
-    if len(address) > MAX_ADDRESS_LENGTH:
+    if len(address) > MAX_ADDRESS_LENGTH:  # or the cache would keep what a stranger sends, whatever its size
         return b""
+    return parsed_peer(address)
+
+
+@functools.lru_cache(maxsize=REMEMBERED)
+def parsed_peer(address: str) -> bytes:
+    """`peer_at` of an address that is short enough to be remembered."""
     try:
         return parse_address(address)
     except UsageError:
