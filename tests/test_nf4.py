@@ -175,28 +175,19 @@ def test_nothing_of_the_file_of_16_bits_stays_mapped(tmp_path):
     assert packed.native
 
 
+class _Allocator(ctypes.Structure):
+    """glibc's `struct mallinfo2`; `arena` are bytes for blocks that have no pages of their own."""
+
+    _fields_ = (
+        ("arena", ctypes.c_size_t),
+        ("others", ctypes.c_size_t * 9),
+    )
+
+
 def allocated():
-    """Megabytes that C's allocator has from the system for blocks that are no pages of their own."""
-
-    class Info(ctypes.Structure):
-        _fields_ = [
-            (name, ctypes.c_size_t)
-            for name in [
-                "arena",
-                "ordblks",
-                "smblks",
-                "hblks",
-                "hblkhd",
-                "usmblks",
-                "fsmblks",
-                "uordblks",
-                "fordblks",
-                "keepcost",
-            ]
-        ]
-
+    """Megabytes that C's allocator has from the system for blocks that have no pages of their own."""
     mallinfo = ctypes.CDLL(None).mallinfo2
-    mallinfo.restype = Info
+    mallinfo.restype = _Allocator
     return mallinfo().arena / 1e6
 
 
