@@ -22,9 +22,10 @@ from ftis_node.swarm.sessions import Sessions
 from ftis_node.swarm.wire import libp2p
 from ftis_node.swarm.wire.transport import Listening, Unreachable
 from ftis_node.text import called
+from tests.support.alone import RUN, Alone, address, at, greets, hello
 from tests.support.cli import refused
 from tests.support.daemons import run_cli
-from tests.support.swarm import identity, make_run, member, transport
+from tests.support.swarm import ALICE, BOB, identity, make_run, member, transport
 
 EVE = identity(9)
 
@@ -217,3 +218,14 @@ def test_row_78_only_a_members_own_newest_word_says_where_it_is():
         heard(place(ann, 99, ben), stranger)
     assert not heard(place(ann, 7), stranger)
     assert heard(place(ann, 7), ben), "the liar's budget is used up, no other's"
+
+
+def test_row_78_a_members_word_about_itself_is_kept_and_told_only_where_it_is_an_address():
+    alice = Alone()
+    alice._places = Places(RUN.id, ALICE, SimpleNamespace(private=True, admits=bool), alice.active_view)
+    greets(alice, BOB)
+    wild = ("\x1b[2J\nDONE", "/p2p-circuit", "/dnsaddr/evil.example")
+    own = {"run_id": RUN.id, "member": BOB.author, "issued_at": 5}
+    place = Place(**own, dial=(*wild, "/ip4/10.1.0.9/tcp/4001")).signed_by(BOB)
+    alice.hear_of_peers(hello(BOB, places=[place.encoded]), 1, BOB.author)
+    assert alice.active_view[BOB.author].addresses == [address(BOB), at("/ip4/10.1.0.9")]

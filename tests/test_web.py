@@ -50,6 +50,29 @@ async def page() -> AsyncIterator[Web]:
     await server.close()
 
 
+async def test_row_29_who_asks_the_open_metrics_often_makes_the_node_work_once_a_second(monkeypatch, browser):
+    made = []
+
+    async def count():
+        made.append(len(made))
+        return b"%d" % len(made)
+
+    server = Web(TOKEN, [Route("/metrics", count, open=True), Route("/closed", count)])
+    await server.start("127.0.0.1", 0)
+    try:
+        for _ in range(20):
+            async with browser.get(f"{server.address}metrics") as answer:
+                assert await answer.read() == b"1"
+        monkeypatch.setattr("ftis_node.observe.web.OPEN_SECONDS", 0.0)
+        async with browser.get(f"{server.address}metrics") as answer:
+            assert await answer.read() == b"2"
+        for number in (b"3", b"4"):
+            async with browser.get(f"{server.address}closed", headers=bearer()) as answer:
+                assert await answer.read() == number, "the owner's are made for each question"
+    finally:
+        await server.close()
+
+
 @pytest.fixture
 async def browser() -> AsyncIterator[ClientSession]:
     """It keeps cookies, also of an address in digits."""

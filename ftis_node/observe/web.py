@@ -7,6 +7,7 @@ import http
 import ipaddress
 import json
 import logging
+import math
 import os
 import secrets
 from asyncio import Transport
@@ -32,6 +33,7 @@ CODE_SECONDS = 30.0
 GUESTS_MAX = 16
 CONNECTIONS_MAX = 64  # a browser opens six, Prometheus one
 BACKLOG = 64
+OPEN_SECONDS = 1.0  # an answer that anybody may have is kept for so long: asking often must not keep the node busy
 IDLE_SECONDS = 30.0  # a connection that asks nothing for so long is closed, also one that never asked anything
 HTTP_PORT = 80  # browsers leave it out of the Host
 FILES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
@@ -63,7 +65,8 @@ TEXT = "text/plain; version=0.0.4; charset=utf-8"  # the type of Prometheus' tex
 
 @dataclass(frozen=True)
 class Route:
-    """The answer to GET and HEAD of a path. body: called for each. kind: its media type. open: it needs no token."""
+    """The answer to GET and HEAD of a path. kind: its media type. open: it needs no token. body: called for each, but
+    of an open one once in `OPEN_SECONDS`."""
 
     path: str
     body: Callable[[], Awaitable[bytes]]
@@ -108,6 +111,7 @@ class Web:
         self._routes = {route.path: route for route in (*_files(first), *routes)}
         self._pages = {path for path, route in self._routes.items() if route.kind.startswith("text/html")}
         self._runner: web.ServerRunner | None = None
+        self._kept: dict[str, tuple[float, bytes]] = {}  # when an open route's body was made, and it, by path
 
     async def start(self, host: str, port: int) -> None:
         """Listens; port 0 means any that is free.
@@ -167,11 +171,21 @@ class Web:
         if route is None:
             return _plain(404, "There is nothing here.\n")
         try:
-            body = await route.body()
+            body = await self._body(route)
         except Exception:
             logger.exception("The page could not answer %s.", request.path)
             return _plain(500, "The node could not answer; its node.log says why.\n")
         return web.Response(body=body, headers={"Content-Type": route.kind})
+
+    async def _body(self, route: Route) -> bytes:
+        if not route.open:
+            return await route.body()
+        now = boot_seconds()
+        made, body = self._kept.get(route.path, (-math.inf, b""))
+        if now - made >= OPEN_SECONDS:
+            body = await route.body()
+            self._kept[route.path] = (now, body)
+        return body
 
     def _welcome(self, request: web.BaseRequest) -> web.Response:
         """Move the token from the address, which browsers show and remember, into a cookie."""

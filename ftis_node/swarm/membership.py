@@ -4,7 +4,7 @@ import asyncio
 import logging
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -333,8 +333,14 @@ class Membership:
         known = self.active_view.get(peer)
         own = self._places.of(peer)
         if known is not None and own is not None:
-            known.addresses = list(dict.fromkeys((*known.addresses, *own.addresses)))[:MAX_ADDRESSES]
+            addresses = (*known.addresses, *self._believed(own.addresses, peer))
+            known.addresses = list(dict.fromkeys(addresses))[:MAX_ADDRESSES]
         return news
+
+    def _believed(self, addresses: Iterable[str], peer: bytes) -> list[str]:
+        """Of what a peer says of its own addresses, those that name it and that a node listens on, or may dial here."""
+        claims = (text for text in addresses if peer_at(text) == peer)
+        return [text for text in claims if self.addresses.may_dial(text, peer) or is_plain(text)]
 
     def save_cache(self) -> None:
         """Keep addresses for the next start, but of what the owner named none of another run."""
@@ -368,8 +374,7 @@ class Membership:
         known = self.active_view[peer]
         known.links = links or known.links
         known.told = self._tells()
-        claims = (text for text in hello.addresses[:MAX_ADDRESSES] if peer_at(text) == peer)
-        addresses = ranked(text for text in claims if self.addresses.may_dial(text, peer) or is_plain(text))
+        addresses = ranked(self._believed(hello.addresses[:MAX_ADDRESSES], peer))
         addresses.sort(key=lambda text: text.rpartition("/p2p/")[0] not in known.links)
         known.addresses = addresses or known.addresses
         self.answered(peer)

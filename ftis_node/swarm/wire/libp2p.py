@@ -166,10 +166,13 @@ class Libp2p:
 
     async def disconnect(self, peer: bytes) -> None:
         """End the streams that `peer` has opened, and if p2pd answers, all connections to it; it may dial again."""
-        if self._service is not None:
-            self._service.end_streams(peer)
+        service = self._service
+        if service is not None:
+            service.end_streams(peer)
         with suppress(Exception):  # hivemind raises anything from a socket error to what its parser raises
             await asyncio.wait_for(self.p2p._client.disconnect(PeerID(peer)), DIAL_SECONDS)
+        if service is not None:
+            service.end_streams(peer)  # those that it has opened meanwhile
 
     async def connect(self, peer: bytes, addresses: Sequence[str]) -> None:
         """Dial `addresses` of `peer` unless there is a connection.
