@@ -107,7 +107,7 @@ class AddressBook:
     def __post_init__(self) -> None:
         self.referrers = Referrers()
         self.owners: frozenset[bytes] = frozenset()  # peers that this node's owner named, or was given
-        self._passive_view: dict[bytes, _Candidate] = {}
+        self._passive_view = dict[bytes, _Candidate]()
         self._dials = Budgets(boot_seconds, DIALS_A_SECOND, DIALS_AT_ONCE)
         self._known = KnownAddresses.read(self.cache)
         self._on_lan = Bounded[str, None](LAN_MAX)  # addresses that mDNS named
@@ -226,7 +226,7 @@ class AddressBook:
         self.rng.shuffle(found)
         found.sort(key=lambda peer: (peer not in self.owners, not self.sessions.met(peer)))
         told = Counter[bytes]()
-        turns: dict[bytes, int] = {}
+        turns = {}
         for peer in found:
             part = self._passive_view[peer].part
             turns[peer] = told[part]
@@ -245,11 +245,12 @@ class AddressBook:
         key = peer_at(address), address
         if not why:
             skipped.pop(key, None)
-        elif key not in skipped:
+            return True
+        if key not in skipped:
             if max(len(self._skipped), len(skipped)) < PART_MAX:  # strangers may name any number
                 logger.info("%s is not dialled: %s.", address, why)
             skipped[key] = why
-        return not why
+        return False
 
     def to_dial(self, peer: bytes) -> list[str] | None:
         """The known addresses of a peer to dial now; each counts against the budget of the peer that named it. None if
@@ -260,7 +261,9 @@ class AddressBook:
             teller = self._passive_view[peer].referrer or peer
         affordable = []
         for text, referrer in found.items():
-            payer = teller if referrer == peer else referrer
+            payer = referrer
+            if referrer == peer:
+                payer = teller
             if not payer or self._dials.take(payer):
                 affordable.append(text)
         if found and not affordable:
@@ -363,17 +366,26 @@ class AddressBook:
         """Seconds until the node may greet a candidate; 0: now."""
         if not candidate.failures:
             return 0.0
-        longest = NAMED_PAUSE if candidate.alive else LONGEST_PAUSE
-        return max(0.0, candidate.last + backoff(candidate.failures, FIRST_PAUSE, longest) - self.clock())
+        longest = LONGEST_PAUSE
+        if candidate.alive:
+            longest = NAMED_PAUSE
+        pause = backoff(candidate.failures, FIRST_PAUSE, longest)
+        return max(0.0, candidate.last + pause - self.clock())
 
     def _addresses(self, peer: bytes) -> dict[str, bytes]:
+        """The known addresses of a peer, each with its referrer; none if it is no candidate."""
         candidate = self._passive_view.get(peer)
-        return candidate.addresses if candidate is not None else {}
+        if candidate is None:
+            return {}
+        return candidate.addresses
 
     def _claimed(self, peer: bytes, addresses: Sequence[str], found: bool) -> _Candidate:
         """Replace a peer's named addresses by its own claims. Dials of them count against the peer's own budget."""
-        made = self._passive_view.pop(peer, None) or self._add(peer, HERE if found else SELF)
-        self._passive_view[peer] = made
+        referrer = SELF
+        if found:
+            referrer = HERE
+        made = self._passive_view.pop(peer, None) or self._add(peer, referrer)
+        self._passive_view[peer] = made  # as the newest
         made.failures = 0
         made.addresses = {text: HERE if text in self.scope.exact else peer for text in addresses}
         return made

@@ -1,13 +1,12 @@
 """Multiaddrs: parsing, scopes, the order in which to dial them, and the ones to listen on."""
 
-import functools
-import ipaddress
 import itertools
 import re
 import socket
 from collections.abc import Iterable
 from contextlib import suppress
-from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
+from functools import lru_cache
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Literal, get_args
 
 from ftis_node.config.settings import Settings
@@ -15,6 +14,7 @@ from ftis_node.errors import UsageError, UserError
 from ftis_node.swarm.identity import author_of
 
 Scope = Literal["public", "relayed", "private", "machine"]
+IpAddress = IPv4Address | IPv6Address
 
 MAX_ADDRESS_LENGTH = 256
 REMEMBERED = 4096  # size of the caches of parsed addresses and hosts
@@ -22,12 +22,12 @@ SCOPES = get_args(Scope)  # in the order in which a node dials them
 
 
 def _networks(texts: str) -> list[IPv4Network | IPv6Network]:
-    return [ipaddress.ip_network(text) for text in texts.split()]
+    return [ip_network(text) for text in texts.split()]
 
 
 # Python's versions differ in which addresses they call global, so the networks are listed here. Sources: the IANA
 # registries of special-purpose IPv4 and IPv6 addresses, and RFC 4291 for 2000::/3.
-_GLOBAL6 = ipaddress.IPv6Network("2000::/3")
+_GLOBAL6 = IPv6Network("2000::/3")
 # Addresses that no host has: any host, multicast, reserved or broadcast, documentation; and those of the link alone, at
 # which clouds keep their metadata.
 _NOBODY = _networks(
@@ -89,7 +89,7 @@ def is_multiaddr(text: str) -> bool:
 
 def listening_mistakes(settings: Settings) -> list[UserError]:
     """All errors in the addresses of the settings."""
-    found: list[UserError] = []
+    found = list[UserError]()
     for text in settings.relays:
         try:
             parse_address(text)
@@ -115,10 +115,12 @@ def scope(address: str) -> Scope:
     if is_relayed(address):
         return "relayed"
     found = _IP.search(address)
-    return _scope_of(found[1]) if found else "public"  # a name
+    if found is None:
+        return "public"  # a name
+    return _scope_of(found[1])
 
 
-@functools.lru_cache(maxsize=REMEMBERED)
+@lru_cache(maxsize=REMEMBERED)
 def is_plain(address: str) -> bool:
     """Whether the address has the form that nodes listen on: a host, TCP or QUIC, an optional relay, and a peer id.
 
@@ -130,11 +132,13 @@ def is_plain(address: str) -> bool:
     if found is None:
         return False
     port = int(found[1] or found[2])
+    if port < FIRST_PORT and port != HTTPS_PORT:
+        return False
     host = _IP.match(address)
-    return (port >= FIRST_PORT or port == HTTPS_PORT) and (host is None or not _is_nobody(host[1]))
+    return host is None or not _is_nobody(host[1])
 
 
-def host_and_port(address: str) -> tuple[IPv4Address | IPv6Address | None, int]:
+def host_and_port(address: str) -> tuple[IpAddress | None, int]:
     """The host and the port of a plain address; (None, 0) for any other, and for a name."""
     found = _HOST_AND_PORT.fullmatch(address)
     host = _IP.match(address)
@@ -151,10 +155,11 @@ def host_of(address: str) -> str:
 def varied(addresses: Iterable[str], most: int) -> list[str]:
     """Pick at most `most` of these ranked addresses, taking turns between scopes and families (IPv4, IPv6). So peers
     with one family only, or in the same private network, can dial one of them too."""
-    groups: dict[tuple[Scope, str], list[str]] = {}
+    groups = dict[tuple[Scope, str], list[str]]()
     for address in addresses:
-        groups.setdefault((scope(address), address.partition("/")[2].partition("/")[0]), []).append(address)
-    turns = itertools.zip_longest(*groups.values())
+        family = address.partition("/")[2].partition("/")[0]
+        groups.setdefault((scope(address), family), []).append(address)
+    turns = itertools.zip_longest(*groups.values())  # None where a group has ended
     return [address for turn in turns for address in turn if address is not None][:most]
 
 
@@ -169,9 +174,11 @@ class NetworkScope:
     def __init__(self, host: str, addresses: Iterable[str] = (), given: Iterable[str] = ()) -> None:
         """
         Args:
-            host: the address that the node listens on. addresses: those that its owner named. given: was given.
+            host: the address that the node listens on.
+            addresses: those that its owner named.
+            given: those that its owner was given.
 
-        `exact`: what is dialled as it is.
+        The attribute `exact` has the addresses that are dialled in whatever network they are.
         """
         self._narrowest = SCOPES.index(scope_of_host(host))
         self.exact: frozenset[str] = frozenset()
@@ -211,10 +218,16 @@ def network_of(addresses: Iterable[str]) -> str:
     return ""
 
 
-@functools.lru_cache(maxsize=REMEMBERED)
+@lru_cache(maxsize=REMEMBERED)
 def _network_of_host(host: str) -> str:
+    """A host's network as `network_of` gives it; a name is its own."""
     place = _place(host)
-    return host if place is None else str(ipaddress.ip_network((place, 24 if place.version == 4 else 48), strict=False))
+    if place is None:
+        return host
+    width = 48
+    if place.version == 4:
+        width = 24
+    return str(ip_network((place, width), strict=False))
 
 
 def ranked(addresses: Iterable[str]) -> list[str]:
@@ -223,15 +236,18 @@ def ranked(addresses: Iterable[str]) -> list[str]:
     Addresses of this machine only are left out if there are others.
     """
     best_first = sorted(dict.fromkeys(addresses), key=lambda text: (SCOPES.index(scope(text)), "/tcp/" not in text))
-    return [text for text in best_first if scope(text) != "machine"] or best_first
+    for_others = [text for text in best_first if scope(text) != "machine"]
+    return for_others or best_first
 
 
 def scope_of_host(host: str) -> Scope:
     """The scope of a node that listens on `host`."""
-    return "public" if host in ("0.0.0.0", "::") else _scope_of(host)
+    if host in ("0.0.0.0", "::"):
+        return "public"
+    return _scope_of(host)
 
 
-@functools.lru_cache(maxsize=REMEMBERED)
+@lru_cache(maxsize=REMEMBERED)
 def _scope_of(host: str) -> Scope:
     """The scope of a host. Only global unicast addresses are public; one that embeds an IPv4 address is private."""
     place = _place(host)
@@ -240,26 +256,36 @@ def _scope_of(host: str) -> Scope:
     within = [place, *_embedded(place)]
     if any(one.is_loopback or one.is_link_local or one.is_unspecified for one in within):
         return "machine"
-    return "public" if len(within) == 1 and _is_global(place) else "private"
+    if len(within) == 1 and _is_global(place):
+        return "public"
+    return "private"
 
 
-def _is_global(place: IPv4Address | IPv6Address) -> bool:
-    return (place.version == 4 or place in _GLOBAL6) and not any(place in network for network in _NOT_GLOBAL)
+def _is_global(place: IpAddress) -> bool:
+    """Whether the address itself is global unicast, whatever it embeds."""
+    if place.version == 6 and place not in _GLOBAL6:
+        return False
+    return not any(place in network for network in _NOT_GLOBAL)
 
 
 def _is_nobody(host: str) -> bool:
+    """Whether no host can have this address, or one that it embeds; False for a name."""
     place = _place(host)
-    return place is not None and any(one in network for one in (place, *_embedded(place)) for network in _NOBODY)
+    if place is None:
+        return False
+    places = (place, *_embedded(place))
+    return any(one in network for one in places for network in _NOBODY)
 
 
-def _place(host: str) -> IPv4Address | IPv6Address | None:
+def _place(host: str) -> IpAddress | None:
+    """The address without its zone; None for a name."""
     try:
-        return ipaddress.ip_address(host.split("%")[0])
+        return ip_address(host.split("%")[0])
     except ValueError:
         return None
 
 
-def _embedded(place: IPv4Address | IPv6Address) -> list[IPv4Address]:
+def _embedded(place: IpAddress) -> list[IPv4Address]:
     """The IPv4 addresses within an IPv6 one: 6to4, Teredo (server and client) and NAT64."""
     if place.version == 4 or place.is_loopback or place.is_unspecified:
         return []
@@ -276,7 +302,9 @@ def listen_addresses(host: str, port: int, *, quic: bool) -> list[str]:
         hosts.append("::")
     found = []
     for one in hosts:
-        family = "ip6" if ":" in one else "ip4"
+        family = "ip4"
+        if ":" in one:
+            family = "ip6"
         found.append(f"/{family}/{one}/tcp/{port}")
         if quic:
             found.append(f"/{family}/{one}/udp/{port}/quic-v1")
@@ -319,11 +347,16 @@ class PortTaken(UserError):
 
 
 def port_error(host: str, port: int) -> UserError:
+    """The error for a port on which this machine cannot listen."""
     return PortTaken(f"The port {port} on {host} is taken or cannot be listened on.", "Choose another --port (0: any).")
 
 
 def _bind(host: str, port: int, kind: socket.SocketKind) -> socket.socket:
-    probe = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, kind)
+    """A socket on this port, which the caller closes. Raises OSError."""
+    family = socket.AF_INET
+    if ":" in host:
+        family = socket.AF_INET6
+    probe = socket.socket(family, kind)
     try:
         if kind == socket.SOCK_STREAM:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -335,6 +368,7 @@ def _bind(host: str, port: int, kind: socket.SocketKind) -> socket.socket:
 
 
 def _has_ip6() -> bool:
+    """Whether this machine can listen on its own IPv6 address."""
     with suppress(OSError), _bind("::1", 0, socket.SOCK_STREAM):
         return True
     return False
@@ -347,7 +381,7 @@ def peer_at(address: str) -> bytes:
     return parsed_peer(address)
 
 
-@functools.lru_cache(maxsize=REMEMBERED)
+@lru_cache(maxsize=REMEMBERED)
 def parsed_peer(address: str) -> bytes:
     """`peer_at` of an address that is short enough to be remembered."""
     try:

@@ -17,7 +17,11 @@ TWIN_SECONDS = 5.0
 
 
 async def somebody_else(
-    how: Listening, own: bytes, bootstraps: Sequence[str], seconds: float, owners: Sequence[str] = ()
+    how: Listening,
+    own: bytes,
+    bootstraps: Sequence[str],
+    seconds: float,
+    owners: Sequence[str] = (),
 ) -> bool:
     """Whether another node of this identity is alive.
 
@@ -31,7 +35,14 @@ async def somebody_else(
     scratch = how.sockets / "probe.key"
     Identity(os.urandom(32)).keep(scratch)
     try:
-        probe = await Libp2p.start(replace(how, key=scratch, listen=False, announce=(), relays=()))
+        only_dials = replace(
+            how,
+            key=scratch,
+            listen=False,
+            announce=(),
+            relays=(),
+        )
+        probe = await Libp2p.start(only_dials)
     finally:
         scratch.unlink()
     places = NetworkScope(how.host, owners)

@@ -120,8 +120,10 @@ class Identity:
 
 def is_author(author: bytes) -> bool:
     """Whether these bytes have the form of an Ed25519 peer id, whose key is no point of small order."""
+    if len(author) != AUTHOR_BYTES or not author.startswith(_AUTHOR_HEADER):
+        return False
     y = int.from_bytes(author[len(_AUTHOR_HEADER) :], "little") % 2**255  # the last bit is the sign of x
-    return len(author) == AUTHOR_BYTES and author.startswith(_AUTHOR_HEADER) and y not in _SMALL_ORDER
+    return y not in _SMALL_ORDER
 
 
 def verify(author: bytes, message: bytes, signature: bytes) -> bool:
@@ -144,7 +146,9 @@ def author_of(peer_id: str) -> bytes:
     """The 38 bytes of a base58 peer id. Raises ValueError if it is not an Ed25519 peer id."""
     # base58 decodes in quadratic time, so check the length first. This also allows only one spelling: every Ed25519
     # peer id has 52 characters, and the count includes white space that the decoder would strip.
-    author = base58.b58decode(peer_id) if len(peer_id) == _PEER_ID_CHARACTERS else b""
+    author = b""
+    if len(peer_id) == _PEER_ID_CHARACTERS:
+        author = base58.b58decode(peer_id)
     if not is_author(author):
         raise ValueError("not an Ed25519 peer id (52 characters from 12D3KooW)")
     return author

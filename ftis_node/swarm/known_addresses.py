@@ -51,13 +51,21 @@ class KnownAddresses(msgspec.Struct):
 
     def scope(self, how: Settings | Listening, owners: Iterable[str] = ()) -> NetworkScope:
         """What a start with these options dials, whose owner names these addresses too."""
-        return NetworkScope(how.host, (*how.announce, *how.relays, *owners, *self.peers), self.given)
+        named = (*how.announce, *how.relays, *owners, *self.peers)
+        return NetworkScope(how.host, named, self.given)
 
     def tried(
-        self, settings: Settings, book: MembersBook | None, owners: Iterable[str] = ()
+        self,
+        settings: Settings,
+        book: MembersBook | None,
+        owners: Iterable[str] = (),
     ) -> Iterator[tuple[str, str]]:
-        """Each address, and why a start with these settings does not dial it, "" if it does: in a private run with this
-        book nobody who was a member and is none any more."""
+        """Yield each address, and why a start with these settings does not dial it; "" if it does.
+
+        Args:
+            book: of a private run; a start dials nobody who was a member and is none any more. None: the run is open.
+            owners: addresses that the owner names besides.
+        """
         scope = self.scope(settings, owners)
         local = LocalNetworks(settings.host)
         named = (*owners, *self.peers, *self.given)

@@ -17,14 +17,13 @@ import os
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from zeroconf import ServiceStateChange, Zeroconf
 from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo, AsyncZeroconf
 
 from ftis_node.config.run import Run
 from ftis_node.packet import RUN_ID_BYTES
-from ftis_node.swarm.addresses import FIRST_PORT, is_plain
+from ftis_node.swarm.addresses import FIRST_PORT, IpAddress, is_plain
 from ftis_node.swarm.handshake import PROTOCOL_MAJOR, plain
 from ftis_node.swarm.identity import AUTHOR_BYTES, OfPeer, author_of, peer_id
 from ftis_node.swarm.limits import Bounded
@@ -81,7 +80,7 @@ class Lan:
 
     def __post_init__(self) -> None:
         self._asking = set[asyncio.Task[None]]()
-        self._open: list[tuple[AsyncZeroconf, Interface]] = []  # one for each interface
+        self._open = list[tuple[AsyncZeroconf, Interface]]()  # one for each interface
         self._stack = contextlib.AsyncExitStack()
 
     async def start(self) -> None:
@@ -95,6 +94,7 @@ class Lan:
             raise OSError(f"{self.host} has no network with multicast")
 
     def _listen(self, name: str, own: Interface) -> None:
+        """Open a socket on one interface, and browse its network for nodes."""
         zeroconf = AsyncZeroconf(interfaces=[str(own.ip)])
         self._stack.push_async_callback(zeroconf.async_close)
         engine = zeroconf.zeroconf.engine  # each of its sockets would else hear what comes in by other interfaces
@@ -117,7 +117,8 @@ class Lan:
         for zeroconf, own in self._open:
             if run.founder:
                 name = os.urandom(NAME_BYTES).hex()
-                told = {HIDDEN.decode(): code_of(run.id, name, _place(own.ip, port), author).hex()}
+                code = code_of(run.id, name, _place(own.ip, port), author)
+                told = {HIDDEN.decode(): code.hex()}
             await _register(zeroconf, own, name, port, told)
 
     async def close(self) -> None:
@@ -127,8 +128,15 @@ class Lan:
         await self._stack.aclose()
 
     def _noticed(
-        self, own: Interface, *, zeroconf: Zeroconf, service_type: str, name: str, state_change: ServiceStateChange
+        self,
+        own: Interface,
+        *,
+        zeroconf: Zeroconf,
+        service_type: str,
+        name: str,
+        state_change: ServiceStateChange,
     ) -> None:
+        """Ask a node of which an interface has heard for its records. zeroconf calls this, with all by keyword."""
         if state_change is ServiceStateChange.Removed or len(self._asking) >= ASKED_MAX:
             return
         task = asyncio.create_task(self._ask(zeroconf, name, own))
@@ -136,6 +144,7 @@ class Lan:
         task.add_done_callback(self._asking.discard)
 
     async def _ask(self, zeroconf: Zeroconf, name: str, own: Interface) -> None:
+        """Ask a node for its records, and pass on what they tell; nonsense and silence go into the log."""
         info = AsyncServiceInfo(SERVICE, name)
         try:
             if not await info.async_request(zeroconf, ANSWER_SECONDS * 1000):
@@ -143,8 +152,10 @@ class Lan:
             short = name.removesuffix(f".{SERVICE}")
             addresses = info.parsed_addresses()
             if HIDDEN in info.properties:
-                code = bytes.fromhex((info.properties[HIDDEN] or b"").decode("ascii"))
-                self.hidden(HiddenNode(short, code, tuple(_near(addresses, info.port, own))))
+                text = info.properties[HIDDEN] or b""
+                code = bytes.fromhex(text.decode("ascii"))
+                places = _near(addresses, info.port, own)
+                self.hidden(HiddenNode(short, code, tuple(places)))
             else:
                 self.heard(read_node(short, info.properties, addresses, info.port, own))
         except ValueError as error:
@@ -154,18 +165,37 @@ class Lan:
 
 
 def read_node(
-    peer: str, properties: Mapping[bytes, bytes | None], addresses: Iterable[str], port: int | None, own: Interface
+    peer: str,
+    properties: Mapping[bytes, bytes | None],
+    addresses: Iterable[str],
+    port: int | None,
+    own: Interface,
 ) -> LanNode:
-    """A node of its service's records, heard by an interface. Raises ValueError if they are not of this form."""
+    """What a node of an open run tells of itself, from the records of its service.
+
+    Args:
+        peer: its peer id in base58, the name of the service.
+        own: the interface that heard it; addresses outside of its network are left out.
+
+    Raises:
+        ValueError: the records are not of this form.
+    """
     author = author_of(peer)
     told = {key: (value or b"").decode(errors="replace") for key, value in properties.items()}
     run = bytes.fromhex(told.get(b"run", ""))
     protocol = told.get(b"protocol", "")
-    if len(run) != RUN_ID_BYTES or not (protocol.isdigit() and len(protocol) < 4):
+    has_protocol = protocol.isdigit() and len(protocol) < 4
+    if len(run) != RUN_ID_BYTES or not has_protocol:
         raise ValueError("no run id, or no protocol")
     near = [f"{place}/p2p/{peer}" for place in _near(addresses, port, own)]
     words = {key: plain(told.get(key.encode(), ""), WORD_MAX) for key in ("task", "model", "name")}
-    return LanNode(author, run, protocol=int(protocol), addresses=tuple(near), **words)
+    return LanNode(
+        author,
+        run,
+        protocol=int(protocol),
+        addresses=tuple(near),
+        **words,
+    )
 
 
 def code_of(run_id: bytes, name: str, place: str, author: bytes) -> bytes:
@@ -174,9 +204,11 @@ def code_of(run_id: bytes, name: str, place: str, author: bytes) -> bytes:
     Place and name are in it, so that nobody who does not know the run's id can lead members elsewhere with it. To read
     one takes two hashes, however many members there are: made-up ones cost nothing.
     """
-    key = hmac.digest(run_id, f"ftis/lan/1 {name} {place}".encode(), "sha512")
+    context = f"ftis/lan/1 {name} {place}".encode()
+    key = hmac.digest(run_id, context, "sha512")
     hidden = bytes(map(operator.xor, author, key))
-    return hidden + hmac.digest(key, author, "sha256")[: len(key) - len(author)]
+    mac = hmac.digest(key, author, "sha256")
+    return hidden + mac[: len(key) - len(author)]
 
 
 @dataclass
@@ -197,7 +229,8 @@ class MembersOnLan:
         """Take a node if it is of this run; of one that is no member keep it in mind, for members become known later
         too."""
         for place in node.places:
-            author = code_of(self.run_id, node.name, place, node.code[:AUTHOR_BYTES])[:AUTHOR_BYTES]
+            hidden = node.code[:AUTHOR_BYTES]
+            author = code_of(self.run_id, node.name, place, hidden)[:AUTHOR_BYTES]  # hidden twice, it is shown
             if code_of(self.run_id, node.name, place, author) == node.code:
                 self._unknown[author] = [f"{place}/p2p/{peer_id(author)}"]
                 self.look()
@@ -220,15 +253,30 @@ def _near(addresses: Iterable[str], port: int | None, own: Interface) -> list[st
     return [text for text in near if is_plain(f"{text}/p2p/peer")][:ADDRESSES_MAX]
 
 
-def _place(host: ipaddress.IPv4Address | ipaddress.IPv6Address, port: int) -> str:
+def _place(host: IpAddress, port: int) -> str:
+    """The multiaddr, without a peer id, by TCP."""
     return f"/ip{host.version}/{host}/tcp/{port}"
 
 
-async def _register(zeroconf: AsyncZeroconf, own: Interface, name: str, port: int, told: dict[str, str]) -> None:
-    place: dict[str, Any] = {"parsed_addresses": [str(own.ip)], "port": port, "server": f"{name}.local."}
-    info = AsyncServiceInfo(SERVICE, f"{name}.{SERVICE}", properties=told, **place)
+async def _register(
+    zeroconf: AsyncZeroconf,
+    own: Interface,
+    name: str,
+    port: int,
+    told: dict[str, str],
+) -> None:
+    """Tell the network of an interface that this node is there, until the end. told: its properties."""
+    info = AsyncServiceInfo(
+        SERVICE,
+        f"{name}.{SERVICE}",
+        port=port,
+        properties=told,
+        server=f"{name}.local.",
+        parsed_addresses=[str(own.ip)],
+    )
     # Two interfaces in one network tell the same, and nobody else's word keeps this node from telling.
-    await (await zeroconf.async_register_service(info, cooperating_responders=True))
+    announced = await zeroconf.async_register_service(info, cooperating_responders=True)
+    await announced
 
 
 async def look_around(host: str, seconds: float) -> list[LanNode]:

@@ -1,17 +1,16 @@
 """The local networks in which this node listens: where members of its private run may be dialled at their own word."""
 
-import ipaddress
 import socket
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv4Interface, IPv6Address, IPv6Interface
+from ipaddress import IPv4Address, IPv4Interface, IPv6Address, IPv6Interface, ip_address, ip_interface
 from pathlib import Path
 
 import psutil
 
 from ftis_node.host.clocks import boot_seconds
-from ftis_node.swarm.addresses import FIRST_PORT, host_and_port, peer_at, scope
+from ftis_node.swarm.addresses import FIRST_PORT, IpAddress, host_and_port, peer_at, scope
 
 READ_SECONDS = 2.0  # for so long an answer of the kernel is used again
 WIDEST = {4: 24, 6: 64}  # prefixes; of a wider network the part around this machine
@@ -28,7 +27,7 @@ class _Found:
 
     near: tuple[Interface, ...] = ()
     bridges: tuple[Interface, ...] = ()
-    gateways: frozenset[IPv4Address | IPv6Address] = frozenset()
+    gateways: frozenset[IpAddress] = frozenset()
 
 
 class LocalNetworks:
@@ -74,6 +73,7 @@ class LocalNetworks:
         return [text for text in addresses if scope(text) == "private" and host_and_port(text)[0] in places]
 
     def _read(self) -> _Found:
+        """What the kernel says, at most two seconds old."""
         now = boot_seconds()
         if now >= self._read_at + READ_SECONDS:
             self._read_at = now
@@ -86,15 +86,17 @@ def own_interfaces() -> list[tuple[str, Interface]]:
     found = []
     for name, addresses in psutil.net_if_addrs().items():
         for one in addresses:
-            if one.family in (socket.AF_INET, socket.AF_INET6) and one.netmask and "%" not in one.address:
-                width = bin(int(ipaddress.ip_address(one.netmask))).count("1")
-                found.append((name, ipaddress.ip_interface(f"{one.address}/{width}")))
+            of_ip = one.family in (socket.AF_INET, socket.AF_INET6)
+            if of_ip and one.netmask and "%" not in one.address:  # an address of the link has a zone after a %
+                width = bin(int(ip_address(one.netmask))).count("1")
+                found.append((name, ip_interface(f"{one.address}/{width}")))
     return found
 
 
 def _found(host: str) -> _Found:
+    """Ask the kernel for the networks of a node that listens on `host`; none if that is a name."""
     try:
-        listens = ipaddress.ip_address(host)
+        listens = ip_address(host)
     except ValueError:  # a name
         return _Found()
     near = list[Interface]()
@@ -106,7 +108,7 @@ def _found(host: str) -> _Found:
             bridges.append(own)
         elif listens.is_unspecified or listens == own.ip:
             width = max(own.network.prefixlen, WIDEST[own.version])
-            near.append(ipaddress.ip_interface(f"{own.ip}/{width}"))
+            near.append(ip_interface(f"{own.ip}/{width}"))
     return _Found(tuple(near), tuple(bridges), frozenset(_gateways()))
 
 
@@ -127,11 +129,13 @@ def _has_device(name: str, depth: int = 4) -> bool:
     return depth > 0 and any(_has_device(one, depth - 1) for one in below)
 
 
-def _gateways() -> Iterable[IPv4Address | IPv6Address]:
+def _gateways() -> Iterable[IpAddress]:
     """The next hops of this machine's routes."""
     with suppress(OSError, ValueError, IndexError):  # no Linux
         for line in Path("/proc/net/route").read_text().splitlines()[1:]:
-            yield IPv4Address(bytes.fromhex(line.split()[2])[::-1])
+            gateway = line.split()[2]  # hexadecimal, the last byte first
+            yield IPv4Address(bytes.fromhex(gateway)[::-1])
     with suppress(OSError, ValueError, IndexError):
         for line in Path("/proc/net/ipv6_route").read_text().splitlines():
-            yield IPv6Address(bytes.fromhex(line.split()[4]))
+            next_hop = line.split()[4]
+            yield IPv6Address(bytes.fromhex(next_hop))

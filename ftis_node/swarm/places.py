@@ -50,7 +50,7 @@ class Places:
 
     def __post_init__(self) -> None:
         self._checks = Budgets(boot_seconds, CHECKS_A_SECOND, CHECKS_AT_ONCE)
-        self._kept: dict[bytes, Place] = {}  # by member
+        self._kept = dict[bytes, Place]()  # by member
         self._own: Place | None = None
 
     def signed_own(self, addresses: Sequence[str]) -> bytes:
@@ -92,4 +92,6 @@ class Places:
         kept = self._kept.get(place.member)
         if kept is None:
             return True
-        return place != kept if place.member == peer else place.issued_at > kept.issued_at
+        if place.member == peer:
+            return place != kept
+        return place.issued_at > kept.issued_at

@@ -21,12 +21,18 @@ Chunks = AsyncGenerator[FetchChunk, None]
 
 
 async def resolved(address: str) -> list[str]:
-    """The address, with the hosts that its name leads to. p2pd would dial whatever host the name's owner likes."""
+    """The plain addresses that an address with a name leads to; any other address as it is. p2pd would dial whatever
+    host the name's owner likes. Raises OSError if the name leads nowhere."""
     found = re.match(r"/(dns[46]?)/([^/]+)", address)
     if found is None or not is_plain(address):
         return [address]
-    family = {"dns4": socket.AF_INET, "dns6": socket.AF_INET6}.get(found[1], socket.AF_UNSPEC)
-    answers = await asyncio.get_running_loop().getaddrinfo(found[2], None, family=family, type=socket.SOCK_STREAM)
+    families = {"dns4": socket.AF_INET, "dns6": socket.AF_INET6}
+    answers = await asyncio.get_running_loop().getaddrinfo(
+        found[2],
+        None,
+        family=families.get(found[1], socket.AF_UNSPEC),
+        type=socket.SOCK_STREAM,
+    )
     hosts = (f"/ip{6 if ':' in str(place[0]) else 4}/{place[0]}" for *_, place in answers)
     return list(filter(is_plain, (host + address[found.end() :] for host in hosts)))
 
@@ -150,7 +156,12 @@ class Transport(Protocol):
         """Open a stream to `peer`; the answers end when the stream ends. Raises as `handshake` does."""
 
     def directory(
-        self, identity: Identity, run_id: bytes, known: OfPeer, doubted: OfPeer, traffic: Traffic
+        self,
+        identity: Identity,
+        run_id: bytes,
+        known: OfPeer,
+        doubted: OfPeer,
+        traffic: Traffic,
     ) -> PeerDirectory:
         """The directory of a run.
 
