@@ -95,40 +95,58 @@ class MembersBook(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True
 
     def kept(self, record: Certificate | Removal) -> dict[bytes, dict[bytes, Any]]:
         """Where records of this kind are."""
-        return self.ended if isinstance(record, Removal) else self.issued
+        if isinstance(record, Removal):
+            return self.ended
+        return self.issued
+
+    @property
+    def _founders(self) -> dict[bytes, Certificate]:
+        """The founder's certificates, by member: only these make inviters."""
+        return self.issued.get(self.founder, {})
 
     def issuers_of(self, key: bytes) -> list[bytes]:
-        """Whoever has issued a certificate or a removal of this key that is kept."""
+        """Whoever has issued a certificate or a removal of this key that is kept; who did both is there twice."""
         return [issuer for trees in (self.issued, self.ended) for issuer, tree in trees.items() if key in tree]
 
     def as_sent(self, record: Certificate | Removal) -> bytes:
         """A record as members tell it: a certificate with that of its issuer."""
-        return encode(self.chain(record) if isinstance(record, Certificate) else record)
+        if isinstance(record, Certificate):
+            return encode(self.chain(record))
+        return encode(record)
 
     @property
     def keys(self) -> list[bytes]:
         """The founder's key, and all that have a certificate, which may count no more."""
-        return list(dict.fromkeys((self.founder, *(member for tree in self.issued.values() for member in tree))))
+        members = (member for tree in self.issued.values() for member in tree)
+        return list(dict.fromkeys((self.founder, *members)))
 
     def chain(self, certificate: Certificate) -> Chain:
         """A certificate as it is sent, with that of its issuer."""
-        above = self.issued.get(self.founder, {}).get(certificate.issuer)
-        return (certificate,) if above is None else (above, certificate)
+        above = self._founders.get(certificate.issuer)
+        if above is None:
+            return (certificate,)
+        return above, certificate
 
     def appointed(self, issuer: bytes) -> bool:
         """Whether this key is the founder's, or ever was an inviter's."""
-        above = self.issued.get(self.founder, {}).get(issuer)
-        return issuer == self.founder or (above is not None and above.invites)
+        if issuer == self.founder:
+            return True
+        above = self._founders.get(issuer)
+        return above is not None and above.invites
 
     def removal_of(self, member: bytes, issuer: bytes) -> Removal | None:
-        """The removal that ends what this issuer gives to this member: of either by the founder, or by the issuer."""
-        founders = self.ended.get(self.founder, {})
-        return founders.get(member) or founders.get(issuer) or self.ended.get(issuer, {}).get(member)
+        """The removal that ends what this issuer gives to this member: the founder's of the member or of the issuer, or
+        the issuer's of the member; None if there is none of them."""
+        by_founder = self.ended.get(self.founder, {})
+        by_issuer = self.ended.get(issuer, {})
+        return by_founder.get(member) or by_founder.get(issuer) or by_issuer.get(member)
 
     def why_misshapen(self, chain: Chain, member: bytes) -> str:
         """Return why this cannot be a chain of the run for this key, or "" if it can."""
-        if not 0 < len(chain) <= LONGEST:
-            return NOT_APPOINTED if chain else MEMBERS_ONLY
+        if not chain:
+            return MEMBERS_ONLY
+        if len(chain) > LONGEST:
+            return NOT_APPOINTED
         issuer = self.founder
         for certificate in chain:
             if certificate.run_id != self.run_id:
@@ -136,7 +154,9 @@ class MembersBook(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True
             if certificate.issuer != issuer or certificate.member == self.founder or not is_author(certificate.member):
                 return "its certificates make no chain from the run's founder"
             issuer = certificate.member
-        return "" if member == issuer else "its certificate is for another key"
+        if member != issuer:
+            return "its certificate is for another key"
+        return ""
 
     def why_refused(self, certificate: Certificate | None, now: float) -> str:
         """Return why a certificate does not make its key a member now, in unix seconds, or ""; signatures are not
@@ -157,10 +177,12 @@ class MembersBook(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True
 
     def best(self, member: bytes, now: float) -> Certificate | None:
         """A certificate that makes this key a member; else one that does not, or None. The founder's comes first."""
-        trees = (self.issued.get(issuer, {}) for issuer in (self.founder, *self.issued))
+        trees = (self._founders, *self.issued.values())
         held = [tree[member] for tree in trees if member in tree]
-        sound = [one for one in held if not self.why_refused(one, now)]
-        return next(iter(sound or held), None)
+        for certificate in held:
+            if not self.why_refused(certificate, now):
+                return certificate
+        return next(iter(held), None)
 
     def why_no_member(self, key: bytes, now: float) -> str:
         """Return why this key is no member's, by any certificate, or "" if it is."""
@@ -170,9 +192,12 @@ class MembersBook(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True
 
     def has_left(self, key: bytes, now: float) -> bool:
         """Whether this key was a member's, as far as is known, and is none any more: it was removed, or has expired."""
-        return bool(self.issuers_of(key) and self.why_no_member(key, now))
+        if not self.issuers_of(key):
+            return False
+        return self.why_no_member(key, now) != ""
 
     def may_invite(self, key: bytes, now: float) -> bool:
         """Whether this key is the founder's, or an inviter's now."""
-        held = self.issued.get(self.founder, {}).get(key)
-        return self.appointed(key) and (key == self.founder or not self.why_refused(held, now))
+        if not self.appointed(key):
+            return False
+        return key == self.founder or not self.why_refused(self._founders.get(key), now)

@@ -9,8 +9,8 @@ import ftis_node
 from ftis_node.config.run import ANY, Run, RunFile, run_file_from_json
 from ftis_node.errors import UsageError, UserError
 from ftis_node.host.clocks import unix_seconds
-from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.addresses import parse_address
+from ftis_node.swarm.ftis_pb2 import Handshake
 from ftis_node.swarm.identity import peer_id
 from ftis_node.swarm.invitation import Invitation
 from ftis_node.swarm.limits import OWN
@@ -43,9 +43,9 @@ async def fetch_run(
     Raises:
         UserError: no bootstrap could be reached, or none sent a run file.
     """
-    reasons: dict[str, _NoRun] = {}
+    reasons = dict[str, _NoRun]()
     peers = {text: parse_address(text) for text in bootstraps}
-    final: dict[bytes, _NoRun] = {}  # by peer: it speaks another protocol, or does not let this node in
+    final = dict[bytes, _NoRun]()  # by peer: it speaks another protocol, or does not let this node in
     clock = asyncio.get_running_loop().time
     began = clock()
     while True:
@@ -58,7 +58,9 @@ async def fetch_run(
             if found.fix:
                 final[peers[text]] = found
                 continue
-            limit = max(patience, starting) if found.connected else patience
+            limit = patience
+            if found.connected:
+                limit = max(patience, starting)
             if reasons.get(text) != found:
                 logger.info("%s: %s; it is asked again for up to %.0f s.", text, found.why, limit)
             reasons[text] = found
@@ -68,16 +70,13 @@ async def fetch_run(
         await asyncio.sleep(0.5)
     told = [f"{peer_id(peer)}: {refusal.why}" for peer, refusal in final.items()]
     told += [f"{text}: {reason.why}" for text, reason in reasons.items() if peers[text] not in final]
-    refused = final if invitation is None or invitation.inviter in final else {}
-    raise UserError(
-        f"None of the peers gave their run: {'; '.join(told)}.",
-        next(
-            (refusal.fix for refusal in refused.values()),
-            "Check that the inviter's node runs; ask for a new invitation if its addresses have changed."
-            if invitation
-            else "Check the addresses and that those nodes run; give --run FILE; or leave out --peers to start a run.",
-        ),
-    )
+    if invitation is None:
+        fix = "Check the addresses and that those nodes run; give --run FILE; or leave out --peers to start a run."
+    else:
+        fix = "Check that the inviter's node runs; ask for a new invitation if its addresses have changed."
+    if invitation is None or invitation.inviter in final:
+        fix = next((refusal.fix for refusal in final.values()), fix)
+    raise UserError(f"None of the peers gave their run: {'; '.join(told)}.", fix)
 
 
 @dataclass(frozen=True)
@@ -126,14 +125,17 @@ async def _ask_run(transport: Transport, address: str, invitation: Invitation | 
 
 def other_protocol(theirs: int) -> str:
     """Why this node refuses a peer of this major version, and what to do about it, in one line."""
-    older = theirs < PROTOCOL_MAJOR
-    todo = "its owner has to upgrade ftis-node" if older else "upgrade ftis-node here"
+    todo = "upgrade ftis-node here"
+    if theirs < PROTOCOL_MAJOR:
+        todo = "its owner has to upgrade ftis-node"
     return f"it speaks protocol {theirs}, this node speaks {PROTOCOL_MAJOR}: {todo}"
 
 
 def polite_refusal(theirs: int) -> str:
     """The same reason as this node answers it to the peer."""
-    todo = ": upgrade ftis-node" if theirs < PROTOCOL_MAJOR else ""
+    todo = ""
+    if theirs < PROTOCOL_MAJOR:
+        todo = ": upgrade ftis-node"
     return f"this node speaks protocol {PROTOCOL_MAJOR}, you speak {theirs}{todo}"
 
 
@@ -142,26 +144,31 @@ def plain(text: str, length: int) -> str:
     return "".join(character if character.isprintable() else "?" for character in text[:length])
 
 
-def greeting(run: Run | None = None, addresses: Sequence[str] = ()) -> ftis_pb2.Handshake:
+def greeting(run: Run | None = None, addresses: Sequence[str] = ()) -> Handshake:
     """The first message of a node of this run; without a run it requests the peer's run file."""
-    return ftis_pb2.Handshake(
+    hello = Handshake(
         major=PROTOCOL_MAJOR,
         minor=PROTOCOL_MINOR,
-        run_id=b"" if run is None else run.id,
-        tokenizer=_tokenizer(run) if run is not None else b"",
         addresses=addresses,
         agent=f"ftis-node/{ftis_node.__version__}",
         limits=OWN.message(),
         time=int(unix_seconds()),
     )
+    if run is not None:
+        hello.run_id = run.id
+        hello.tokenizer = _tokenizer(run)
+    return hello
 
 
 def _tokenizer(run: Run) -> bytes:
     """The run's tokenizer as a handshake names it: 32 bytes, or `any`."""
-    return ANY.encode() if run.text else bytes.fromhex(run.tokenizer)
+    if run.text:
+        return ANY.encode()
+    return bytes.fromhex(run.tokenizer)
 
 
-async def shake(transport: Transport, peer: bytes, hello: ftis_pb2.Handshake) -> ftis_pb2.Handshake:
+async def shake(transport: Transport, peer: bytes, hello: Handshake) -> Handshake:
+    """Send a peer to which there is a connection a greeting; return its answer. Raises Unreachable."""
     try:
         return await transport.handshake(peer, hello, HANDSHAKE_SECONDS)
     except Exception as error:  # see `Transport.handshake`

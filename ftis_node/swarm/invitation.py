@@ -138,7 +138,8 @@ def read_line(text: str, now: float) -> Invitation:
     except (binascii.Error, ValueError):
         data = b""
     found = read(data, now)
-    if bold := [text for text in found.addresses if not is_plain(text)]:
+    bold = [text for text in found.addresses if not is_plain(text)]
+    if bold:
         raise UsageError(
             f"The invitation names {bold[0]!a}, which only this node's owner may name.",
             "Name it with --peers, without the invitation, if you know whose it is; or ask for another invitation.",

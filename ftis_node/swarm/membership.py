@@ -99,7 +99,7 @@ class Membership:
     observing: bool = False
 
     def __post_init__(self) -> None:
-        self.active_view: dict[bytes, Peer] = {}
+        self.active_view = dict[bytes, Peer]()
         self.refused = Bounded[bytes, str](PASSIVE_VIEW_MAX)
         self.majors = Bounded[bytes, int](PASSIVE_VIEW_MAX)  # other major versions of refused peers
         self.health: Health | None = None
@@ -113,10 +113,10 @@ class Membership:
             self.cache,
             self.roster.private,
         )
-        self.own_addresses: list[str] = []
+        self.own_addresses = list[str]()
         self._places = Places(self.run_file.run.id, self.identity, self.roster, self.active_view)
         self._run_text = run_file_as_json(self.run_file)
-        self._near_addresses: list[str] = []  # in a private run: of this node, within its local networks
+        self._near_addresses = list[str]()  # in a private run: of this node, within its local networks
 
     def outside(self) -> list[bytes]:
         """The peers of other runs that this node's owner named; they are asked for records of the DHT only."""
@@ -142,7 +142,9 @@ class Membership:
         """How peers can reach this node, by the evidence so far."""
         if not self._only_dials():
             return Reachability.DIRECT
-        return Reachability.RELAYED if any(map(is_relayed, self.own_addresses)) else Reachability.OUTBOUND_ONLY
+        if any(map(is_relayed, self.own_addresses)):
+            return Reachability.RELAYED
+        return Reachability.OUTBOUND_ONLY
 
     def outdated(self) -> list[bytes]:
         """The peers of the view to shake hands with again, in a random order: who knows other addresses of this node
@@ -188,7 +190,8 @@ class Membership:
     async def _dial(self, peer: bytes, addresses: Sequence[str]) -> list[str]:
         """Connect to a peer; return where it was dialled. Raises Unreachable."""
         known = self.addresses
-        if not addresses and peer in known and peer not in self.active_view and peer not in await self._links():
+        may_be_linked = addresses or peer not in known or peer in self.active_view
+        if not may_be_linked and peer not in await self._links():
             raise Unreachable(known.skipped().get(peer, "no address of it is known"))
         await self.transport.connect(peer, addresses)
         links = (await self._links()).get(peer, [])
@@ -240,11 +243,13 @@ class Membership:
         self.traffic.received[peer] += request.ByteSize()
         room = self.traffic.room(peer) > 0  # else the answer is no larger than the question
         answer = self._hello()
+        bare = Handshake(major=PROTOCOL_MAJOR, minor=PROTOCOL_MINOR)
         if not room:
             del answer.addresses[:]
         why = self.roster.at_the_door(request, answer, peer)
         if why:
-            answer = Handshake(major=PROTOCOL_MAJOR, minor=PROTOCOL_MINOR, refusal=why)
+            answer = bare
+            answer.refusal = why
             answer.removal = self.roster.removal_for(peer)
             if request.run_id:
                 self._refuse(peer, why)
@@ -252,23 +257,27 @@ class Membership:
             answer.refusal = polite_refusal(request.major)
             self._refuse(peer, self._other_protocol(peer, request.major))
         elif request.run_id:
-            self._take_caller(request, answer, peer, PEERS_IN_A_HANDSHAKE if room else 0)
+            named = 0
+            if room:
+                named = PEERS_IN_A_HANDSHAKE
+            self._take_caller(request, answer, peer, named)
         elif room:
             self._tell_run(request, answer)
         else:
-            answer = Handshake(major=PROTOCOL_MAJOR, minor=PROTOCOL_MINOR)
+            answer = bare
         self.traffic.answer(peer, answer.ByteSize())
         return answer
 
     def _take_caller(self, request: Handshake, answer: Handshake, peer: bytes, named: int) -> None:
         """Admit a caller of this run, and name so many peers to it; refuse one of another."""
-        if request.run_id == self.run_file.run.id:
+        run_id = self.run_file.run.id
+        if request.run_id == run_id:
             self._admit(peer, request, found=False)
             self.hear_of_peers(request, 0, peer)
             self.introduce(answer, named, peer)
             return
         theirs = request.run_id.hex()[:32]
-        answer.refusal = f"this node is in run {self.run_file.run.id.hex()}, you in {theirs}"
+        answer.refusal = f"this node is in run {run_id.hex()}, you in {theirs}"
         if request.tokenizer not in (b"", answer.tokenizer):
             answer.refusal += ", which has another tokenizer"
         self._refuse(peer, f"it is in another run, {theirs}")
@@ -287,13 +296,16 @@ class Membership:
         While this node's own p2pd is down, no peer is to blame.
         """
         entry = self.active_view.get(peer)
-        if entry is not None and self.transport.up:
-            entry.failures += 1
-            if entry.failures >= GIVE_UP_AFTER and boot_seconds() - entry.seen > GIVE_UP_SECONDS:
-                del self.active_view[peer]
-                logger.info("Lost peer %s", peer_id(peer))
-                if entry.addresses:
-                    self.addresses.lost(peer, entry.addresses, found=entry.found)
+        if entry is None or not self.transport.up:
+            return
+        entry.failures += 1
+        silence = boot_seconds() - entry.seen
+        if entry.failures < GIVE_UP_AFTER or silence <= GIVE_UP_SECONDS:
+            return
+        del self.active_view[peer]
+        logger.info("Lost peer %s", peer_id(peer))
+        if entry.addresses:
+            self.addresses.lost(peer, entry.addresses, found=entry.found)
 
     def limits(self, peer: bytes) -> Limits | None:
         """The limits of a message between this node and the peer; None if they have not shaken hands, or the run is
@@ -350,14 +362,23 @@ class Membership:
         self.addresses.save(elsewhere)
 
     def _hello(self) -> Handshake:
-        hello = greeting(self.run_file.run, [] if self.observing else self.own_addresses)
+        """What this node says of itself first; an observer does not say where it is."""
+        if self.observing:
+            hello = greeting(self.run_file.run)
+        else:
+            hello = greeting(self.run_file.run, self.own_addresses)
+            if self._near_addresses:
+                hello.places.append(self._places.signed_own(self._near_addresses))
         hello.observer = self.observing
         hello.certificates = self.roster.own_chain
-        if self._near_addresses and not self.observing:
-            hello.places.append(self._places.signed_own(self._near_addresses))
         return hello
 
     def _admit(self, peer: bytes, hello: Handshake, *, found: bool, links: Sequence[str] = ()) -> None:
+        """Begin a session with a peer that shook hands, and put it into the view; an observer has no place there.
+
+        Args:
+            found: this node greeted it. links: where this node has dialled it.
+        """
         self.refused.pop(peer, None)
         self.majors.pop(peer, None)
         session = self.sessions.begin(peer, OWN.shared_with(hello.limits), observer=hello.observer)
@@ -381,13 +402,15 @@ class Membership:
         self.addresses.met(peer, addresses, found=found)
 
     def _make_room_in_view(self, found: bool) -> None:
-        inbound = [peer for peer in self.active_view.values() if not peer.found]
+        """Drop a peer if the view has no room for another, which this node found or which came by itself."""
+        view = self.active_view.values()
+        inbound = [peer for peer in view if not peer.found]
         if not found and len(inbound) >= INBOUND_MAX:
             leaving = inbound
-        elif len(self.active_view) >= VIEW_SIZE:
+        elif len(view) >= VIEW_SIZE:
             # A dictionary keeps its order.
-            anchors = [peer for peer in self.active_view.values() if peer.found][:ANCHORS]
-            leaving = [peer for peer in self.active_view.values() if peer not in anchors]
+            anchors = [peer for peer in view if peer.found][:ANCHORS]
+            leaving = [peer for peer in view if peer not in anchors]
         else:
             return
         vouched = [peer for peer in leaving if self.traffic.recorded(peer.id)][:VOUCHED]
@@ -398,10 +421,12 @@ class Membership:
         del self.active_view[self.rng.choice(fullest).id]
 
     def _other_protocol(self, peer: bytes, major: int) -> str:
+        """Note a peer's major version; return why it is refused."""
         self.majors[peer] = major
         return other_protocol(major)
 
     def _refuse(self, peer: bytes, reason: str) -> None:
+        """Leave a peer out, with its session; the log says why once."""
         if peer not in self.refused:
             logger.warning("Peer %s is left out: %a", peer_id(peer), reason)
         self.refused[peer] = reason

@@ -6,10 +6,10 @@ crowds out nobody else's members and removals; each peer has a budget of its own
 does not hold is its lie.
 """
 
-import contextlib
 import logging
 import random
 from collections.abc import Iterable
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
@@ -87,11 +87,16 @@ class Roster(OpenRun):
     @property
     def own_chain(self) -> bytes:
         """This node's chain as it shows it: empty for the founder, or before it has one."""
-        return encode(self.book.chain(self._own)) if self._own is not None else b""
+        if self._own is None:
+            return b""
+        return self.book.as_sent(self._own)
 
     @property
     def _own(self) -> Certificate | None:
-        return self.book.own[-1] if self.book.own else None
+        """This node's certificate, as in its chain on disk; None for the founder, or before it has one."""
+        if not self.book.own:
+            return None
+        return self.book.own[-1]
 
     def why_no_member(self) -> str:
         """Return why this node is no member now, or "" if it is."""
@@ -127,20 +132,26 @@ class Roster(OpenRun):
 
     def meet(self, peer: bytes, shown: bytes) -> str:
         """Take the chain that a peer shows of itself; return why the peer is refused, or ""."""
+        chain: Chain = ()
         try:
-            chain = decode(shown, Chain) if shown else ()
+            if shown:
+                chain = decode(shown, Chain)
         except Malformed as error:
             return str(error)
         why = self._take(chain, peer, peer)
         refused = self.book.why_no_member(peer, self._clock())
-        return refused and (why or refused)
+        if not refused:  # whatever is wrong with what it shows
+            return ""
+        return why or refused
 
     def at_the_door(self, request: Handshake, answer: Handshake, peer: bytes) -> str:
         """Return why a caller is refused, or "". A member's new certificate goes into the answer."""
         if request.major != PROTOCOL_MAJOR:
             return polite_refusal(request.major)
         why = self.meet(peer, request.certificates)
-        refused = self._take_ticket(request, answer, peer) if request.invitation else why
+        refused = why
+        if request.invitation:
+            refused = self._take_ticket(request, answer, peer)
         if not why and not answer.granted:
             answer.granted = self.renewal(peer, request.certificates)
         return why and refused
@@ -214,7 +225,7 @@ class Roster(OpenRun):
             logger.info("%s is now a member, by an invitation", peer_id(peer))
             held = self._issue(peer, found.seconds, invites=found.invites)
         self._save_changes()  # or the invitation could be used again after a power loss
-        return encode(self.book.chain(held))
+        return self.book.as_sent(held)
 
     def renewal(self, peer: bytes, shown: bytes) -> bytes:
         """A new chain for a member that this node invited, and whose certificate's time is half over; the same again
@@ -228,7 +239,7 @@ class Roster(OpenRun):
         elif held.signature in shown:
             return b""
         self._save_changes()
-        return encode(self.book.chain(held))
+        return self.book.as_sent(held)
 
     def due_at(self, peer: bytes) -> bool:
         """Whether this peer issued this node's certificate, and may renew it now."""
@@ -243,7 +254,7 @@ class Roster(OpenRun):
         own = self._own
         why = "this node did not ask for it, or it cannot be read"
         if self.ticket_for(peer) or (own is not None and own.issuer == peer):
-            with contextlib.suppress(Malformed):
+            with suppress(Malformed):
                 why = self._take(decode(granted, Chain), self._me, peer)
         held = self.book.issued.get(peer, {}).get(self._me)
         why = why or self.book.why_refused(held, self._clock())
@@ -254,9 +265,11 @@ class Roster(OpenRun):
             self.save()
 
     def _issued_to(self, member: bytes) -> Certificate | None:
+        """The latest certificate that this node issued to a key, whether it counts or not."""
         return self.book.issued.get(self._me, {}).get(member)
 
     def _issue(self, member: bytes, seconds: int, *, invites: bool) -> Certificate:
+        """Sign a certificate for so many seconds from now, and put it into the book, which is not saved yet."""
         now = int(self._clock())
         held = self._issued_to(member)
         if held is not None:
@@ -287,7 +300,8 @@ class Roster(OpenRun):
 
         def later(signature: bytes) -> tuple[bool, bool, float]:
             record = records[signature]
-            return record.issuer not in (book.founder, self._me), isinstance(record, Certificate), random.random()
+            of_others = record.issuer not in (book.founder, self._me)
+            return of_others, isinstance(record, Certificate), random.random()
 
         new = sorted((signature for signature in records if signature not in told), key=later)[:RECORDS_TOLD]
         told.update(new)
@@ -303,13 +317,13 @@ class Roster(OpenRun):
         """
         left = False
         for record in islice(records, RECORDS_TOLD):
-            with contextlib.suppress(Malformed):
+            with suppress(Malformed):
                 kept, why = self._hear(record, peer)
                 left |= why in LATER
                 held = self.book.kept(kept).get(kept.issuer, {}).get(kept.member)
                 if not why and told is not None and kept == held:  # no forged older one
                     told.add(held.signature)
-        with contextlib.suppress(OSError):  # a full disk: later, then
+        with suppress(OSError):  # a full disk: later, then
             if self._urgent:
                 self.save()
         return left
@@ -401,17 +415,19 @@ class Roster(OpenRun):
                 if file not in self._put_off:
                     self._put_off.add(file)
                     logger.error("The order %s cannot be carried out yet: %s.", file, error)
-        with contextlib.suppress(OSError):  # a full disk: later, then
+        with suppress(OSError):  # a full disk: later, then
             self._save_changes()
 
     def _waiting_orders(self) -> list[Path]:
+        """The files of orders, by name; none where the directory cannot be read."""
         if self._orders is None:
             return []
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             return sorted(file for file in self._orders.iterdir() if file.suffix in (".removal", ".voided"))
         return []
 
     def _carry_out(self, file: Path) -> None:
+        """Carry out one order and remove its file; what is wrong with it goes into the log. Raises OSError."""
         try:
             if file.suffix == ".voided":
                 self.book.voided = max(self.book.voided, int(file.stem))
@@ -425,6 +441,7 @@ class Roster(OpenRun):
         file.unlink()
 
     def _save_changes(self) -> None:
+        """Save, if anything has changed."""
         if self._unsaved:
             self.save()
 

@@ -13,6 +13,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
+from msgspec import Meta
 
 from ftis_node.host.clocks import boot_seconds, unix_seconds
 from ftis_node.swarm.identity import AUTHOR_BYTES, Identity, OfPeer
@@ -31,10 +32,10 @@ FENCE = 3 * 3600.0  # between a report's time and this node's clock
 CHECKS_A_SECOND = 10.0  # signatures, for each peer
 CHECKS_AT_ONCE = 256.0
 
-_Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]
-_Part = Annotated[float, msgspec.Meta(ge=0, le=1)]
-_Word = Annotated[str, msgspec.Meta(max_length=64)]
-_Author = Annotated[bytes, msgspec.Meta(min_length=AUTHOR_BYTES, max_length=AUTHOR_BYTES)]
+_Count = Annotated[int, Meta(ge=0, lt=1 << 53)]
+_Part = Annotated[float, Meta(ge=0, le=1)]
+_Word = Annotated[str, Meta(max_length=64)]
+_Author = Annotated[bytes, Meta(min_length=AUTHOR_BYTES, max_length=AUTHOR_BYTES)]
 
 
 class SelfReport(Signed, frozen=True, kw_only=True):
@@ -60,9 +61,7 @@ class SelfReport(Signed, frozen=True, kw_only=True):
     peers: _Count = 0
     bytes_in: _Count = 0
     bytes_out: _Count = 0
-    teachers: Annotated[dict[_Author, _Count], msgspec.Meta(max_length=TEACHERS_MAX)] = msgspec.field(
-        default_factory=dict
-    )
+    teachers: Annotated[dict[_Author, _Count], Meta(max_length=TEACHERS_MAX)] = msgspec.field(default_factory=dict)
 
 
 def read_report(data: bytes) -> SelfReport:
@@ -108,7 +107,10 @@ class SelfReports:
     def hear(self, reports: Iterable[bytes], peer: bytes) -> bool:
         """Take reports from a peer; wrong ones are left out. Return whether some were too many to be checked now."""
         left = False
-        for data in islice(reports, REPORTS_TOLD if self.observing else 1):
+        most = 1
+        if self.observing:
+            most = REPORTS_TOLD
+        for data in islice(reports, most):
             try:
                 report = read_report(data)
             except Malformed:
@@ -125,6 +127,7 @@ class SelfReports:
         return left
 
     def _may_be(self, report: SelfReport, peer: bytes) -> bool:
+        """Whether a report is of this run and of our time, and its author's to give and the peer's to pass on."""
         if report.run_id != self.chronicle.run_id or abs(report.at - unix_seconds()) >= FENCE:
             return False
         if report.author == self.identity.author or not self.welcomes(report.author):
@@ -141,4 +144,6 @@ class SelfReports:
                 return []
             self._own = made.signed_by(self.identity)
             self._made = boot_seconds()
-        return [self._own] if self._own is not None else []
+        if self._own is None:
+            return []
+        return [self._own]

@@ -99,7 +99,10 @@ class Sessions(dict[bytes, Session]):
         """Forget what a peer was told, for it may have restarted; and not what it mentioned, for it may not have."""
         begun = self.pop(peer, None) or Session(asked=boot_seconds() - NEW_SECONDS)  # who greets anew keeps its turn
         alike = [other for other, one in self.items() if one.observer == observer]
-        if len(alike) >= (OBSERVERS_MAX if observer else SESSIONS_MAX):
+        most = SESSIONS_MAX
+        if observer:
+            most = OBSERVERS_MAX
+        if len(alike) >= most:
             del self[next(other for other in alike if other not in self._view)]
         begun.limits = limits
         begun.observer = observer
@@ -123,5 +126,6 @@ class Sessions(dict[bytes, Session]):
         found = sorted(session.started - zero for session in sessions if session.started is not None)
         if not found:
             return None
-        middle = (found[(len(found) - 1) // 2], found[len(found) // 2])
-        return ClockDifference(min(middle, key=abs), len(found))
+        count = len(found)
+        middle = (found[(count - 1) // 2], found[count // 2])
+        return ClockDifference(min(middle, key=abs), count)

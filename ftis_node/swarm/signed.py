@@ -15,11 +15,19 @@ class Malformed(FtisError):
     """Bytes that are no message of the kind that was expected, or a message that cannot be made."""
 
 
-def decode(data: bytes, kind: type[Kind], most: int, what: str, hook: Callable[[type, Any], Any] | None = None) -> Kind:
-    """Read msgpack of at most so many bytes; signatures are not checked. Raises Malformed.
+def decode(
+    data: bytes,
+    kind: type[Kind],
+    most: int,
+    what: str,
+    hook: Callable[[type, Any], Any] | None = None,
+) -> Kind:
+    """Read msgpack of at most `most` bytes; signatures are not checked. Raises Malformed.
 
     Args:
-        what: it is, in words. hook: makes the types that msgspec does not know.
+        kind: the type to read.
+        what: it is, in words, for the error.
+        hook: makes the types that msgspec does not know.
     """
     if len(data) > most:
         raise Malformed(f"{what} has no more than {most} bytes")
@@ -54,4 +62,5 @@ class Signed(msgspec.Struct, frozen=True, array_like=True, kw_only=True, forbid_
         return verify(signer, self._message(), self.signature)
 
     def _message(self) -> bytes:
+        """What is signed: the context, and the fields with an empty signature."""
         return self.context() + msgspec.msgpack.encode(msgspec.structs.replace(self, signature=b""))
