@@ -6,7 +6,6 @@ import logging
 import random
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
-from itertools import filterfalse
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +97,7 @@ class Swarm:
             self.roster,
             observing,
         )
+        self._view = self.membership.active_view
         self.chronicle = chronicle or Chronicle(run_file.run.id, unix_seconds())
         self.reports = SelfReports(
             identity,
@@ -113,15 +113,9 @@ class Swarm:
             rng,
             recorded=reputation.established,
             rows_of=trade.rows_of,
-            view=self.membership.active_view,
+            view=self._view,
         )
-        self.pulling = Pulling(
-            trade,
-            self.membership,
-            table,
-            reputation,
-            lambda: self.interval,
-        )
+        self.pulling = Pulling(trade, self.membership, table, reputation, lambda: self.interval)
         self.gossip = Gossip(
             table,
             run_file.run,
@@ -150,9 +144,9 @@ class Swarm:
         self._calls = Budgets(boot_seconds, CALLS_A_SECOND, CALLS_AT_ONCE)
         self._bootstraps: Sequence[str] = ()
         self._hints: Sequence[str] = ()
-        self._tasks: list[asyncio.Task[None]] = []
-        self._asking: dict[bytes, asyncio.Task[None]] = {}
-        self._cutting: dict[bytes, asyncio.Task[None]] = {}
+        self._tasks = list[asyncio.Task[None]]()
+        self._asking = dict[bytes, asyncio.Task[None]]()
+        self._cutting = dict[bytes, asyncio.Task[None]]()
 
     async def start(self, bootstraps: Sequence[str], hints: Sequence[str] = (), given: Sequence[str] = ()) -> None:
         """Register the handlers, greet the bootstraps, join the DHT and start the loops.
@@ -183,7 +177,7 @@ class Swarm:
         known.recall()
         known.hear([*self._bootstraps, *hints])
         await asyncio.gather(*(self.membership.greet(peer) for peer in self._strangers()))
-        await self._directory.join(self.membership.active_view, self.membership.outside())
+        await self._directory.join(self._view, self.membership.outside())
         self._greet_if(bool(self._strangers()))
         self._to_exchange.set()
         for loop in (
@@ -205,6 +199,7 @@ class Swarm:
         await self._directory.leave()
 
     def _running(self) -> list[asyncio.Task[Any]]:
+        """The tasks of this node that have not ended: loops, pulls, exchanges and disconnections."""
         tasks = (*self._tasks, *self.pulling.pulls, *self._asking.values(), *self._cutting.values())
         return [task for task in tasks if not task.done()]
 
@@ -245,7 +240,7 @@ class Swarm:
         return self.gossip.table.recent_authors(seconds) - {self._identity.author}
 
     def has_peers(self) -> bool:
-        return bool(self.membership.active_view)
+        return bool(self._view)
 
     # --- calls of peers -------------------------------------------------------------------------------------------
 
@@ -259,7 +254,7 @@ class Swarm:
 
     def knows(self, peer: bytes) -> bool:
         """Whether the peer is in the view."""
-        return peer in self.membership.active_view
+        return peer in self._view
 
     def _cut(self, peer: bytes) -> None:
         """End the peer's streams and its connection."""
@@ -269,15 +264,16 @@ class Swarm:
             task.add_done_callback(lambda _: self._cutting.pop(peer, None))
 
     async def on_handshake(self, request: Handshake, peer: bytes) -> Handshake:
-        known = peer in self.membership.active_view
+        known = peer in self._view
         answer = self.membership.on_handshake(request, peer)
         self.gossip.table.forget_peer(peer)
-        if not known and peer in self.membership.active_view and not self._settled():
+        if not known and peer in self._view and not self._settled():
             self.wake()
             self._to_greet.set()  # this also saves it in the cache for the next start
         return answer
 
     async def on_exchange(self, request: ExchangeRequest, peer: bytes) -> ExchangeResponse:
+        """Answer a peer's news with this node's; tell one that has not shaken hands to do so first."""
         self.traffic.received[peer] += request.ByteSize()
         limits = self.membership.limits(peer)
         if limits is None:
@@ -294,6 +290,7 @@ class Swarm:
         return answer
 
     async def on_fetch(self, request: FetchRequest, peer: bytes) -> AsyncIterator[FetchChunk]:
+        """Send a peer the packets that it asks for; to whom may not ask, only that this node is busy."""
         # A stranger's next exchange gets that answer.
         may = self.membership.limits(peer) is not None and not self.membership.sessions[peer].observer
         async for chunk in self.pulling.uploads.serve(request, peer, may=may):
@@ -310,16 +307,15 @@ class Swarm:
         other, for an exchange serves both sides: a peer that has just asked needs not be asked."""
         while True:
             await self._wait(self._to_exchange, self.interval if self.pulling.hungry else self.idle)
-            view = self.membership.active_view
-            for peer in list(view):
+            for peer in list(self._view):
                 if self.reputation.shunned(peer) or not self.roster.admits(peer):
-                    view.pop(peer)
+                    self._view.pop(peer)
                     self._cut(peer)
             self.gossip.tells_all = not self._settled()
             began = boot_seconds()
             places = EXCHANGE_PEERS
             for peer in self._by_turns():
-                if peer not in view:
+                if peer not in self._view:
                     continue
                 has_asked = self.membership.sessions[peer].asked > began
                 if (has_asked or places <= 0) and not self.gossip.pushes_to(peer):
@@ -335,14 +331,17 @@ class Swarm:
         """The peers to ask in a round: first, more or less, those that waited longest for an exchange, whoever asked
         last. Those that waited for less than about an interval are asked only to be told of the newest announcement."""
         now = boot_seconds()
-        waited: dict[bytes, float] = {}
-        for peer in filterfalse(self._asking.__contains__, self.membership.active_view):
+        waited = {}
+        for peer in self._view:
+            if peer in self._asking:
+                continue
             seconds = (now - self.membership.sessions[peer].asked) * self._rng.uniform(*TURNS)
             if seconds >= self.interval or self.gossip.pushes_to(peer):
                 waited[peer] = seconds
         return sorted(waited, key=waited.__getitem__, reverse=True)
 
     def _asked(self, peer: bytes, task: asyncio.Task[None]) -> None:
+        """Note that an exchange has ended; an error in it goes into the log."""
         del self._asking[peer]
         if not task.cancelled() and task.exception() is not None:
             logger.error("An exchange failed; the next may not", exc_info=task.exception())
@@ -374,7 +373,7 @@ class Swarm:
             logger.debug("Exchange with %s failed: %r", peer_id(peer), error)
             self.gossip.failed(request, peer)
             self.membership.failed(peer)
-            if peer not in self.membership.active_view:
+            if peer not in self._view:
                 self._to_greet.set()
             return None
         self.traffic.received[peer] += answer.ByteSize()
@@ -383,7 +382,7 @@ class Swarm:
             return answer
         self.gossip.failed(request, peer)
         if self._settled():  # it restarted, or has forgotten this node among many others
-            self.membership.active_view.pop(peer, None)
+            self._view.pop(peer, None)
         else:
             await self._greet(peer)
         return None
@@ -398,12 +397,12 @@ class Swarm:
             await self.membership.refresh_addresses()
             self.roster.obey()
             if self.roster.shut_out:
-                self.membership.active_view.clear()
+                self._view.clear()
                 await asyncio.sleep(1.0)
                 continue
             if not self._settled():
                 known.hear(self._bootstraps)
-            if not self.membership.active_view:
+            if not self._view:
                 known.hear(self._hints)
                 known.recall()
                 await self._look_up()
@@ -414,7 +413,7 @@ class Swarm:
                 self.wake()
                 self._greet_if(bool(self._strangers()))
             self.membership.save_cache()
-            self.traffic.forget_all_but(self.membership.active_view)
+            self.traffic.forget_all_but(self._view)
             await asyncio.sleep(1.0)
 
     def _strangers(self) -> list[bytes]:
@@ -427,14 +426,14 @@ class Swarm:
 
     def _leisure(self) -> float:
         """Seconds until this node searches for peers again, if nothing happens meanwhile."""
-        if not self.membership.active_view:
+        if not self._view:
             return ALONE_SECONDS
         return MAINTAIN_SECONDS if self._settled() else min(MAINTAIN_SECONDS, self.membership.addresses.patience())
 
     def _settled(self) -> bool:
         """Whether there are enough peers: then the node greets one stranger at a time, now and then. In a large swarm
         each exchange names a new peer, and a node that greeted them all would do little else."""
-        return len(self.membership.active_view) >= ENOUGH_PEERS
+        return len(self._view) >= ENOUGH_PEERS
 
     def _greet_if(self, news: bool) -> None:
         """While the node has few peers, greet at once whom others named."""
@@ -467,7 +466,7 @@ class Swarm:
         """Publish this node's addresses in the DHT; look up others while the node has few peers."""
         first = self.has_peers()
         while True:
-            await self._directory.join(self.membership.active_view, self.membership.outside())
+            await self._directory.join(self._view, self.membership.outside())
             if addresses := await self.membership.refresh_addresses():
                 await self._directory.publish(addresses, settled=self._settled())
             if not first and not self._settled():
@@ -481,6 +480,7 @@ class Swarm:
         await self._directory.find(self._take, alone=not self.has_peers())
 
     def _take(self, answer: Answer) -> None:
+        """Hear the addresses in an answer of the DHT, a few of each owner."""
         addresses = [text for some in answer.addresses.values() for text in some[:ADDRESSES_TOLD]]
         self._greet_if(self.membership.addresses.hear(addresses, answer.referrer))
 
@@ -488,12 +488,13 @@ class Swarm:
         """Restore the handlers, connections and DHT after a new p2pd replaced the old one."""
         await self._transport.serve(self)
         await self.membership.refresh_addresses()
-        await asyncio.gather(*map(self._greet, self.membership.active_view))
+        await asyncio.gather(*map(self._greet, self._view))
         await self._directory.leave()
         self._record.set()
         self.wake()
 
     async def _wait(self, event: asyncio.Event, seconds: float) -> None:
+        """Wait for an event, for so many seconds at most, and clear it."""
         with suppress(TimeoutError):
             await asyncio.wait_for(event.wait(), seconds)
         event.clear()

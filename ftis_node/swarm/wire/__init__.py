@@ -12,8 +12,13 @@ from pathlib import Path
 
 
 def _enter_hivemind() -> None:
-    found = None if "hivemind" in sys.modules else find_spec("hivemind")
-    for place in found.submodule_search_locations or () if found is not None else ():
+    """Put bare packages in place of hivemind's three, unless it is imported already or not installed."""
+    if "hivemind" in sys.modules:
+        return
+    found = find_spec("hivemind")
+    if found is None:
+        return
+    for place in found.submodule_search_locations or ():
         for name in ("hivemind", "hivemind.dht", "hivemind.utils"):
             folder = Path(place).parent.joinpath(*name.split("."))
             spec = ModuleSpec(name, None, origin=str(folder / "__init__.py"), is_package=True)

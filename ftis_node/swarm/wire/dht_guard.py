@@ -50,7 +50,14 @@ class GuardedDht(DHTProtocol):  # type: ignore[misc]
         """
         # `create` passes on nothing. By the class's name peers call it.
         kind: Any = type(DHTProtocol.__name__, (cls,), {"shelf": shelf, "traffic": traffic})
-        begun: GuardedDht = await kind.create(p2p, DHTID.generate(), BUCKET, DEPTH_MODULO, REPLICAS, CALL_SECONDS)
+        begun: GuardedDht = await kind.create(
+            p2p,
+            DHTID.generate(),
+            BUCKET,
+            DEPTH_MODULO,
+            REPLICAS,
+            CALL_SECONDS,
+        )
         return begun
 
     def __init__(self, **more: Any) -> None:
@@ -60,13 +67,17 @@ class GuardedDht(DHTProtocol):  # type: ignore[misc]
         self._ids = Bounded[bytes, bytes](NODES_MAX)  # by peer
 
     def _believes(self, peer: bytes, node: bytes) -> bool:
-        """Whether a peer may have this id."""
+        """Whether a peer may have this id: the one that it has, or, not too often, another that nobody else has. Then
+        it is noted as the peer's."""
         if len(node) != DHTID.HASH_NBYTES:
             return False
         if self._ids.get(peer) == node:
             return True
-        owner = PeerID(peer)
-        if not self._new.take(peer) or self.routing_table.get(node_id=DHTID.from_bytes(node), default=owner) != owner:
+        if not self._new.take(peer):
+            return False
+        caller = PeerID(peer)
+        owner = self.routing_table.get(node_id=DHTID.from_bytes(node), default=caller)
+        if owner != caller:
             return False
         self._ids[peer] = node
         return True
@@ -80,7 +91,8 @@ class GuardedDht(DHTProtocol):  # type: ignore[misc]
             del table[old]
         await super().update_routing_table(node_id, peer_id, responded)
         if len(table.uid_to_peer_id) > NODES_MAX and node_id in table:
-            del table[next(iter(table.buckets[table.get_bucket_index(node_id)].replacement_nodes), node_id)]
+            bucket = table.buckets[table.get_bucket_index(node_id)]
+            del table[next(iter(bucket.replacement_nodes), node_id)]
 
     # --- calls of peers -----------------------------------------------------------------------------------------------
 
@@ -101,6 +113,7 @@ class GuardedDht(DHTProtocol):  # type: ignore[misc]
         return caller
 
     async def rpc_ping(self, request: dht_pb2.PingRequest, context: P2PContext) -> dht_pb2.PingResponse:
+        """Answer with this node's id, and note the caller's."""
         if context.handle_name.endswith("rpc_ping"):  # not hivemind's, within another call
             self._check_caller(request, context)
         return await super().rpc_ping(request, context)
@@ -108,7 +121,8 @@ class GuardedDht(DHTProtocol):  # type: ignore[misc]
     async def rpc_find(self, request: dht_pb2.FindRequest, context: P2PContext) -> dht_pb2.FindResponse:
         """Answer with the nearest nodes, which hivemind finds, and the records that this node keeps under the key; not
         if the caller's questions have drawn too much."""
-        caller = self._check(request, context, 1 if self.traffic.room(context.remote_id.to_bytes()) > 0 else 0)
+        room = self.traffic.room(context.remote_id.to_bytes())
+        caller = self._check(request, context, int(room > 0))
         response: dht_pb2.FindResponse = await super().rpc_find(request, context)
         for key, result in zip(request.keys, response.results, strict=True):
             records = self.shelf.records(key)

@@ -107,14 +107,18 @@ class Directory(PeerDirectory):
         """
         for owner, addresses in self._shelf.addresses().items():  # each owner stored them itself
             take(Answer(DHTID(0), owner, {owner: addresses}))
-        deepest = min(1 + max(self._full, default=-1), DEPTHS[-1])
-        for depth in DEPTHS if alone else [random.randint(0, deepest)]:
+        depths: Sequence[int] = DEPTHS
+        if not alone:
+            deepest = min(1 + max(self._full, default=-1), DEPTHS[-1])
+            depths = [random.randint(0, deepest)]
+        for depth in depths:
             shard = f"{random.getrandbits(4 * depth):0{depth}x}" if depth else ""
             if not await self._find_under(key_bytes(self._run_id, shard), take):
                 return
 
     async def _find_under(self, key: bytes, take: Callable[[Answer], None]) -> bool:
-        """Return whether the key is full, by the answers of referrers without doubt."""
+        """Look up a key, and pass each answer to `take`. Return whether the key is full, by the answers of referrers
+        without doubt."""
         referrers = set[bytes]()
         owners = set[bytes]()
 
@@ -137,8 +141,11 @@ class Directory(PeerDirectory):
                 await asyncio.wait_for(dht.shutdown(), LEAVE_SECONDS)
 
     async def _meet(self, dht: GuardedDht, peers: Collection[bytes]) -> None:
-        some = [*random.sample(list(peers), min(NEIGHBOURS, len(peers))), *self._outside]
-        met = await asyncio.gather(*(dht.call_ping(PeerID(peer)) for peer in some))
+        """Call some of these peers and all outside of the run; with few neighbours also the nodes nearest to this one.
+        Those that answer become neighbours."""
+        most = min(NEIGHBOURS, len(peers))
+        called = [*random.sample(list(peers), most), *self._outside]
+        met = await asyncio.gather(*(dht.call_ping(PeerID(peer)) for peer in called))
         if any(met) and len(dht.routing_table.uid_to_peer_id) < OWN_NODES:
             await self._ask_nearest(dht, dht.node_id.to_bytes(), lambda answer: False)
 
@@ -158,12 +165,13 @@ class Directory(PeerDirectory):
         record = self._validator.sign(shard, addresses, dht_limits.RECORD_LIFETIME)
         await asyncio.gather(*(dht.leave_record(peer, record) for peer in self._outside))
         beside = record.key[:-1] + bytes([record.key[-1] ^ 1])  # same neighbours, no records, small answers
-        answers: list[Answer] = []
+        answers = list[Answer]()
         await self._walk(beside, answers.append)
         target = DHTID.from_bytes(record.key)
         answers.sort(key=lambda answer: target.xor_distance(answer.node))
-        room: list[bool] = []
-        nearer = [one for one in answers if target.xor_distance(one.node) < target.xor_distance(dht.node_id)]
+        room = []
+        own_distance = target.xor_distance(dht.node_id)
+        nearer = [one for one in answers if target.xor_distance(one.node) < own_distance]
         if len(nearer) < REPLICAS:
             room.append(self._shelf.keep(record, self._author))
         while answers and len(room) < REPLICAS:
@@ -184,32 +192,40 @@ class Directory(PeerDirectory):
         target = DHTID.from_bytes(key)
         own = dht.routing_table.get_nearest_neighbors(target, OWN_NODES, exclude=dht.node_id)
         nodes = {node: peer.to_bytes() for node, peer in own}
-        named: dict[DHTID, bytes] = {}
+        named = dict[DHTID, bytes]()
         asked = {dht.p2p.peer_id.to_bytes()}
         left = OWN_NODES + NAMED_NODES
         enough = False
         while left > 0 and (nodes or named) and not enough:
             source = nodes or named
-            nearest = sorted(source, key=target.xor_distance)[: min(dht_limits.AT_ONCE, left)]
+            most = min(dht_limits.AT_ONCE, left)
+            nearest = sorted(source, key=target.xor_distance)[:most]
             batch = {node: source.pop(node) for node in nearest}
             calls = [self._ask(dht, node, peer, key) for node, peer in batch.items() if peer not in asked]
             asked.update(batch.values())
             left -= len(calls)
             for found in await asyncio.gather(*calls):
-                if found is not None:
-                    answer, others = found
-                    enough |= bool(take(answer))
-                    fresh = [(node, peer) for node, peer in others if peer not in asked]
-                    named.update(sorted(fresh, key=lambda one: target.xor_distance(one[0]))[:NAMED_BY_ONE])
+                if found is None:
+                    continue
+                answer, others = found
+                enough |= bool(take(answer))
+                fresh = [(node, peer) for node, peer in others if peer not in asked]
+                fresh.sort(key=lambda one: target.xor_distance(one[0]))
+                named.update(fresh[:NAMED_BY_ONE])
 
     async def _ask(
-        self, dht: GuardedDht, node: DHTID, peer: bytes, key: bytes
+        self,
+        dht: GuardedDht,
+        node: DHTID,
+        peer: bytes,
+        key: bytes,
     ) -> tuple[Answer, list[tuple[DHTID, bytes]]] | None:
+        """Look up a key at one node. Return its checked answer and the nodes that it names; None without an answer."""
         found = await dht.look_up(peer, key)
         if found is None:
             return None
         value, others = found
-        addresses: dict[bytes, list[str]] = {}
+        addresses = dict[bytes, list[str]]()
         if value:  # sixty-four signatures take some 10 ms, so check them outside the event loop
             addresses = await asyncio.to_thread(check, key, value, self._validator)
         return Answer(node, peer, addresses), others
@@ -217,7 +233,7 @@ class Directory(PeerDirectory):
 
 def check(key: bytes, value: bytes, validator: OwnerSigned) -> dict[bytes, list[str]]:
     """The owners' own addresses in the validly signed records of an answer, by owner."""
-    found: dict[bytes, list[str]] = {}
+    found = {}
     for record in unpack_answer(key, value):
         owner = validator.owner(record)
         if owner is not None:

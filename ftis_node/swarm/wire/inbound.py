@@ -32,8 +32,8 @@ class Streams:
 
     def __init__(self) -> None:
         self._most = max(STREAMS_OF_ONE_PEER, min(STREAMS, limit() // 4))
-        self._open: dict[Task, tuple[bytes, bool]] = {}  # its peer, and whether that is a stranger
-        self._half_open: dict[Task, None] = {}
+        self._open = dict[Task, tuple[bytes, bool]]()  # its peer, and whether that is a stranger
+        self._half_open = dict[Task, None]()
 
     def __len__(self) -> int:
         return len(self._open)
@@ -44,9 +44,10 @@ class Streams:
 
     def enter(self, task: Task, peer: bytes, *, stranger: bool) -> bool:
         """Add a stream, which must `leave` in the end; False if there is no room for it."""
-        full = len(self._open) >= self._most or self.of(peer) >= STREAMS_OF_ONE_PEER
+        if len(self._open) >= self._most or self.of(peer) >= STREAMS_OF_ONE_PEER:
+            return False
         strangers = sum(strange for _, strange in self._open.values())
-        if full or (stranger and strangers >= max(1, self._most // STRANGERS_PART)):
+        if stranger and strangers >= max(1, self._most // STRANGERS_PART):
             return False
         if len(self._half_open) >= max(1, self._most // HALF_OPEN_PART):
             oldest = next(iter(self._half_open))
@@ -126,5 +127,6 @@ class Inbound:
             self._streams.leave(task)
 
     def _admit(self, peer: bytes) -> None:
+        """Raise PermissionError if the node refuses calls of this peer."""
         if not self._handlers.admits(peer):
             raise PermissionError("calls too often, or is banned")

@@ -86,11 +86,15 @@ class Libp2p:
 
     @classmethod
     async def start(
-        cls, listening: Listening, started: Callable[[int], None] = lambda pid: None, before: int = 0
+        cls,
+        listening: Listening,
+        started: Callable[[int], None] = lambda pid: None,
+        before: int = 0,
     ) -> Libp2p:
         """Start p2pd and return its transport.
 
         Args:
+            started: as for the constructor.
             before: the port to prefer if the settings name none, because peers may know it. 0: none.
 
         Raises:
@@ -128,15 +132,21 @@ class Libp2p:
                 done, _ = await asyncio.wait(parts, timeout=PING_EVERY, return_when=asyncio.FIRST_COMPLETED)
                 if done:
                     await asyncio.wait({ended}, timeout=PING_EVERY)
-                    return f"ended with code {ended.result()}" if ended.done() else "passes on no calls any more"
-                missed = 0 if await self._answers() else missed + 1
+                    if ended.done():
+                        return f"ended with code {ended.result()}"
+                    return "passes on no calls any more"
+                missed += 1
+                if await self._answers():
+                    missed = 0
             return f"has not answered {missed} times"
         finally:
             ended.cancel()
 
     def down_seconds(self) -> float:
         """Seconds since p2pd ended; 0 while it runs."""
-        return time.monotonic() - self._down_since if self._down_since is not None else 0.0
+        if self._down_since is None:
+            return 0.0
+        return time.monotonic() - self._down_since
 
     @property
     def pid(self) -> int:
@@ -184,7 +194,7 @@ class Libp2p:
             Unreachable: no address answered.
         """
         dials = [asyncio.create_task(self._dial(peer, text)) for text in addresses or ("",)]
-        whys: list[str] = []
+        whys = []
         for dial in asyncio.as_completed(dials):
             why = await dial
             if not why:
@@ -213,7 +223,7 @@ class Libp2p:
     async def neighbours(self) -> dict[bytes, list[str]]:
         """The remote multiaddrs of p2pd's connections, without peer ids, by peer."""
         peers = await asyncio.wait_for(self.p2p.list_peers(), DIAL_SECONDS)
-        return {info.peer_id.to_bytes(): [str(address) for address in info.addrs] for info in peers}
+        return {info.peer_id.to_bytes(): list(map(str, info.addrs)) for info in peers}
 
     async def serve(self, handlers: Handlers) -> None:
         """Pass calls of peers to these handlers from now on; call it again after a restart."""
@@ -245,12 +255,25 @@ class Libp2p:
         return chunks
 
     def directory(
-        self, identity: Identity, run_id: bytes, known: OfPeer, doubted: OfPeer, traffic: Traffic
+        self,
+        identity: Identity,
+        run_id: bytes,
+        known: OfPeer,
+        doubted: OfPeer,
+        traffic: Traffic,
     ) -> Directory:
         """The DHT of a run; the arguments are those of `Directory`."""
-        return Directory(lambda: self.p2p, identity, run_id, known, doubted, traffic)
+        return Directory(
+            lambda: self.p2p,
+            identity,
+            run_id,
+            known,
+            doubted,
+            traffic,
+        )
 
     def _stub(self, peer: bytes) -> Any:
+        """The peer's RPCs, to be called."""
         return FtisSwarm.get_stub(self.p2p, PeerID(peer))
 
     async def close(self) -> None:
@@ -262,6 +285,11 @@ class Libp2p:
             await kill(self.p2p, self.listening.sockets)
 
     async def _launch(self) -> None:
+        """Start p2pd on the port that it had, or that the settings name, or on any; if any may do, try a second time.
+
+        Raises:
+            UserError: p2pd does not start, or a port that the settings name is taken.
+        """
         for last in (False, True):
             self.port = self.port or self.listening.port or free_port(self.listening.host)
             try:
@@ -278,6 +306,10 @@ class Libp2p:
             self._started(self.pid)
 
     async def _answers(self) -> bool:
+        """Whether p2pd answers in time; True also if this process has no file descriptor left to ask it with.
+
+        From 1.5 s on `up` is False until there is an answer, and each answer shortens the patience a little.
+        """
         late = asyncio.get_running_loop().call_later(PING_SECONDS, setattr, self, "up", False)  # no peer is to blame
         try:
             await asyncio.wait_for(self.p2p._client.identify(), PING_SECONDS * self._patience)
@@ -296,8 +328,12 @@ async def _knock(place: str) -> str:
     if found is None:
         return ""
     host, tcp, quic = found.groups()
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    kind = socket.SOCK_DGRAM if quic else socket.SOCK_STREAM
+    family = socket.AF_INET
+    if ":" in host:
+        family = socket.AF_INET6
+    kind = socket.SOCK_STREAM
+    if quic:
+        kind = socket.SOCK_DGRAM
     loop = asyncio.get_running_loop()
     try:
         with socket.socket(family, kind) as door:
@@ -318,6 +354,9 @@ def _failure_text(error: Exception) -> str:
     """The reason of a failed dial in one line; "" if p2pd tried no address again, so soon after it failed. libp2p
     reports each address on a line of its own."""
     text = " ".join(str(error).split())
-    if found := re.search(r"remote key matches (\w+)", text):
+    found = re.search(r"remote key matches (\w+)", text)
+    if found is not None:
         return f"another node answers there, {found[1]}"
-    return "" if text.count("dial backoff") == text.count("* [") > 0 else text or type(error).__name__
+    if text.count("dial backoff") == text.count("* [") > 0:  # each of its addresses
+        return ""
+    return text or type(error).__name__

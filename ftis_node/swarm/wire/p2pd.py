@@ -115,6 +115,7 @@ async def _read(kind: type[Message], reader: asyncio.StreamReader, waiting: asyn
 
 
 async def _requests(waiting: asyncio.Queue[Any]) -> AsyncIterator[Any]:
+    """Yield a stream's requests until the caller sends an error."""
     while True:
         request = await waiting.get()
         if request is None:  # the caller sent an error
@@ -157,7 +158,8 @@ async def _p2pd_lets_go(reader: asyncio.StreamReader, writer: asyncio.StreamWrit
 def listening_of(settings: Settings, key: Path, sockets: Path) -> Listening:
     """The options of p2pd by the settings. Raises UsageError if an address is invalid."""
     raise_all(listening_mistakes(settings))
-    return Listening(key, sockets, **{name: getattr(settings, name) for name in LISTENING})
+    options = {name: getattr(settings, name) for name in LISTENING}
+    return Listening(key, sockets, **options)
 
 
 async def _receive_bounded(reader: asyncio.StreamReader, most: int = MAX_MESSAGE_BYTES) -> bytes:
@@ -178,7 +180,9 @@ async def _receive_message(kind: type[Message], reader: asyncio.StreamReader) ->
     if marker != P2P.MESSAGE_MARKER:
         raise TypeError("neither a message nor an error")
     message = kind()
-    most = MAX_REQUEST_BYTES if isinstance(message, FetchRequest) else MAX_MESSAGE_BYTES
+    most = MAX_MESSAGE_BYTES
+    if isinstance(message, FetchRequest):
+        most = MAX_REQUEST_BYTES
     message.ParseFromString(await _receive_bounded(reader, most))
     return message, None
 
@@ -277,11 +281,20 @@ class _Child(P2P):  # type: ignore[misc]
 
     @classmethod
     def _make_process_args(cls, *args: Any, **kwargs: Any) -> list[str]:
+        """p2pd's command line, after the prelude that executes it. hivemind calls this."""
         line: list[str] = [*P2P._make_process_args(*args, **kwargs), *cls._MORE]
         return [sys.executable, "-S", "-c", _PRELUDE, str(os.getpid()), *line]
 
-    async def _add_protobuf_stream_handler(self, name: str, handler: Any, kind: type[Message], **more: Any) -> None:
-        await self.add_binary_stream_handler(name, functools.partial(answer_stream, self, name, handler, kind), **more)
+    async def _add_protobuf_stream_handler(
+        self,
+        name: str,
+        handler: Any,
+        kind: type[Message],
+        **more: Any,
+    ) -> None:
+        """Let `answer_stream` answer streams of this name. hivemind calls this."""
+        answer = functools.partial(answer_stream, self, name, handler, kind)
+        await self.add_binary_stream_handler(name, answer, **more)
 
     async def _read_outputs(self, ready: asyncio.Future[None]) -> None:
         """Read p2pd's log to its end, because a full pipe would stop p2pd. Set `ready` once it has started."""
@@ -319,7 +332,11 @@ def _private(sockets: Path, *more: str) -> Any:
     """
     # By whether there are relays.
     modes = {False: {}, True: {"dhtClient": 1}}
-    settings = {"_UNIX_SOCKET_PREFIX": f"/unix{sockets}/", "_MORE": more, "DHT_MODE_MAPPING": modes}
+    settings = {
+        "_UNIX_SOCKET_PREFIX": f"/unix{sockets}/",
+        "_MORE": more,
+        "DHT_MODE_MAPPING": modes,
+    }
     return type("_P2P", (_Child,), settings)
 
 
@@ -393,5 +410,6 @@ async def kill(p2p: Any, sockets: Path) -> None:
 
 
 def _remove_sockets(directory: Path) -> None:
+    """Remove the control sockets that p2pd has left."""
     for file in directory.glob("p2p*.sock"):
         file.unlink(missing_ok=True)

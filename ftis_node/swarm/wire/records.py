@@ -53,8 +53,7 @@ def keys_of(run_id: bytes, author: bytes) -> frozenset[bytes]:
 
 def pack_addresses(addresses: Sequence[str]) -> bytes:
     """A record's value: up to eight multiaddrs."""
-    packed: bytes = msgpack.packb(list(addresses[:MAX_ADDRESSES]))
-    return packed
+    return bytes(msgpack.packb(list(addresses[:MAX_ADDRESSES])))
 
 
 def unpack_addresses(value: object) -> list[str]:
@@ -72,8 +71,9 @@ def unpack_addresses(value: object) -> list[str]:
 
 def pack_answer(records: Sequence[DHTRecord]) -> bytes:
     """Pack the records of one key for the answer to a look-up."""
-    packed: bytes = msgpack.packb([[r.subkey, r.value, r.expiration_time] for r in records[:MAX_RECORDS]])
-    return packed
+    some = records[:MAX_RECORDS]
+    rows = [[record.subkey, record.value, record.expiration_time] for record in some]
+    return bytes(msgpack.packb(rows))
 
 
 def unpack_answer(key: bytes, answer: bytes) -> list[DHTRecord]:
@@ -82,7 +82,12 @@ def unpack_answer(key: bytes, answer: bytes) -> list[DHTRecord]:
         return []
     try:
         rows = msgpack.unpackb(
-            answer, max_array_len=MAX_RECORDS, max_bin_len=MAX_VALUE_BYTES, max_str_len=0, max_map_len=0, max_ext_len=0
+            answer,
+            max_array_len=MAX_RECORDS,
+            max_bin_len=MAX_VALUE_BYTES,
+            max_str_len=0,
+            max_map_len=0,
+            max_ext_len=0,
         )
         return [_read(key, *row) for row in rows]
     except MSGPACK_ERRORS:
@@ -90,6 +95,7 @@ def unpack_answer(key: bytes, answer: bytes) -> list[DHTRecord]:
 
 
 def _read(key: bytes, subkey: object, value: object, expiration: object) -> DHTRecord:
+    """A record from a row of an answer. Raises TypeError if the row's fields are of other types."""
     if not (isinstance(subkey, bytes) and isinstance(value, bytes) and isinstance(expiration, float)):
         raise TypeError("a record has a subkey, a value and a time")
     return DHTRecord(key, subkey, value, expiration)
@@ -105,14 +111,17 @@ class OwnerSigned:
     def owner(self, record: DHTRecord) -> bytes | None:
         """The 38-byte peer id of the owner of a record of this run; None if the record is invalid."""
         signer = self.signer(record)
-        return signer if signer is not None and self.ours(record.key, signer) else None
+        if signer is None or not self.ours(record.key, signer):
+            return None
+        return signer
 
     def ours(self, key: bytes, owner: bytes) -> bool:
         """Whether this peer's records in this run lie under the key."""
         return key in keys_of(self.run_id, owner)
 
     def signer(self, record: DHTRecord) -> bytes | None:
-        """The owner of a record of any run. Its key cannot be checked, for it is a hash of its run."""
+        """The owner of a record of any run; None if it is too large, too old or too new, or not signed by its owner.
+        Its key cannot be checked, for it is a hash of its run."""
         if len(record.value) > MAX_VALUE_BYTES or len(record.subkey) > MAX_SUBKEY_BYTES:
             return None
         if not time.time() - 60 < record.expiration_time <= time.time() + MAX_LIFETIME:
@@ -122,7 +131,9 @@ class OwnerSigned:
         except MSGPACK_ERRORS:
             return None
         message = _message(record, record.value[:-_SIGNATURE_BYTES])
-        return owner if verify(owner, message, record.value[-_SIGNATURE_BYTES:]) else None
+        if not verify(owner, message, record.value[-_SIGNATURE_BYTES:]):
+            return None
+        return owner
 
     def sign(self, shard: str, addresses: Sequence[str], lifetime: float) -> DHTRecord:
         """Sign this node's own record, valid for so many seconds."""
@@ -143,11 +154,14 @@ class OwnerSigned:
         return [text for text in unpack_addresses(value) if peer_at(text) == owner]
 
     def sign_value(self, record: DHTRecord) -> bytes:
+        """The value of an unsigned record with this node's signature behind it."""
         return bytes(record.value + self.identity.sign(_message(record, record.value)))
 
 
 def _message(record: DHTRecord, value: bytes) -> bytes:
-    return b"".join((_CONTEXT, record.key, record.subkey, struct.pack(">d", record.expiration_time), value))
+    """What the owner of a record signs. value: the record's without its signature."""
+    expiration = struct.pack(">d", record.expiration_time)
+    return b"".join((_CONTEXT, record.key, record.subkey, expiration, value))
 
 
 @dataclass
@@ -164,7 +178,7 @@ class Shelf:
     known: OfPeer
 
     def __post_init__(self) -> None:
-        self._shelves: dict[bytes, dict[bytes, DHTRecord]] = {}
+        self._shelves = dict[bytes, dict[bytes, DHTRecord]]()
         self._others = Bounded[tuple[bytes, bytes], DHTRecord](OTHERS_MAX)  # by owner and key
 
     def keep(self, record: DHTRecord, caller: bytes) -> bool:
@@ -203,7 +217,9 @@ class Shelf:
 
     def addresses(self) -> dict[bytes, list[str]]:
         """The addresses in all records here, by the 38-byte peer ids of their owners."""
-        kept = {owner: record for shelf in self._shelves.values() for owner, record in shelf.items()}
+        kept = dict[bytes, DHTRecord]()
+        for shelf in self._shelves.values():
+            kept.update(shelf)
         return {owner: self.validator.addresses(record, owner) for owner, record in kept.items()}
 
     def _has_shelf(self, key: bytes, caller: bytes) -> bool:
@@ -220,6 +236,8 @@ class Shelf:
         return True
 
     def _make_room(self, shelf: dict[bytes, DHTRecord], caller: bytes) -> bool:
+        """Remove a record of a full shelf: a stranger's, or if there is none and the caller is of the view, any. Return
+        whether there is room now."""
         strangers = [owner for owner in shelf if not self.known(owner)]
         if not strangers and not self.known(caller):
             return False
@@ -228,6 +246,7 @@ class Shelf:
 
 
 def _expire(shelf: dict[Any, DHTRecord]) -> None:
+    """Remove the records of which the time has passed."""
     now = time.time()
     for place in [place for place, record in shelf.items() if record.expiration_time < now]:
         del shelf[place]
