@@ -92,18 +92,24 @@ class AdmissionContext:
     @cached_property
     def logprob_min(self) -> float:
         """−(ln V + 18) in a token run, the run's own bound in a text run; in nats."""
-        return self.run.logprob_min if self.run.text else -(math.log(self.run.vocabulary) + LOGPROB_MARGIN)
+        if self.run.text:
+            return self.run.logprob_min
+        return -(math.log(self.run.vocabulary) + LOGPROB_MARGIN)
 
     def row_of(self, author: bytes, round: int, slot: int, issued_at: int = 0) -> int:
         """The row that a slot must answer; all authors share it in a horizontal run, and in common slots.
 
         issued_at: of its announcement, unix seconds; only common slots need it.
         """
-        if slot < self.run.common:
-            return draw(self.run_id, b"", self.run.epoch_at(issued_at), slot, self.rows)
-        return draw(self.run_id, author if self.run.parts == 1 else b"", round, slot, self.rows)
+        common = slot < self.run.common
+        if common:
+            round = self.run.epoch_at(issued_at)
+        if common or self.run.parts != 1:
+            author = b""  # so it is the same row for all
+        return draw(self.run_id, author, round, slot, self.rows)
 
     def digest_of_row(self, row: int) -> bytes:
+        """The 8 bytes that a packet must give for its prompt."""
         start = row * SHORT_DIGEST_BYTES
         return self.prompt_digests[start : start + SHORT_DIGEST_BYTES]
 
@@ -125,8 +131,9 @@ def admit(
         issued_at: of the announcement; only a run with common rows needs it.
         digest: the sha256 of `data`, if the caller has computed it: `swarm.fetch` compares it with the announced one.
     """
-    if len(data) > context.run.packet_bytes_max:
-        return Rejection(Reason.TOO_LARGE, f"{len(data)} bytes; this run has at most {context.run.packet_bytes_max}")
+    run = context.run
+    if len(data) > run.packet_bytes_max:
+        return Rejection(Reason.TOO_LARGE, f"{len(data)} bytes; this run has at most {run.packet_bytes_max}")
     try:
         packet = decode(data)
     except PacketError as error:
@@ -136,17 +143,30 @@ def admit(
         _check_origin(context, author, packet, announced)
         or _check_prompt(context, packet, row)
         or _check_logprobs(context, packet)
-        or _check_content(context.run, packet)
+        or _check_content(run, packet)
     )
     if rejection is not None:
         return rejection
-    epoch = context.run.epoch_at(issued_at) if context.run.common else 0
-    return Group(author, row, packet, digest or packet_digest(data), data, epoch)
+    epoch = 0
+    if run.common:
+        epoch = run.epoch_at(issued_at)
+    return Group(
+        author,
+        row,
+        packet,
+        digest or packet_digest(data),
+        data,
+        epoch,
+    )
 
 
 def _check_origin(
-    context: AdmissionContext, author: bytes, packet: AnyPacket, announced: tuple[int, int] | None
+    context: AdmissionContext,
+    author: bytes,
+    packet: AnyPacket,
+    announced: tuple[int, int] | None,
 ) -> Rejection | None:
+    """Why a packet is not the announced one of this author and run. announced: its (round, slot); None: any."""
     if packet.run_id != context.run_id:
         return Rejection(Reason.OTHER_RUN, f"it belongs to run {packet.run_id.hex()}")
     if packet.version != context.run.packet:
@@ -163,8 +183,9 @@ def _check_origin(
 
 
 def _check_prompt(context: AdmissionContext, packet: AnyPacket, row: int) -> Rejection | None:
-    if len(packet.lengths) != context.run.completions:
-        expected = context.run.completions
+    """Why a packet does not answer this row with as many completions as the run has."""
+    expected = context.run.completions
+    if len(packet.lengths) != expected:
         return Rejection(Reason.WRONG_GROUP_SIZE, f"{len(packet.lengths)} completions instead of {expected}")
     if packet.prompt_digest != context.digest_of_row(row):
         return Rejection(Reason.WRONG_PROMPT, f"it does not answer the drawn row {row}")
@@ -172,12 +193,14 @@ def _check_prompt(context: AdmissionContext, packet: AnyPacket, row: int) -> Rej
 
 
 def _check_content(run: Run, packet: AnyPacket) -> Rejection | None:
+    """Why the completions are not whole, within the run's limits and of its vocabulary."""
     if isinstance(packet, TextPacket):
         return _check_pieces(run, packet)
     return _check_lengths(run, packet) or _check_turns(run, packet) or _check_tokens(run, packet)
 
 
 def _check_lengths(run: Run, packet: Packet) -> Rejection | None:
+    """Why a completion is longer than the run's cap, or ends before it without being finished."""
     cap = run.completion_tokens
     for length, finished in zip(packet.totals, packet.finished, strict=True):
         if length > cap:
@@ -188,6 +211,10 @@ def _check_lengths(run: Run, packet: Packet) -> Rejection | None:
 
 
 def _check_pieces(run: Run, packet: TextPacket) -> Rejection | None:
+    """Why the pieces of a text packet have no text, or its completions end too late or too early.
+
+    Only the last piece of a completion may be without text, and only if the completion is not finished.
+    """
     cap = run.completion_tokens
     most = run.completion_bytes
     for completion in packet.completions():
@@ -209,6 +236,7 @@ def _check_pieces(run: Run, packet: TextPacket) -> Rejection | None:
 
 
 def _check_logprobs(context: AdmissionContext, packet: AnyPacket) -> Rejection | None:
+    """Why a log-prob is out of the run's bounds, or is no number."""
     # A NaN is its own minimum and maximum, and fails both comparisons. The bounds are doubles, so compare as doubles.
     low = float(packet.logprobs.min())
     high = float(packet.logprobs.max())
@@ -219,6 +247,7 @@ def _check_logprobs(context: AdmissionContext, packet: AnyPacket) -> Rejection |
 
 
 def _check_turns(run: Run, packet: Packet) -> Rejection | None:
+    """Why a completion has too many turns, or the tokens given between them are not of the vocabulary."""
     if packet.given is None:
         return None
     most = 1 + int(packet.given.turns.max())
@@ -228,6 +257,7 @@ def _check_turns(run: Run, packet: Packet) -> Rejection | None:
 
 
 def _check_ids(run: Run, ids: Uint32Array) -> Rejection | None:
+    """Why a token id is not of the run's vocabulary."""
     highest = int(ids.max(initial=0))
     if highest >= run.vocabulary:
         return Rejection(Reason.UNKNOWN_TOKEN, f"token id {highest}; the vocabulary has {run.vocabulary}")
@@ -235,7 +265,9 @@ def _check_ids(run: Run, ids: Uint32Array) -> Rejection | None:
 
 
 def _check_tokens(run: Run, packet: Packet) -> Rejection | None:
-    ends = np.concatenate([packet.interior_ends, np.cumsum(packet.lengths) - 1])
+    """Why a sampled token is not of the vocabulary, or an EOS is missing or where none belongs."""
+    own_ends = np.cumsum(packet.lengths) - 1
+    ends = np.concatenate([packet.interior_ends, own_ends])
     ids = packet.token_ids
     return _check_ids(run, ids) or _check_eos(_is_eos(ids, run.eos), ends, packet.finished)
 
@@ -249,7 +281,13 @@ def _is_eos(ids: Uint32Array, eos: tuple[int, ...]) -> BoolArray:
 
 
 def _check_eos(is_eos: BoolArray, ends: Int64Array, finished: Sequence[bool]) -> Rejection | None:
-    """ends: where in `token_ids` an EOS belongs, interior ones first; the completions' own are last."""
+    """Why the EOS tokens are not where the packet says that a turn or a completion ended.
+
+    Args:
+        is_eos: bool [Σ lengths], of each token.
+        ends: int [I + G], where in `token_ids` an EOS belongs: the interior ones first; the completions' own are last.
+        finished: bool [G], whether each completion is said to have ended.
+    """
     ends_in_eos = is_eos[ends]
     wanted = np.ones(len(ends), np.bool_)
     wanted[len(ends) - len(finished) :] = finished

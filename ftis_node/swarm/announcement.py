@@ -13,6 +13,7 @@ from itertools import pairwise, starmap
 from typing import Annotated, NamedTuple
 
 import msgspec
+from msgspec import Meta
 
 from ftis_node.config.run import Run
 from ftis_node.packet import MAX_PACKET_BYTES, RUN_ID_BYTES
@@ -29,7 +30,7 @@ _REF = struct.Struct(">I32sIH")
 _FIXED_BYTES_MAX = 160
 _REF_BYTES_MAX = 48
 
-_Natural = Annotated[int, msgspec.Meta(ge=0)]
+_Natural = Annotated[int, Meta(ge=0)]
 
 
 class PacketRef(NamedTuple):
@@ -39,10 +40,10 @@ class PacketRef(NamedTuple):
     0. Other nodes reward for themselves, and use it only to choose what to pull.
     """
 
-    slot: Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
-    digest: Annotated[bytes, msgspec.Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]
-    size: Annotated[int, msgspec.Meta(ge=1, le=MAX_PACKET_BYTES)]
-    right: Annotated[int, msgspec.Meta(ge=0, lt=1 << 16)]
+    slot: Annotated[int, Meta(ge=0, lt=1 << 32)]
+    digest: Annotated[bytes, Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]
+    size: Annotated[int, Meta(ge=1, le=MAX_PACKET_BYTES)]
+    right: Annotated[int, Meta(ge=0, lt=1 << 16)]
 
 
 def right_of(rewards: Sequence[float]) -> int:
@@ -100,13 +101,13 @@ class Announcement(msgspec.Struct, frozen=True, array_like=True, tag=ANNOUNCEMEN
     packets: at least one, slots ascending. signature: 64 bytes.
     """
 
-    run_id: Annotated[bytes, msgspec.Meta(min_length=RUN_ID_BYTES, max_length=RUN_ID_BYTES)]
-    author: Annotated[bytes, msgspec.Meta(min_length=AUTHOR_BYTES, max_length=AUTHOR_BYTES)]
+    run_id: Annotated[bytes, Meta(min_length=RUN_ID_BYTES, max_length=RUN_ID_BYTES)]
+    author: Annotated[bytes, Meta(min_length=AUTHOR_BYTES, max_length=AUTHOR_BYTES)]
     round: _Natural
     policy_step: _Natural
     issued_at: _Natural
     packets: PacketRefs
-    signature: Annotated[bytes, msgspec.Meta(min_length=SIGNATURE_BYTES, max_length=SIGNATURE_BYTES)]
+    signature: Annotated[bytes, Meta(min_length=SIGNATURE_BYTES, max_length=SIGNATURE_BYTES)]
 
     def signed_bytes(self) -> bytes:
         """The bytes that the signature covers. Every field after the context has a fixed width, so they are unique."""
@@ -123,11 +124,26 @@ class Announcement(msgspec.Struct, frozen=True, array_like=True, tag=ANNOUNCEMEN
 
 
 def announce(
-    identity: Identity, *, run_id: bytes, round: int, policy_step: int, issued_at: int, packets: Sequence[PacketRef]
+    identity: Identity,
+    *,
+    run_id: bytes,
+    round: int,
+    policy_step: int,
+    issued_at: int,
+    packets: Sequence[PacketRef],
 ) -> Announcement:
-    """Sign an announcement. Raises Malformed if peers would refuse it."""
+    """Sign an announcement of this identity's; the fields are those of `Announcement`. Raises Malformed if peers would
+    refuse it."""
     try:
-        unsigned = Announcement(run_id, identity.author, round, policy_step, issued_at, PacketRefs.of(packets), b"")
+        unsigned = Announcement(
+            run_id,
+            identity.author,
+            round,
+            policy_step,
+            issued_at,
+            PacketRefs.of(packets),
+            signature=b"",
+        )
         made = msgspec.structs.replace(unsigned, signature=identity.sign(unsigned.signed_bytes()))
     except (ValueError, struct.error) as error:
         raise Malformed(f"peers would refuse the announcement: {error}") from error

@@ -43,7 +43,10 @@ class Fading:
         return self.value
 
     def now(self, now: float) -> float:
-        return self.value * math.pow(0.5, (now - self.at) / self.half_life) if self.value else 0.0
+        """The count at this time."""
+        if not self.value:
+            return 0.0
+        return self.value * math.pow(0.5, (now - self.at) / self.half_life)
 
 
 @dataclass(slots=True)
@@ -57,10 +60,16 @@ class Ban:
 
     def now(self, now: float) -> str:
         """Its reason while it lasts, else ""."""
-        return self.reason if self.until > now else ""
+        if self.until <= now:
+            return ""
+        return self.reason
 
     def extend(self, now: float, reason: str) -> None:
-        self.level = self.level + 1 if now - self.until < FORGIVING_SECONDS else 1
+        """Ban from now on: for longer if the last ban is not long ago, else as for the first time."""
+        if now - self.until < FORGIVING_SECONDS:
+            self.level += 1
+        else:
+            self.level = 1
         self.until = now + backoff(self.level, BAN_SECONDS, LONGEST_BAN_SECONDS, 4.0)
         self.reason = reason
 
@@ -89,6 +98,7 @@ class Author:
 
     @property
     def has_record(self) -> bool:
+        """Whether enough groups were sound that it is no newcomer any more."""
         return self.sound >= NEWCOMER_GROUPS
 
 
@@ -121,8 +131,17 @@ class Books(dict[bytes, Kind]):
     """
 
     def __init__(
-        self, make: Callable[[], Kind], most: int, kept: Callable[[Kind], bool], worth: Callable[[Kind], Any]
+        self,
+        make: Callable[[], Kind],
+        most: int,
+        kept: Callable[[Kind], bool],
+        worth: Callable[[Kind], Any],
     ) -> None:
+        """
+        Args:
+            make: returns an empty book.
+            worth: returns what books are ordered by; that of the least worth makes room.
+        """
         super().__init__()
         self._make = make
         self._empty = make()
@@ -153,7 +172,10 @@ class AuthorBooks(Books[Author]):
 
     def __init__(self, clock: Clock) -> None:
         super().__init__(
-            Author, AUTHORS_MAX, lambda book: book.has_record, lambda book: (book.evidence.now(clock()), book.ban.level)
+            Author,
+            AUTHORS_MAX,
+            kept=lambda book: book.has_record,
+            worth=lambda book: (book.evidence.now(clock()), book.ban.level),
         )
         self.strangers = Bounded[bytes, Ban](STRANGERS_BANNED_MAX)
         self._clock = clock

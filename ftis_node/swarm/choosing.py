@@ -33,7 +33,7 @@ def _turns(by_author: Mapping[bytes, Sequence[Offer]], newcomers: Newcomers, rng
             and counts what it took among the newcomers' groups.
     """
     strangers = set(filter(newcomers.is_one, by_author))
-    waiting: list[bytes] = []
+    waiting = list[bytes]()
     nearest: Iterator[bytes] = iter(())  # the newcomers that have begun a record, the longest first
     while True:
         shut = strangers if newcomers.full else set()
@@ -66,10 +66,10 @@ def choose(
     Args:
         peers: of an author's packets of about one age, one that these hold goes first, so that not all ask it.
     """
-    by_author: dict[bytes, list[Offer]] = {}
+    by_author = dict[bytes, list[Offer]]()
     for offer in sorted(offers, key=lambda one: one.known.born):
-        by_author.setdefault(offer.known.announcement.author, []).append(offer)
-    chosen: list[Target] = []
+        by_author.setdefault(offer.known.author, []).append(offer)
+    chosen = []
     for author in islice(_turns(by_author, newcomers, rng), count):
         left = by_author[author]
         offer = _near_copy(left, peers)
@@ -97,7 +97,10 @@ def _near_copy(offers: Sequence[Offer], peers: Set[bytes]) -> Offer:
 
 
 def choose_by_row(
-    by_row: Mapping[int, Sequence[Offer]], count: int, newcomers: Newcomers, rng: random.Random
+    by_row: Mapping[int, Sequence[Offer]],
+    count: int,
+    newcomers: Newcomers,
+    rng: random.Random,
 ) -> list[Target]:
     """Choose up to `count` packets, one of each row: of the author that was chosen least; among newcomers, three times
     in four, of the one closest to a record.
@@ -106,11 +109,11 @@ def choose_by_row(
         by_row: the offers of each row, the rows in their order. A row of newcomers without room keeps no other out.
     """
     times = Counter[bytes]()
-    chosen: list[Target] = []
+    chosen = list[Target]()
     for row, offers in by_row.items():
         if len(chosen) >= count:
             break
-        by_author = {offer.known.announcement.author: offer for offer in offers}
+        by_author = {offer.known.author: offer for offer in offers}
         fitting = list(filter(newcomers.may, by_author))
         if not fitting:
             continue

@@ -113,7 +113,9 @@ def read_chronicle(file: Path | None, run: Run) -> Chronicle | None:
     if file is None:
         return None
     found = kept(file, msgspec.msgpack.Decoder(Chronicle).decode, "the swarm's history begins anew.")
-    return found if found is not None and found.run_id == run.id else None
+    if found is None or found.run_id != run.id:
+        return None
+    return found
 
 
 def names_in(chronicle: Chronicle | None) -> dict[str, str]:

@@ -65,22 +65,34 @@ class Claims:
         return kept
 
     def add(self, figures: Mapping[str, float]) -> None:
-        """Let the sums fade, then add a source's figures of one step, see `Diagnostics.summary`.
+        """Let the sums fade, add a source's figures of one step, see `Diagnostics.summary`, and settle the bets."""
+        self._fade(0.5 ** (figures["samples"] / FADING_SAMPLES))
+        judged = [figures.get("judged", 0.0), figures.get("chunk_judged", 0.0)]  # samples, by the kind of an account
+        self.samples += figures["samples"]
+        self.likelihood += figures["likelihood"] * figures["samples"]
+        self.surprising += figures["surprising"]
+        self.judged += figures.get("judged_tokens", 0.0)
+        self.judged += judged[1]
+        self.excess += figures["excess"]
+        self.excess += figures.get("chunk_excess", 0.0)
+        self.squares += figures["excess_squares"] + figures.get("chunk_excess_squares", 0.0)
+        for place, (kind, name) in enumerate(_ACCOUNTS):
+            win = min(figures.get(name, 0.0), LARGEST_WIN)
+            paid = self.wealth[place] * math.exp(win)
+            stake = judged[kind] / STAKE_SAMPLES
+            self.wealth[place] = min(paid + stake, MOST)
+
+    def _fade(self, kept: float) -> None:
+        """Let this part of each sum stay, 0 to 1.
 
         A term of `excess` that has faded to the part `kept` has kept² of its variance, which `squares` estimates.
         """
-        kept = 0.5 ** (figures["samples"] / FADING_SAMPLES)
-        samples = [figures.get("judged", 0.0), figures.get("chunk_judged", 0.0)]
-        self.samples = kept * self.samples + figures["samples"]
-        self.likelihood = kept * self.likelihood + figures["likelihood"] * figures["samples"]
-        self.surprising = kept * self.surprising + figures["surprising"]
-        self.judged = kept * self.judged + figures.get("judged_tokens", 0.0) + samples[1]
-        self.excess = kept * self.excess + figures["excess"] + figures.get("chunk_excess", 0.0)
-        squares = figures["excess_squares"] + figures.get("chunk_excess_squares", 0.0)
-        self.squares = kept * kept * self.squares + squares
-        for place, (kind, name) in enumerate(_ACCOUNTS):
-            paid = self.wealth[place] * math.exp(min(figures.get(name, 0.0), LARGEST_WIN))
-            self.wealth[place] = min(paid + samples[kind] / STAKE_SAMPLES, MOST)
+        self.samples *= kept
+        self.likelihood *= kept
+        self.surprising *= kept
+        self.judged *= kept
+        self.excess *= kept
+        self.squares *= kept * kept
 
     @property
     def mean_weight(self) -> float:
@@ -88,17 +100,23 @@ class Claims:
 
         At most 1 of honest claims, up to chance.
         """
-        return 1.0 + self.excess / self.judged if self.judged else 1.0
+        if not self.judged:
+            return 1.0
+        return 1.0 + self.excess / self.judged
 
     @property
     def error(self) -> float:
         """Standard error of `mean_weight`."""
-        return math.sqrt(self.squares) / self.judged if self.judged else 0.0
+        if not self.judged:
+            return 0.0
+        return math.sqrt(self.squares) / self.judged
 
     @property
     def mean_likelihood(self) -> float | None:
         """Mean log-prob of the author's tokens under this node's policy, mean over samples."""
-        return self.likelihood / self.samples if self.samples else None
+        if not self.samples:
+            return None
+        return self.likelihood / self.samples
 
     @property
     def paid(self) -> float:

@@ -41,15 +41,18 @@ class OwnSlots:
             admitted: how many others' parts of each slot of this epoch this node has.
         """
         epoch = self.run.epoch_at(unix)
+        slots = self.run.slots
         if epoch != self._epoch:
             self._epoch = epoch
-            self._left = set(range(self.run.slots))
-        start = draw(self.run.id, self.author, epoch, 0, self.run.slots)
+            self._left = set(range(slots))
+        start = draw(self.run.id, self.author, epoch, 0, slots)  # of the order in which this node answers new slots
 
         def later(slot: int) -> tuple[int, int]:
             parts = admitted.get(slot, 0)
-            whole = parts >= self.run.parts
-            return 1 if whole else -parts, (slot - start) % self.run.slots
+            rank = -parts
+            if parts >= self.run.parts:
+                rank = 1  # it has all its parts
+            return rank, (slot - start) % slots
 
         chosen = sorted(self._left, key=later)[:count]
         self._left.difference_update(chosen)
@@ -67,9 +70,16 @@ class Answered:
         self._rounds: Bounded[bytes, Bounded[int, array[int]]] = Bounded(AUTHORS_MAX)
 
     def in_time(self, announcement: Announcement, age: float) -> bool:
-        """Whether the epoch of its common rows, if it has any, agrees with this age, in seconds, which is unsigned."""
-        apart = self.run.epoch_at(announcement.issued_at) - self.run.epoch_at(unix_seconds() - age)
-        return abs(apart) <= TOLERANCE or all(ref.slot >= self.run.common for ref in announcement.packets)
+        """Whether an announcement's epoch agrees with this age. One without common rows agrees with any.
+
+        Args:
+            age: seconds since the signature, as the sender reports; nobody has signed it.
+        """
+        signed = self.run.epoch_at(announcement.issued_at)
+        reported = self.run.epoch_at(unix_seconds() - age)
+        if abs(signed - reported) <= TOLERANCE:
+            return True
+        return all(ref.slot >= self.run.common for ref in announcement.packets)
 
     def refused(self, announcement: Announcement) -> int:
         """Note an announcement. Return a bit mask of its packets in common slots that another round of its author has

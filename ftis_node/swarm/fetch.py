@@ -57,7 +57,10 @@ class Uploads:
                 yield FetchChunk(digest=digest, status=FetchChunk.BUSY)
             return
         self._active.add(peer)  # before the wait: a peer must not stand in the queue more than once
-        slot = _Slot(self._kept_free if self.traffic.recorded(peer) else self._slots)
+        slots = self._slots
+        if self.traffic.recorded(peer):
+            slots = self._kept_free
+        slot = _Slot(slots)
         try:
             await slot.acquire()
             for digest in digests:
@@ -101,17 +104,22 @@ class _Slot:
             self._patience.put_off(BUSY_AFTER + size / SLOWEST_BYTES)
 
     def release(self) -> None:
+        """Give the slot back, if it is held."""
         self._patience.cancel()
         if not self.lost:
             self._slots.release()
 
     def _lose(self) -> None:
+        """Give the slot back early, because the reader took nothing."""
         self.lost = True
         self._slots.release()
 
 
 async def fetch(
-    transport: Transport, holder: bytes, targets: Sequence[Target], traffic: Traffic
+    transport: Transport,
+    holder: bytes,
+    targets: Sequence[Target],
+    traffic: Traffic,
 ) -> AsyncIterator[tuple[Target, FetchChunk]]:
     """Fetch packets from one holder; yield each target with its answer. A packet that is HERE has the size and sha256
     that the author signed.

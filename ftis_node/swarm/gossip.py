@@ -73,6 +73,7 @@ class Gossip:
 
     def __post_init__(self) -> None:
         self.run_id = self.run.id
+        self._clock = self.table.clock
         self.counts = Counter[str]()
         self.copied = False  # somebody else signs with this node's key
         self.enough: float = ENOUGH_OPEN
@@ -81,7 +82,7 @@ class Gossip:
         self._asked = Bounded[int, float](IDS_MAX)  # time until which no other peer is asked; set once per id
         self._open = 0  # announcements left to pull from, at the time `_counted`
         self._counted = -math.inf
-        self._checks = Budgets(self.table.clock, CHECKS_A_SECOND, CHECKS_AT_ONCE)
+        self._checks = Budgets(self._clock, CHECKS_A_SECOND, CHECKS_AT_ONCE)
         self._dealt = Bounded[int, None](IDS_MAX)  # ids of unwanted announcements, whatever peer mentions them
 
     def announce(self, announcement: Announcement) -> None:
@@ -99,6 +100,7 @@ class Gossip:
             known.obtained(sum(1 << index for index, ref in enumerate(announcement.packets) if self.holds(ref.digest)))
 
     def _add_own(self, announcement: Announcement, data: bytes, age: float) -> Known | None:
+        """Add an own announcement, of which nothing is to be pulled; None if it is too old for the table."""
         self.table.add(announcement, data, age=age, first_sender=None)
         known = self.table.get(announcement.author, announcement.round)
         if known is not None:
@@ -110,7 +112,7 @@ class Gossip:
         request = ExchangeRequest(wanted=self._want(peer, limits, reserve=True))
         session = self.sessions[peer]
         session.ask_again(request)
-        session.asked = self.table.clock()
+        session.asked = self._clock()
         session.answers = 0
         self._tell(request, peer, limits, limits.entries)
         session.request = _told(request)
@@ -137,21 +139,28 @@ class Gossip:
         if limits.room <= 0:
             return answer
         answer.entries.extend(given)
-        self._tell(answer, peer, limits, 0 if session.observer else limits.entries - len(given))
+        room = limits.entries - len(given)
+        if session.observer:
+            room = 0
+        self._tell(answer, peer, limits, room)
         session.answer = _told(answer)
         if not session.observer:
             # A caller reserves no ids: it could keep this node from asking others again and again.
             session.owed = self._want(peer, limits, reserve=False)
             session.answers += 1
             if session.answers <= ANSWERS_IN_A_ROW:
-                session.asked = self.table.clock()
+                session.asked = self._clock()
             answer.wanted.extend(session.owed)
         return answer
 
     def take(
-        self, request: ExchangeRequest, answer: ExchangeResponse, peer: bytes, limits: Limits = OWN
+        self,
+        request: ExchangeRequest,
+        answer: ExchangeResponse,
+        peer: bytes,
+        limits: Limits = OWN,
     ) -> ExchangeRequest | None:
-        """Process an answer; return the next request, or None when the exchange is complete."""
+        """Process the answer to a request; return the next request, or None when the exchange is complete."""
         session = self.sessions[peer]
         if answer.again:
             self._take_back(peer, session.request)
@@ -183,8 +192,8 @@ class Gossip:
 
     def _take_back(self, peer: bytes, told: Told) -> None:
         """Count what a message held as unknown to the peer."""
-        known = list(filter(None, map(self.table.find, told.announcements)))
-        self.table.untell(peer, known)
+        found = map(self.table.find, told.announcements)
+        self.table.untell(peer, filter(None, found))
         self.sessions[peer].take_back(told)
 
     # --- sending --------------------------------------------------------------------------------------------------
@@ -192,26 +201,35 @@ class Gossip:
     def pushes_to(self, peer: bytes) -> bool:
         """Whether this node sends the peer its newest announcement unasked: the peer cannot know it, nor can many."""
         newest = self._newest
-        if newest is None or self.table.find(newest.id) is not newest or newest.knows & self.table.bit(peer):
+        if newest is None or self.table.find(newest.id) is not newest:  # it may have left the table
+            return False
+        if newest.knows & self.table.bit(peer):
             return False
         return self.tells_all or newest.knows.bit_count() < PUSHED
 
     def _tell(self, message: Message, peer: bytes, limits: Limits, room: int) -> None:
-        """Add the own newest announcement whole while few peers can know it, and mentions of a sample of others."""
+        """Add the own newest announcement whole while few peers can know it, and mentions of a sample of others.
+
+        Args:
+            room: whole announcements that still fit into the message; an observer's has none.
+        """
         newest = self._newest
         if room > 0 and newest is not None and self.pushes_to(peer):
             message.entries.append(self._entry(newest, peer))
-        told_by_authors = self.tells_all and room > 0  # an observer is sent none
-        for known in self.table.sample(limits.mentions, peer, FRESH_SECONDS if told_by_authors else 0.0):
+        least_age = 0.0
+        if self.tells_all and room > 0:  # until then its author tells it
+            least_age = FRESH_SECONDS
+        for known in self.table.sample(limits.mentions, peer, least_age):
             self.table.tell(peer, known)
-            age = math.ceil(self.table.clock() - known.born)
-            message.mentions.append(Mention(id=known.id, held=_held(known), age=max(1, age)))
+            seconds = math.ceil(self._clock() - known.born)
+            message.mentions.append(Mention(id=known.id, held=_held(known), age=max(1, seconds)))
 
     def _give(self, wanted: Iterable[int], peer: bytes, limits: Limits) -> list[Entry]:
-        """The wanted announcements for which there is room."""
-        given: list[Entry] = []
+        """The wanted announcements for which there is room; the first has room whatever its size."""
+        given = list[Entry]()
         size = 0
-        for known in filter(None, map(self.table.find, dict.fromkeys(islice(wanted, limits.entries)))):
+        ids = dict.fromkeys(islice(wanted, limits.entries))
+        for known in filter(None, map(self.table.find, ids)):
             size += known.length
             if limits.room <= 0 or (given and size > limits.room):
                 self.table.untell(peer, [known])  # so that it is mentioned again
@@ -220,10 +238,14 @@ class Gossip:
         return given
 
     def _entry(self, known: Known, peer: bytes) -> Entry:
+        """A whole announcement as it is sent to a peer, which counts as told of it."""
         self.table.tell(peer, known)
-        age = self.table.clock() - known.born
-        data = known.announcement.encode()
-        return Entry(announcement=data, age_ms=max(0, int(age * 1000)), held=_held(known))
+        age = self._clock() - known.born
+        return Entry(
+            announcement=known.announcement.encode(),
+            age_ms=max(0, int(age * 1000)),
+            held=_held(known),
+        )
 
     def _want(self, peer: bytes, limits: Limits, *, reserve: bool) -> list[int]:
         """Ids that `peer` mentioned, that this node still lacks and requests from no other peer.
@@ -232,14 +254,14 @@ class Gossip:
             reserve: ask no other peer for them for a while. An id is reserved once only; otherwise a peer that mentions
                 it and never sends it could keep it from this node for good.
         """
-        now = self.table.clock()
+        now = self._clock()
         session = self.sessions[peer]
         mentioned = list(session.lacking.items())
         most = limits.entries
         if len(mentioned) > A_FEW and self._enough(now):
             most = min(most, A_FEW)
             mentioned.sort(key=lambda item: not item[1].held)  # first those with packets that this peer holds
-        wanted: list[int] = []
+        wanted = list[int]()
         for id, _ in mentioned:
             if len(wanted) == most:
                 break
@@ -251,6 +273,7 @@ class Gossip:
         return wanted
 
     def _enough(self, now: float) -> bool:
+        """Whether enough announcements are left to pull from; they are counted once a second at most."""
         if now >= self._counted + COUNT_SECONDS:
             self._counted = now
             self._open = len(self.table.open_ones())
@@ -258,7 +281,10 @@ class Gossip:
 
     def _ask_others(self, request: ExchangeRequest) -> None:
         """End the reservation of requested ids that did not come, so that other peers are asked."""
-        self._asked.update(dict.fromkeys(self._asked.keys() & set(request.wanted), self.table.clock()))
+        now = self._clock()
+        for id in request.wanted:
+            if id in self._asked:
+                self._asked[id] = now
 
     # --- receiving ------------------------------------------------------------------------------------------------
 
@@ -286,27 +312,36 @@ class Gossip:
         return left
 
     def _note(self, mention: Mention, peer: bytes) -> bool:
-        """Process a mention. Return whether it names a new holder of a wanted packet."""
+        """Process a mention: note its holder, or remember it as lacking. Return whether it names a new holder of a
+        wanted packet."""
         known = self.table.find(mention.id)
         held = self._mask(mention.held)
-        born = self.table.clock() - mention.age if mention.age else None
+        born = None
+        if mention.age:
+            born = self._clock() - mention.age
         if known is not None:
-            return self.table.note_holder(known, peer, held, born) and known.unsettled > 0
-        if mention.id not in self._dealt and mention.age <= self.table.max_age:
-            session = self.sessions[peer]
-            most = FEW_LACKING if self._open >= self.enough else LACKING_MAX
-            if mention.id not in session.lacking and len(session.lacking) >= most:
-                del session.lacking[next(iter(session.lacking))]  # the oldest makes room
-                session.forgot = True
-            session.lacking.setdefault(mention.id, Lacking(held, born))
+            holds_more = self.table.note_holder(known, peer, held, born)
+            return holds_more and known.unsettled > 0
+        if mention.id in self._dealt or mention.age > self.table.max_age:
+            return False
+        session = self.sessions[peer]
+        lacking = session.lacking
+        most = LACKING_MAX
+        if self._open >= self.enough:
+            most = FEW_LACKING
+        if mention.id not in lacking and len(lacking) >= most:
+            del lacking[next(iter(lacking))]  # the oldest makes room
+            session.forgot = True
+        lacking.setdefault(mention.id, Lacking(held, born))
         return False
 
     def _merge(self, entry: Entry, first_sender: bytes) -> Outcome:
+        """Take a whole announcement that a peer sent, known or new. Return what became of it."""
         id = announcement_id(entry.announcement)
         self._asked.pop(id, None)
         known = self.table.find(id)
         if known is not None and known.announcement.encode() == entry.announcement:
-            born = self.table.clock() - entry.age_ms / 1000
+            born = self._clock() - entry.age_ms / 1000
             self.table.note_holder(known, first_sender, self._mask(entry.held), born)
             return Outcome.KNOWN
         outcome = self._read(entry, first_sender)
@@ -325,6 +360,8 @@ class Gossip:
         return outcome
 
     def _read(self, entry: Entry, first_sender: bytes) -> Outcome:
+        """Check an announcement that is not here, the cheap checks first, and add it to the table. Return what became
+        of it."""
         age = entry.age_ms / 1000
         try:
             announcement = self.decode(entry.announcement, max_packets=self.run.slots)
@@ -334,15 +371,16 @@ class Gossip:
             return Outcome.OTHER_RUN
         if announcement.packets.largest > self.run.packet_bytes_max:
             return Outcome.MALFORMED
-        if announcement.author == self.own:
+        author = announcement.author
+        if author == self.own:
             fresh = abs(unix_seconds() - announcement.issued_at) <= REPLAY_FENCE
             self.copied = self.copied or (fresh and self._of_a_copy(announcement, first_sender))
             return Outcome.UNWANTED
-        if self.reputation.banned(announcement.author):
+        if self.reputation.banned(author):
             return Outcome.UNWANTED
-        if not self.welcomes(announcement.author):
+        if not self.welcomes(author):
             return Outcome.NO_MEMBER
-        if announcement.author == first_sender and not self.run.common:  # then it is the time of the draw
+        if author == first_sender and not self.run.common:  # then it is the time of the draw
             self.sessions[first_sender].note_time(announcement.issued_at + age)
         if abs(unix_seconds() - announcement.issued_at) > REPLAY_FENCE:
             return Outcome.REPLAYED
@@ -352,15 +390,21 @@ class Gossip:
             return Outcome.UNCHECKED
         if not announcement.verify():
             return Outcome.FORGED
-        if not self.reputation.rounds.follows(announcement.author, announcement.round):
+        if not self.reputation.rounds.follows(author, announcement.round):
             return Outcome.TOO_FAR_AHEAD
         held = self._mask(entry.held)
-        outcome = self.table.add(announcement, entry.announcement, age=age, first_sender=first_sender, held=held)
+        outcome = self.table.add(
+            announcement,
+            entry.announcement,
+            age=age,
+            first_sender=first_sender,
+            held=held,
+        )
         if outcome is Outcome.EQUIVOCATION:
             self._checks.take(first_sender, CONTRADICTION_CHECKS)
-            self.reputation.equivocated(announcement.author)
+            self.reputation.equivocated(author)
         elif outcome is Outcome.OLD:
-            self.reputation.late(announcement.author)
+            self.reputation.late(author)
         elif outcome is Outcome.NEW:
             self._mark_done(announcement)
         return outcome
@@ -372,7 +416,9 @@ class Gossip:
             made = known.announcement.packets == announcement.packets
         else:
             made = self._newest is None or announcement.round <= self._newest.announcement.round
-        return not made and self._checks.take(first_sender) and announcement.verify()
+        if made or not self._checks.take(first_sender):
+            return False
+        return announcement.verify()
 
     def _mask(self, held: bytes) -> int:
         """Read a bit mask of held packets, at most as long as a run has slots, to bound the memory of mentions."""
@@ -395,7 +441,8 @@ class Gossip:
 def _told(message: Message) -> Told:
     """The announcements of which a message tells."""
     whole = [announcement_id(entry.announcement) for entry in message.entries]
-    return Told([*whole, *(mention.id for mention in message.mentions)])
+    mentioned = [mention.id for mention in message.mentions]
+    return Told(whole + mentioned)
 
 
 def _held(known: Known) -> bytes:

@@ -66,11 +66,17 @@ class Known:
         self.length = len(data)
         self.size = self.length + len(self.announcement.packets.packed)
         self.every = (1 << len(self.announcement.packets)) - 1
-        self.holders[self.announcement.author] = self.every
+        self.holders[self.author] = self.every
+
+    @property
+    def author(self) -> bytes:
+        """The peer that signed it, 38 bytes."""
+        return self.announcement.author
 
     @property
     def key(self) -> tuple[bytes, int]:
-        return (self.announcement.author, self.announcement.round)
+        """(author, round)."""
+        return self.author, self.announcement.round
 
     @property
     def unsettled(self) -> int:
@@ -86,7 +92,7 @@ class Known:
 
     def copied_among(self, peers: Set[bytes]) -> int:
         """A bit mask of the packets that at least one of these peers holds besides the author."""
-        return self.held_among(peers - {self.announcement.author})
+        return self.held_among(peers - {self.author})
 
     def obtained(self, packets: int) -> None:
         """Note that this node holds these packets (a bit mask), which no peer knows yet."""
@@ -119,6 +125,7 @@ class Known:
             self.current &= ~bit
 
     def held_by(self, peer: bytes, index: int) -> bool:
+        """Whether a peer holds the packet of this index, as far as this node knows."""
         return bool(self.holders.get(peer, 0) >> index & 1)
 
     def held_no_more(self, peer: bytes, index: int) -> None:
@@ -131,7 +138,7 @@ class Known:
         self.knows &= ~bit
         self.current &= ~bit
         self.sent &= ~bit
-        if peer != self.announcement.author:
+        if peer != self.author:
             self.holders.pop(peer, None)
 
 
@@ -144,11 +151,13 @@ class Target:
 
     @cached_property
     def ref(self) -> PacketRef:
+        """What the announcement says of the packet."""
         return self.known.announcement.packets[self.index]
 
     @property
     def key(self) -> tuple[bytes, int, int]:
-        return (self.known.announcement.author, self.known.announcement.round, self.ref.slot)
+        """(author, round, slot)."""
+        return *self.known.key, self.ref.slot
 
 
 @dataclass(frozen=True, eq=False)

@@ -104,7 +104,8 @@ class Budgets:
 
     def spend(self, peer: bytes, tokens: float) -> None:
         """Take so many tokens, even more than are left, down to a whole burst below zero."""
-        self._left[peer] = max(-self.burst, self.left(peer) - tokens), self.clock()
+        left = self.left(peer) - tokens
+        self._left[peer] = max(-self.burst, left), self.clock()
 
     def left(self, peer: bytes) -> float:
         """The tokens that the peer has now."""

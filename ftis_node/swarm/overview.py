@@ -126,19 +126,24 @@ class Overview:
             report = self._swarm.reports.describe()
             if report is not None:
                 self.book.reported(report, self._own, now, self._spares)
-        if boot - self._counted >= self.book.history.spacing:
+        seconds = boot - self._counted
+        if seconds >= self.book.history.spacing:
             if boot - self._looked < PRESENT_SECONDS:  # else the machine slept, and nobody was seen meanwhile
-                self._add_row(now, 60 * self._groups / (boot - self._counted))
+                self._add_row(now, 60 * self._groups / seconds)
             self._groups = 0
             self._counted = boot
         self._looked = boot
 
     def _add_row(self, now: float, made: float) -> None:
-        """Add to the history. made: announced groups a minute."""
+        """Add to the history. now: unix seconds. made: announced groups a minute."""
         present = [seen for seen in self.book.nodes.values() if seen.heard > now - PRESENT_SECONDS]
-        claims = [seen.report.pass_at_1 for seen in present if seen.report is not None]
-        claimed = [one for one in claims if one is not None]
-        mean = sum(claimed) / len(claimed) if claimed else None
+        claimed = []
+        for seen in present:
+            if seen.report is not None and seen.report.pass_at_1 is not None:
+                claimed.append(seen.report.pass_at_1)
+        mean = None
+        if claimed:
+            mean = sum(claimed) / len(claimed)
         self.book.history.add(now, len(present), made, mean)
 
     def facts(self) -> SwarmFacts:
@@ -160,27 +165,37 @@ class Overview:
 
     def save(self) -> None:
         """Write the book to its file; a full disk costs the history, and nothing else."""
-        if self._file is not None:
-            try:
-                replace_bytes(self._file, msgspec.msgpack.encode(self.book))
-            except OSError as error:
-                logger.warning("The swarm's history cannot be written to %s: %s", self._file, error)
+        if self._file is None:
+            return
+        try:
+            replace_bytes(self._file, msgspec.msgpack.encode(self.book))
+        except OSError as error:
+            logger.warning("The swarm's history cannot be written to %s: %s", self._file, error)
 
     def _announced(self, known: Known, heard: float) -> None:
+        """Take over an announcement, which came at `heard` (unix seconds)."""
         announcement = known.announcement
-        seen = self.book.of(announcement.author, known.first_sender or announcement.author, heard, self._spares)
+        author = announcement.author
+        seen = self.book.of(author, known.first_sender or author, heard, self._spares)
         seen.step = max(seen.step, announcement.policy_step)
-        if announcement.round <= self._before.get(announcement.author, -1):
+        if announcement.round <= self._before.get(author, -1):
             return  # before a restart
         seen.round = max(seen.round, announcement.round)
         groups = len(announcement.packets)
         seen.groups += groups
         seen.right += sum(min(ref.right, self._run.group) for ref in announcement.packets)
-        if heard - (known.heard - known.born) >= self._began:
+        age = known.heard - known.born  # when it came
+        if heard - age >= self._began:
             self._groups += groups
 
     def _facts(self, author: bytes, seen: Seen, now: float) -> NodeFacts:
+        """What to show of a node now (unix seconds)."""
         report = seen.report
+        reported = None
+        claims = None
+        if report is not None:
+            reported = max(0.0, now - report.at)
+            claims = _claims(report)
         return NodeFacts(
             id=peer_id(author),
             own=author == self._own,
@@ -192,14 +207,19 @@ class Overview:
             step=seen.step,
             groups=seen.groups,
             success=seen.right / (seen.groups * self._run.group) if seen.groups else None,
-            reported=max(0.0, now - report.at) if report is not None else None,
-            claims=_claims(report) if report is not None else None,
+            reported=reported,
+            claims=claims,
             curve=seen.pass_at_1.rows,
         )
 
 
 def _claims(report: SelfReport) -> dict[str, Any]:
     """What a node says of itself, without what a terminal obeys; teachers: groups by peer id."""
-    told = {name: getattr(report, name) for name in CLAIMED}
-    words = {name: plain(said, 64) for name, said in told.items() if isinstance(said, str)}
-    return {**told, **words, "teachers": {peer_id(author): groups for author, groups in report.teachers.items()}}
+    told = dict[str, Any]()
+    for name in CLAIMED:
+        said = getattr(report, name)
+        if isinstance(said, str):
+            said = plain(said, 64)
+        told[name] = said
+    told["teachers"] = {peer_id(author): groups for author, groups in report.teachers.items()}
+    return told

@@ -26,7 +26,7 @@ Key = tuple[int, int]
 
 def key_of(group: Group) -> Key:
     """The group that a part belongs to."""
-    return (group.epoch, group.row)
+    return group.epoch, group.row
 
 
 class Parts:
@@ -43,20 +43,28 @@ class Parts:
         Args:
             clock, takes: see `Pool`.
         """
-        self.pool = Pool(lambda: float(EPOCHS * run.epoch), clock, rng, keep_all=True, takes=takes)
+        self.pool = Pool(
+            lambda: float(EPOCHS * run.epoch),
+            clock,
+            rng,
+            keep_all=True,
+            takes=takes,
+        )
         self._run = run
         self.closed = Bounded[Key, bool](CLOSED_MAX)  # the groups that this node has trained on
 
     def add(self, scored: Scored) -> bool:
         """Add a part. False if its group is closed, or has one of its author already, or as `Pool.add`."""
         key = key_of(scored.group)
-        if key in self.closed or any(key_of(one.group) == key for one in self.pool.of(scored.group.author)):
+        if key in self.closed:
+            return False
+        if any(key_of(one.group) == key for one in self.pool.of(scored.group.author)):
             return False
         return self.pool.add(scored)
 
     def by_group(self) -> dict[Key, list[Scored]]:
         """The waiting parts of each open group."""
-        found: dict[Key, list[Scored]] = {}
+        found = dict[Key, list[Scored]]()
         for one in self.pool.groups():
             found.setdefault(key_of(one.group), []).append(one)
         return found
@@ -72,14 +80,10 @@ class Parts:
         Args:
             own: the open groups of which this node has made a part. epoch: the present one.
         """
-        waiting = self.by_group()
-        mine = set(own)
-        whole = [
-            key
-            for key in waiting.keys() | mine
-            if key[0] < epoch or len(waiting.get(key, ())) + (key in mine) >= self._run.parts
-        ]
-        return sorted(whole)
+        parts = Counter({key: len(waiting) for key, waiting in self.by_group().items()})
+        parts.update(set(own))
+        closable = (key for key, count in parts.items() if key[0] < epoch or count >= self._run.parts)
+        return sorted(closable)
 
     def fullest(self, own: Iterable[Key]) -> list[Key]:
         """The open groups of which this node has made a part, those with most parts first."""

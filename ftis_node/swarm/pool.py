@@ -88,8 +88,8 @@ class Pool:
         self.no_signal = 0
         self.expired = 0
 
-        self._by_author: dict[bytes, list[Scored]] = {}
-        self._born: dict[tuple[bytes, int, int], float] = {}  # of every group that is or was here
+        self._by_author = dict[bytes, list[Scored]]()
+        self._born = dict[tuple[bytes, int, int], float]()  # of every group that is or was here
 
     def __len__(self) -> int:
         """The number of waiting groups that may still be trained on; those that are too old go."""
@@ -135,7 +135,7 @@ class Pool:
         newcomers = newcomers or Newcomers()
         self.expire()
         self._forget()
-        taken: list[Scored] = []
+        taken = list[Scored]()
         while len(taken) < count:
             authors = [author for author in self._by_author if newcomers.may(author)]
             if not authors:
@@ -177,5 +177,10 @@ class Pool:
         return self.clock() - self.max_age()
 
     def _keep(self, stays: Callable[[Scored], bool]) -> None:
-        kept = {author: list(filter(stays, groups)) for author, groups in self._by_author.items()}
-        self._by_author = {author: groups for author, groups in kept.items() if groups}
+        """Drop the waiting groups for which `stays` is false, and authors that have none left."""
+        kept = {}
+        for author, groups in self._by_author.items():
+            staying = list(filter(stays, groups))
+            if staying:
+                kept[author] = staying
+        self._by_author = kept

@@ -1,12 +1,12 @@
 """Pulling packets: the choice of packets and holders, and the blame for faults."""
 
 import asyncio
-import functools
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from ftis_node.config.run import Run
@@ -65,7 +65,9 @@ def nothing_to_trade(run: Run) -> Trade:
     async def take(arrived: Sequence[Arrival]) -> None:
         raise AssertionError("an observer pulls nothing")
 
-    return Trade(AdmissionContext(run, bytes(SHORT_DIGEST_BYTES)), PacketStore(Path(":memory:"), run.id, 0), Want, take)
+    context = AdmissionContext(run, bytes(SHORT_DIGEST_BYTES))
+    store = PacketStore(Path(":memory:"), run.id, 0)
+    return Trade(context, store, Want, take)
 
 
 @dataclass(eq=False)
@@ -104,11 +106,11 @@ class Pulling:
                 await asyncio.wait_for(self.news.wait(), IDLE_SECONDS if up else 1.0)
             self.news.clear()
             began = thread_seconds()
-            by_holder: dict[bytes, list[Target]] = {}
+            by_holder = dict[bytes, list[Target]]()
             up = transport.up  # p2pd may just be late with an answer
             want = self.trade.want()
-            for target in self._choose(want) if up else []:
-                author = target.known.announcement.author
+            for target in self._choose(want):
+                author = target.known.author
                 holder = self.reputation.pick(self._holders(target), self.table.rng)
                 full = len(by_holder.get(holder, ())) >= (self.membership.limits(holder) or OWN).digests
                 if full or not self.reputation.may_be_pulled(author, want.of_one):
@@ -122,19 +124,27 @@ class Pulling:
                 self._occupied_holders.add(holder)
                 task = asyncio.create_task(self._pull(holder, targets))
                 self.pulls.add(task)
-                task.add_done_callback(functools.partial(self._pulled, holder, targets))
+                task.add_done_callback(partial(self._pulled, holder, targets))
             # Strangers' news must not make a node scan the table all the time.
             await asyncio.sleep(REST_PER_SCAN * (thread_seconds() - began))
 
     def _choose(self, want: Want) -> list[Target]:
-        """Choose what to pull now, by turns of authors."""
+        """Choose what to pull now, by turns of authors; nothing while p2pd is down."""
+        if not self.membership.transport.up:
+            return []
         free = self._free_holders()
-        wanted = functools.partial(self._wanted, most=want.of_one, free=free)
+        wanted = partial(self._wanted, most=want.of_one, free=free)
         rows = want.rows
         if rows is not None:
             coming = {target.known.rows[target.index] for target in self._under_way}
             rows = [row for row in rows if row not in coming]
-        return self.table.choose(want.groups - len(self._under_way), wanted, want.newcomers, rows, free)
+        return self.table.choose(
+            want.groups - len(self._under_way),
+            wanted,
+            want.newcomers,
+            rows,
+            free,
+        )
 
     def _pulled(self, holder: bytes, left: list[Target], task: asyncio.Task[bool]) -> None:
         """End a pull. A holder that lacked something rests for a moment."""
@@ -164,7 +174,7 @@ class Pulling:
     async def _pull(self, holder: bytes, left: list[Target]) -> bool:
         """Fetch from one holder and remove finished targets from `left`. Return whether it had everything."""
         transport = self.membership.transport
-        arrived: dict[Target, Arrival] = {}
+        arrived = dict[Target, Arrival]()
         complete = True
         brought = False
         patience = Deadline(lambda: self._slow(left))
@@ -264,8 +274,10 @@ class Pulling:
         return None
 
     def _holders(self, target: Target) -> list[bytes]:
+        """The free peers that hold a packet, as far as this node knows."""
         free = self._free_holders()
-        return [peer for peer in target.known.holders if peer in free and target.known.held_by(peer, target.index)]
+        known = target.known
+        return [peer for peer in known.holders if peer in free and known.held_by(peer, target.index)]
 
     def _free_holders(self) -> set[bytes]:
         """The peers in the view from which no pull runs."""
@@ -274,11 +286,12 @@ class Pulling:
     def _wanted(self, known: Known, most: int, free: set[bytes]) -> int:
         """A bit mask of the packets that a free holder has; 0 if the author is banned, no member any more, or has used
         its share of this step's pulls."""
-        author = known.announcement.author
         held = known.held_among(free)
-        if held and self.reputation.may_be_pulled(author, most) and self.membership.roster.admits(author):
-            return held
-        return 0
+        if not held or not self.reputation.may_be_pulled(known.author, most):
+            return 0
+        if not self.membership.roster.admits(known.author):
+            return 0
+        return held
 
 
 def admit_target(context: AdmissionContext, target: Target, data: bytes) -> Group | Rejection:

@@ -52,8 +52,12 @@ class Reputation:
             unix: the wall clock, in seconds since 1970, near which authors number their rounds.
         """
         self.authors = AuthorBooks(clock)
-        # Banned ones are kept, and worth is what was delivered.
-        self.holders = Books(Holder, HOLDERS_MAX, lambda book: book.ban.level > 0, lambda book: book.delivered)
+        self.holders = Books(
+            Holder,
+            HOLDERS_MAX,
+            kept=lambda book: book.ban.level > 0,
+            worth=lambda book: book.delivered,
+        )
         self.rounds = Rounds(clock, unix)
         self._clock = clock
         self._defences = frozenset(defences)
@@ -104,15 +108,15 @@ class Reputation:
         book.loss_share += 0.05 * (figures["loss_share"] - book.loss_share)
         if not figures["samples"]:
             return
-        book.claims.add(figures)
-        if book.claims.paid < DOUBTED:
+        claims = book.claims
+        claims.add(figures)
+        if claims.paid < DOUBTED:
             book.sound += groups
             book.evidence.add(self._clock(), groups)
-        if CLAIMS in self._defences and book.claims.paid >= DISPROVED:
-            evidence = book.claims.evidence
+        if CLAIMS in self._defences and claims.paid >= DISPROVED:
             book.claims = Claims()
             book.sound = 0
-            self.ban(author, f"it claims too low probabilities: {evidence}, honest ≤ 1")
+            self.ban(author, f"it claims too low probabilities: {claims.evidence}, honest ≤ 1")
 
     def ban(self, author: bytes, reason: str) -> None:
         """Ignore its announcements and groups for ten minutes, four times as long each further time, up to a day."""
@@ -152,9 +156,12 @@ class Reputation:
         """The weight of its samples in the loss: 0 during a ban, a half while its claims are doubted, else 1."""
         if self.banned(author):
             return 0.0
-        return 0.5 if self._doubted(author) else 1.0
+        if self._doubted(author):
+            return 0.5
+        return 1.0
 
     def _doubted(self, author: bytes) -> bool:
+        """Whether bets against its claims have paid so much that its samples weigh less."""
         return CLAIMS in self._defences and self.authors.of(author).claims.paid >= DOUBTED
 
     def note_pull(self, author: bytes, step_seconds: float) -> None:
@@ -277,6 +284,7 @@ class Reputation:
         return {peer: reason for peer, reason in reasons if reason}
 
     def _standing_text(self, peer: bytes) -> str:
+        """The verdict on a peer in words, the worst that holds."""
         banned = self.banned(peer)
         if banned:
             return f"banned as an author: {banned}"
@@ -285,12 +293,14 @@ class Reputation:
             return f"banned: {shunned}"
         if self._doubted(peer):
             return "doubted: its claimed probabilities look too low"
-        return "established" if self.established(peer) else "newcomer"
+        if self.established(peer):
+            return "established"
+        return "newcomer"
 
     def facts(self) -> dict[str, Any]:
         """Bans and records as plain values for the next start, with times as seconds from now."""
         now = self._clock()
-        rows: dict[str, Any] = {}
+        rows = {}
         for author in dict.fromkeys((*self.authors, *self.authors.strangers)):
             book = self.authors.of(author)
             ban = self.authors.ban_of(author)
@@ -309,7 +319,8 @@ class Reputation:
         now = self._clock()
         for name, row in facts["authors"].items():
             author = bytes.fromhex(name)
-            ban = Ban(now + float(row["ban"]["left"]), str(row["ban"]["reason"]), int(row["ban"]["level"]))
+            kept = row["ban"]
+            ban = Ban(now + float(kept["left"]), str(kept["reason"]), int(kept["level"]))
             sound = int(row["sound"])
             evidence = float(row.get("evidence", sound))  # older homes did not keep it
             if evidence < 1.0:

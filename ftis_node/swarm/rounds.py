@@ -54,16 +54,21 @@ class Rounds:
         if round > number + fence:
             return False
         series = self._series.get(author)
-        if series is None or series.highest > number + fence:  # in the latter case this node's clock was set back
-            return round >= number - fence and self._begin(author, round, -math.inf if series is None else now)
-        if round <= series.highest:
-            return round >= series.highest - ROUNDS_LATE
-        if round <= series.highest + ROUNDS_AHEAD + ROUNDS_A_SECOND * (now - series.at):
+        recent = round >= number - fence
+        if series is None:
+            return recent and self._begin(author, round, -math.inf)
+        if series.highest > number + fence:  # this node's clock was set back
+            return recent and self._begin(author, round, now)
+        highest = series.highest
+        if round <= highest:
+            return round >= highest - ROUNDS_LATE
+        if round <= highest + ROUNDS_AHEAD + ROUNDS_A_SECOND * (now - series.at):
             self._series[author] = _Series(round, now, series.began)
             return True
-        may = now - series.began >= BEGIN_SECONDS or round >= series.highest + 1000.0 * BEGIN_SECONDS
-        return may and round >= number - fence and self._begin(author, round, now)
+        may_begin = now - series.began >= BEGIN_SECONDS or round >= highest + 1000.0 * BEGIN_SECONDS
+        return may_begin and recent and self._begin(author, round, now)
 
     def _begin(self, author: bytes, round: int, began: float) -> bool:
+        """Start a series of an author with this round; True, so that a caller can return it."""
         self._series[author] = _Series(round, self.clock() - LATE_SECONDS, began)
         return True

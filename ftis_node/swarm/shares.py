@@ -14,23 +14,28 @@ class Shares:
     def __init__(self, most: int, most_bytes: int) -> None:
         self._most = most
         self._most_bytes = most_bytes
-        self.by: dict[bytes | None, dict[tuple[bytes, int], Known]] = {}
+        self.by = dict[bytes | None, dict[tuple[bytes, int], Known]]()
         self.size = Counter[bytes | None]()
 
     def full(self, whose: bytes, size: int) -> bool:
         """Whether this share has no room for so many more bytes."""
         share = self.by.get(whose)
-        return share is not None and (len(share) >= self._most or self.size[whose] + size > self._most_bytes)
+        if share is None:
+            return False
+        return len(share) >= self._most or self.size[whose] + size > self._most_bytes
 
     def put(self, whose: bytes, known: Known) -> None:
+        """Add an announcement to a share, even to a full one."""
         self.by.setdefault(whose, {})[known.key] = known
         self.size[whose] += known.size
 
     def take(self, whose: bytes, known: Known) -> None:
+        """Remove an announcement from the share that it is in."""
         del self.by[whose][known.key]
         self.size[whose] -= known.size
         if not self.by[whose]:
             del self.by[whose], self.size[whose]
 
     def of(self, whose: bytes | None) -> list[Known]:
+        """A share's announcements, in order of arrival."""
         return list(self.by.get(whose, {}).values())

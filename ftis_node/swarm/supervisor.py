@@ -36,6 +36,7 @@ class Supervisor:
             logger.info("The network is back.")
 
     async def _bring_back(self) -> None:
+        """Start p2pd again and restore the rest; try until both succeed, with ever longer pauses."""
         for times in count(1):
             pause = backoff(times, FIRST_PAUSE, LONGEST_PAUSE)
             try:

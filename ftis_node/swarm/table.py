@@ -53,10 +53,10 @@ class Table:
     def __post_init__(self) -> None:
         self._bytes = 0
         self._vouched = 0  # announcements whose author had a record at the last check
-        self._bits: dict[bytes, int] = {}  # by peer, the latest asked last
+        self._bits = dict[bytes, int]()  # by peer, the latest asked last
         self._free = [1 << number for number in range(PEERS_MAX)]
-        self._known: dict[tuple[bytes, int], Known] = {}
-        self._by_id: dict[int, Known] = {}
+        self._known = dict[tuple[bytes, int], Known]()
+        self._by_id = dict[int, Known]()
         share = max(1, self.capacity // FIRST_SENDER_PART)
         share_bytes = self.bytes_max // FIRST_SENDER_PART
         self._first_sent = Shares(share, share_bytes)
@@ -68,9 +68,11 @@ class Table:
         return len(self._known)
 
     def __iter__(self) -> Iterator[Known]:
+        """What is here now; announcements may be added and removed meanwhile."""
         return iter(list(self._known.values()))
 
     def get(self, author: bytes, round: int) -> Known | None:
+        """The announcement of an author's round, if it is here."""
         return self._known.get((author, round))
 
     def bit(self, peer: bytes) -> int:
@@ -87,13 +89,20 @@ class Table:
         return self._by_id.get(id)
 
     def add(
-        self, announcement: Announcement, data: bytes, *, age: float, first_sender: bytes | None, held: int = 0
+        self,
+        announcement: Announcement,
+        data: bytes,
+        *,
+        age: float,
+        first_sender: bytes | None,
+        held: int = 0,
     ) -> Outcome:
-        """Add an announcement with a verified signature.
+        """Add an announcement with a verified signature, or note another holder of one that is here. Others make room.
 
         Args:
+            data: its encoding.
             age: seconds since the signature, as the first sender reports; with several copies, see `Known.dated`.
-            first sender: the peer that sent it; None if it is this node's own.
+            first_sender: the peer that sent it; None if it is this node's own.
             held: bit mask of the packets that the first sender reports to hold.
         """
         now = self.clock()
@@ -106,7 +115,14 @@ class Table:
         outcome = Outcome.KNOWN
         if known is None:
             outcome = Outcome.NEW
-            known = Known(announcement, data, born, heard, first_sender, self.rows_of(announcement))
+            known = Known(
+                announcement,
+                data,
+                born,
+                heard,
+                first_sender,
+                self.rows_of(announcement),
+            )
             self._make_room(known)
             self._left.pop(key, None)
             self._put(known)
@@ -123,20 +139,21 @@ class Table:
         bit = self.bit(peer)
         self._bits[peer] = self._bits.pop(peer)
         latest = self.clock() - age
-        new = [known for known in self._known.values() if not known.knows & bit and known.born <= latest]
+        new = [known for known in self if not known.knows & bit and known.born <= latest]
         if len(new) >= count:
             return self.rng.sample(new, count)
-        more = [known for known in self._known.values() if known.knows & ~known.current & bit]
+        more = [known for known in self if known.knows & ~known.current & bit]
         return new + self.rng.sample(more, min(count - len(new), len(more)))
 
     def recent_authors(self, seconds: float) -> set[bytes]:
         """Authors of announcements no older than `seconds`."""
-        return {author for author, born in self._latest.items() if born >= self.clock() - seconds}
+        earliest = self.clock() - seconds
+        return {author for author, born in self._latest.items() if born >= earliest}
 
     def open_ones(self) -> list[Known]:
         """The announcements within `max_age` with packets left to pull."""
         limit = self.clock() - self.max_age
-        return [known for known in self._known.values() if known.born >= limit and known.unsettled]
+        return [known for known in self if known.born >= limit and known.unsettled]
 
     def forget_peer(self, peer: bytes) -> None:
         """Forget what a peer knew and held: after a restart it may know nothing."""
@@ -144,7 +161,7 @@ class Table:
             return
         bit = self._bits.pop(peer)
         self._free.append(bit)
-        for known in self._known.values():
+        for known in self:
             known.forget_peer(peer, bit)
 
     def tell(self, peer: bytes, known: Known) -> None:
@@ -156,15 +173,18 @@ class Table:
     def untell(self, peer: bytes, which: Iterable[Known] | None = None) -> None:
         """Forget that a peer was sent these announcements, or any: it may have missed them."""
         bit = self.bit(peer)
-        for known in self._known.values() if which is None else which:
+        if which is None:
+            which = self
+        for known in which:
             known.knows &= ~bit
             known.current &= ~bit
 
     def expire(self) -> None:
         """Drop expired announcements."""
         limit = self.clock() - self.max_age
-        for known in [known for known in self._known.values() if known.born < limit]:
-            self._remove(known)
+        for known in self:
+            if known.born < limit:
+                self._remove(known)
 
     def choose(
         self,
@@ -211,9 +231,9 @@ class Table:
 
     def _make_room(self, new: Known) -> None:
         """Make room in the author's share, in the first sender's share and in the table."""
-        author = new.announcement.author
-        while self._authors.full(author, new.size):
-            self._remove(min(self._authors.of(author), key=lambda known: known.born))
+        while self._authors.full(new.author, new.size):
+            oldest = min(self._authors.of(new.author), key=lambda known: known.born)
+            self._remove(oldest)
         while new.first_sender is not None and self._first_sent.full(new.first_sender, new.size):
             self._displace(new.first_sender)
         while self._known and (len(self._known) >= self.capacity or self._bytes + new.size > self.bytes_max):
@@ -222,7 +242,7 @@ class Table:
     def _victim(self) -> Known:
         """Draw the announcement to evict: one of strangers, unless authors with a record have more than half. Among a
         few random ones it is that of the first sender with the largest share."""
-        everything = list(self._known.values())
+        everything = list(self)
         while True:
             of_strangers = self._vouched <= len(everything) // RECORDED_PART
             drawn = [one for one in self.rng.choices(everything, k=VICTIMS) if one.vouched != of_strangers]
@@ -237,7 +257,8 @@ class Table:
             self._vouched += 1
 
     def _vouch(self, known: Known) -> bool:
-        return known.first_sender is None or self.recorded(known.announcement.author)
+        """Whether it is this node's own, or its author has a record now."""
+        return known.first_sender is None or self.recorded(known.author)
 
     def _displace(self, first_sender: bytes) -> None:
         """Evict the first sender's oldest announcement for its newest; those of authors with a record go last. If
@@ -245,7 +266,8 @@ class Table:
         evict others' entries."""
         oldest = min(self._first_sent.of(first_sender), key=lambda known: (known.vouched, known.born))
         sent = (peer for peer, bit in self._bits.items() if oldest.sent & bit and peer != first_sender)
-        heir = next((peer for peer in sent if not self._first_sent.full(peer, oldest.size)), None)
+        with_room = (peer for peer in sent if not self._first_sent.full(peer, oldest.size))
+        heir = next(with_room, None)
         if heir is None:
             self._remove(oldest)
             return
@@ -254,26 +276,29 @@ class Table:
         oldest.first_sender = heir
 
     def _date_author(self, known: Known) -> None:
-        author = known.announcement.author
-        self._latest[author] = max(known.born, self._latest.get(author, known.born))
+        """Note that the author signed an announcement when this one was born."""
+        latest = self._latest.get(known.author, known.born)
+        self._latest[known.author] = max(known.born, latest)
 
     def _put(self, known: Known) -> None:
+        """Add an announcement for which there is room, to the table and to the shares."""
         self._known[known.key] = self._by_id[known.id] = known
         known.vouched = self._vouch(known)
         self._vouched += known.vouched
-        self._authors.put(known.announcement.author, known)
+        self._authors.put(known.author, known)
         self._date_author(known)
         if known.first_sender is not None:
             self._first_sent.put(known.first_sender, known)
         self._bytes += known.size
 
     def _remove(self, known: Known) -> None:
+        """Undo `_put`; the time of first receipt is kept."""
         del self._known[known.key]
         self._vouched -= known.vouched
         self._left[known.key] = known.heard
         if self._by_id.get(known.id) is known:  # an author can construct two announcements with one id
             del self._by_id[known.id]
-        self._authors.take(known.announcement.author, known)
+        self._authors.take(known.author, known)
         if known.first_sender is not None:
             self._first_sent.take(known.first_sender, known)
         self._bytes -= known.size

@@ -76,11 +76,15 @@ class Traffic:
             budget.spend(key, size)
 
     def _budgets(self, peer: bytes) -> list[tuple[Budgets, bytes]]:
+        """The budgets that an answer to this peer draws on, each with its key there."""
         found = [(self._each, peer), (self._answers, ALL)]
-        return found if self.recorded(peer) else [*found, (self._strangers, ALL)]
+        if not self.recorded(peer):
+            found.append((self._strangers, ALL))
+        return found
 
     def forget_all_but(self, peers: Container[bytes]) -> None:
         """Bound the memory: above 1024 peers, those outside `peers` count in the totals only, under no peer's id."""
         for counter in (self.received, self.sent):
             if len(counter) > PEERS_MAX:
-                counter[ALL] = sum(counter.pop(peer) for peer in list(counter) if peer not in peers)
+                gone = [peer for peer in counter if peer not in peers]  # also `ALL`, with what it has already
+                counter[ALL] = sum(map(counter.pop, gone))
