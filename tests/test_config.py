@@ -68,7 +68,9 @@ def test_each_value_is_shown_with_where_it_came_from(monkeypatch, tmp_path):
     told = answer(*line, "--origin")
     assert {name: told["origins"][name] for name in expected} == expected
     values = told["settings"]
-    assert (values["wait"], values["nice"], values["vram_gb"]) == (3, 10, None)
+    assert values["wait"] == 3
+    assert values["nice"] == 10
+    assert values["vram_gb"] is None
     assert "origins" not in answer(*line)
 
 
@@ -100,7 +102,8 @@ def test_a_file_that_is_not_sound_is_told_with_its_remedy(content, what, cli, tm
     file = tmp_path / "s.toml"
     file.write_text(content)
     code, out, err = cli("config", "show", "--settings", file)
-    assert (code, out) == (2, "")
+    assert out == ""
+    assert code == 2
     assert err.startswith("error: ")
     assert len(err.splitlines()) == 2
     assert what in err
@@ -140,7 +143,8 @@ def test_a_home_shows_what_its_daemon_would_run_with(tmp_path):
     other.write_text(dump_run_file(RunFile(run=RUN)))
     assert "belongs to run" in misused(*line, "--run", other).what
     fresh = answer("config", "show", "--home", tmp_path / "none", "--run", other, "--origin")
-    assert (fresh["settings"]["wait"], fresh["origins"]["wait"]) == (2.0, "task arithmetic")
+    assert fresh["settings"]["wait"] == 2.0
+    assert fresh["origins"]["wait"] == "task arithmetic"
 
 
 def test_a_value_that_a_home_keeps_and_that_holds_no_more_can_be_forgotten():
@@ -177,7 +181,9 @@ def test_a_new_run_for_models_of_any_tokenizer(tmp_path):
     assert "for models of any tokenizer" in shown
     run = load_run_file(file).run
     assert run.text
-    assert (run.prompt_bytes, run.completion_bytes, run.completion_tokens) == (16, 64, 40)
+    assert run.prompt_bytes == 16
+    assert run.completion_bytes == 64
+    assert run.completion_tokens == 40
     assert "contradict" in misused(*new, "--model", "tiny-a").what
     rows = write_rows(tmp_path / "rows.jsonl", range(20))
     assert "--any-tokenizer" in misused("run", "new", "--task", rows, "-o", file).fix

@@ -25,7 +25,9 @@ def test_a_csv_file_has_the_rows_and_rules_of_a_jsonl_file(tmp_path):
     lines = "".join(json.dumps({"question": q, "answer": a}) + "\n" for q, a in rows).encode()
     other = load_task(written(tmp_path / "t.jsonl", lines), reward="exact")
     task = load_task(file, reward="exact")
-    assert (task.train, task.held_out, task.template) == (other.train, other.held_out, other.template)
+    assert task.train == other.train
+    assert task.held_out == other.held_out
+    assert task.template == other.template
     assert task.data == source_of(file).foreseen()[0] == hashlib.sha256(Path(file).read_bytes()).hexdigest()
     assert load_evaluation(file, reward="exact").held_out == task.held_out
     assert source_of(file).files == [Path(file)]

@@ -131,14 +131,17 @@ def test_systemd_takes_the_service(tmp_path):
     file = tmp_path / "ftis-node.service"
     file.write_text(service.replace(program, "/bin/true"))  # it must be there to be checked
     checked = subprocess.run(["systemd-analyze", "verify", file], capture_output=True, text=True)
-    assert (checked.returncode, checked.stderr) == (0, "")
+    assert checked.returncode == 0
+    assert checked.stderr == ""
 
 
 def test_the_service_gives_the_node_time_to_save_and_a_watchdog():
     from ftis_node.node.daemon import FINISH_SECONDS, GRACE_SECONDS
 
     lines = dict(line.split("=", 1) for line in read("systemd/ftis-node.service").splitlines() if "=" in line[1:])
-    assert (lines["Type"], lines["WatchdogSec"], lines["KillMode"]) == ("notify", "2min", "mixed")
+    assert lines["Type"] == "notify"
+    assert lines["WatchdogSec"] == "2min"
+    assert lines["KillMode"] == "mixed"
     assert int(lines["TimeoutStopSec"]) > GRACE_SECONDS + FINISH_SECONDS
     for name in nodes():
         assert services()[name]["stop_grace_period"] == "45s"
@@ -148,7 +151,9 @@ def test_the_service_gives_the_node_time_to_save_and_a_watchdog():
 def test_the_published_run_is_whole():
     run = load_run_file(DEPLOY / "runs" / "gsm8k.toml").run
     assert run.id.hex() == "e68e5b651c7d066d89a9a6d8007909db", "another id is another run, and its peers do not meet"
-    assert (run.task, run.reward, run.collaboration) == ("gsm8k", "integer", "vertical")
+    assert run.task == "gsm8k"
+    assert run.reward == "integer"
+    assert run.collaboration == "vertical"
 
 
 def profiles():

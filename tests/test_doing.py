@@ -23,7 +23,10 @@ def test_work_within_other_work_counts_for_the_whole_and_leaves_nothing_behind()
             reading = now()
             advance(1, tokens=30, begun=0.5)
         work = now()
-    assert (work.what, work.done, work.of, work.tokens) == ("evaluating", 1, 4, 30)
+    assert work.what == "evaluating"
+    assert work.done == 1
+    assert work.of == 4
+    assert work.tokens == 30
     assert reading.what == "evaluating (12 prompts read)"
     assert work.left == pytest.approx(work.seconds * 2.5 / 1.5)
     assert now() is None
@@ -70,7 +73,8 @@ def test_each_long_work_of_an_engine_says_what_it_is_and_reaches_its_end(monkeyp
     engine.step(batch_of([0, 1], generated.groups, uneven=True))
     engine.evaluate()
     completions = 2 * engine.run.group
-    assert (seen["generating"].done, seen["generating"].of) == (completions, completions)
+    assert seen["generating"].done == completions
+    assert seen["generating"].of == completions
     assert seen["training"].done == seen["training"].of == completions
     assert seen["evaluating"].done == seen["evaluating"].of > 0
     assert all(work.tokens > 0 for work in seen.values())

@@ -66,7 +66,8 @@ def test_groups_can_be_read_by_people(engine):
     generated = engine.generate([3]).groups[0]
     completions = completions_of(generated)
     (text,) = engine.texts([messages.ReadableGroup(3, generated.packet, 7)])
-    assert (text.question, text.answer) == (TASK.train[3].question, TASK.train[3].answer)
+    assert text.question == TASK.train[3].question
+    assert text.answer == TASK.train[3].answer
     tokenizer = engine.policy.tokenizer
     expected = [tokenizer.decode(one.token_ids.tolist(), skip_special_tokens=True) for one in completions]
     assert len(expected) == 8
@@ -110,7 +111,9 @@ def test_generated_groups_hold_whole_completions_of_their_rows(engine):
     groups = engine.generate(rows, bytes(38), 7, 3).groups
     packets = [decode(group.packet) for group in groups]
     for slot, packet in enumerate(packets):
-        assert (packet.round, packet.slot, packet.policy_step) == (7, slot, 3)
+        assert packet.round == 7
+        assert packet.slot == slot
+        assert packet.policy_step == 3
         assert packet.run_id == engine.run.id
         assert packet.author_digest == author_digest(bytes(38))
         prompt = prompt_ids(engine.policy.tokenizer, TASK.template, TASK.train[rows[slot]].question)
@@ -242,7 +245,8 @@ def test_after_restore_everything_goes_on_as_it_would_have(lora, tmp_path):
     resumed.restore(str(tmp_path), steps=1)
     assert tokens(resumed.generate([8, 9])) == tokens(expected)
     again = resumed.step(uneven(resumed, [4]))
-    assert (again.loss, again.gradient_norm) == (report.loss, report.gradient_norm)
+    assert again.loss == report.loss
+    assert again.gradient_norm == report.gradient_norm
     for name, value in original.learner.state()[0].items():
         assert torch.equal(value, resumed.learner.state()[0][name]), name
 

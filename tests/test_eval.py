@@ -66,7 +66,9 @@ def home(tmp_path_factory) -> Path:
 
 def test_a_model_by_its_name():
     figures = run_eval("--checkpoint", "tiny-a", "--task", "arithmetic", "--prompts", "50")
-    assert (figures["model"], figures["task"], figures["prompts"]) == ("tiny-a", "arithmetic", 50)
+    assert figures["model"] == "tiny-a"
+    assert figures["task"] == "arithmetic"
+    assert figures["prompts"] == 50
     assert figures["checkpoint"] is figures["step"] is figures["trained"] is None
     assert figures["quantisation"] == "none"
     assert 0 <= figures["low"] <= figures["pass_at_1"] <= figures["high"] <= 1
@@ -78,7 +80,8 @@ def test_a_model_by_its_name():
 def test_a_home_and_its_checkpoint_give_what_the_engine_gave(either):
     path, own = either
     figures = run_eval("--checkpoint", path, "--task", "arithmetic", "--prompts", "200")
-    assert (figures["model"], figures["step"]) == ("tiny-a", 12)
+    assert figures["model"] == "tiny-a"
+    assert figures["step"] == 12
     assert figures["checkpoint"] == str(path / "checkpoints" / "step-00000012")
     for shared in ("pass_at_1", "formatted", "lenient", "prompts"):
         assert figures[shared] == own[shared]
@@ -116,7 +119,9 @@ def test_alpha_is_told_by_a_person_or_by_the_checkpoint(home, tmp_path):
     assert other.task == ""
     assert other.step is None
     settings, origins = settings_for(other, "tiny-a", {}, "gsm8k")
-    assert (settings.lora_alpha, origins["lora_alpha"], settings.lora_rank) == (40, "checkpoint", 16)
+    assert settings.lora_alpha == 40
+    assert origins["lora_alpha"] == "checkpoint"
+    assert settings.lora_rank == 16
     assert settings_for(other, "tiny-a", {"lora_alpha": "5"}, "")[0].lora_alpha == 5
 
 
@@ -128,7 +133,8 @@ def test_a_damaged_checkpoint_is_passed_over_and_stays(home, tmp_path):
         file.write(b"\xff" * 8)
     before = sorted(path.rglob("*"))
     found = checkpoint_of(path)
-    assert (found.step, found.skipped) == (3, (newest,))
+    assert found.step == 3
+    assert found.skipped == (newest,)
     error = refused("eval", "--checkpoint", newest, "--task", "arithmetic")
     assert "damaged" in error.what
     assert "another checkpoint" in error.fix
@@ -161,7 +167,9 @@ def test_mathematics_is_evaluated_too(tmp_path):
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     flags = ("--task", "math500", "--data", data, "--completion-tokens", "20")
     figures = run_eval("--checkpoint", "tiny-a", *flags)
-    assert (figures["task"], figures["reward"], figures["prompts"]) == ("math500", "math", 4)
+    assert figures["task"] == "math500"
+    assert figures["reward"] == "math"
+    assert figures["prompts"] == 4
 
 
 def test_a_daemon_does_not_train_on_a_test():
@@ -179,7 +187,8 @@ def test_a_checkpoint_is_compared_with_its_base_model(home, tmp_path, monkeypatc
     base = run_eval("--checkpoint", "tiny-a", *flags)
     assert "paired" not in base
     beside = figures["base"]
-    assert (beside["model"], beside["checkpoint"]) == ("tiny-a", None)
+    assert beside["model"] == "tiny-a"
+    assert beside["checkpoint"] is None
     for shared in ("pass_at_1", "low", "high", "correct", "prompts"):
         assert beside[shared] == base[shared]
     paired = figures["paired"]

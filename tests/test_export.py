@@ -113,7 +113,9 @@ def test_the_umask_gives_a_model_its_mode(homes, umask, mode, tmp_path):
 def test_plain_libraries_compute_the_same(homes, kind, flags, form, tmp_path):
     told = exported(homes[kind], tmp_path / "out", *flags)
     assert told["kind"] == form
-    assert (told["step"], told["base_model"], told["dtype"]) == (12, "tiny-a", "float32")
+    assert told["step"] == 12
+    assert told["base_model"] == "tiny-a"
+    assert told["dtype"] == "float32"
     found = checkpoint_of(homes[kind])
     policy = load_trained(on_cpu(found), found)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")

@@ -37,7 +37,8 @@ async def test_p2pd_takes_the_key_file_and_calls_itself_by_the_peer_id(tmp_path)
     identity = Identity.load_or_create(tmp_path / "key")
     p2p = await P2P.create(identity_path=str(tmp_path / "key"), check_if_identity_free=False)
     try:
-        assert (p2p.peer_id.to_bytes(), p2p.peer_id.to_base58()) == (identity.author, identity.peer_id)
+        assert p2p.peer_id.to_bytes() == identity.author
+        assert p2p.peer_id.to_base58() == identity.peer_id
     finally:
         await p2p.shutdown()
 
@@ -65,7 +66,8 @@ def test_all_who_make_the_key_at_once_get_the_same(tmp_path):
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(found) == 8 and len(set(found)) == 1
+    assert len(found) == 8
+    assert len(set(found)) == 1
 
 
 def test_a_damaged_key_is_told_and_left_alone(tmp_path):
@@ -89,7 +91,8 @@ def test_a_key_that_cannot_be_written_is_told(tmp_path):
 
 def test_neither_text_nor_message_shows_the_secret():
     identity = Identity(b"secret secret secret secret 1234")
-    assert repr(identity) == f"Identity({identity.peer_id})" and "secret" not in str(identity)
+    assert repr(identity) == f"Identity({identity.peer_id})"
+    assert "secret" not in str(identity)
 
 
 @given(SEEDS, st.binary(max_size=100), st.binary(max_size=80), st.binary(max_size=80))

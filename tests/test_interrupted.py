@@ -42,4 +42,5 @@ def test_a_command_that_nohup_started_goes_on_through_ctrl_c():
     code = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); import sys; sys.argv[1:] = ['--version']\n"
     code += "from ftis_node.__main__ import main\nimport os; os.kill(os.getpid(), signal.SIGINT); main()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0 and done.stdout.strip()
+    assert done.returncode == 0
+    assert done.stdout.strip()

@@ -217,9 +217,11 @@ def test_row_53_every_other_call_is_refused():
 
     def work():
         for number in {*range(600)} - {*ALLOWED.values(), 335, 336}:  # of probes; they kill whoever calls them
-            assert libc.syscall(number, 0, 0, 0, 0, 0, 0) == -1 and ctypes.get_errno() == errno.EPERM
+            assert libc.syscall(number, 0, 0, 0, 0, 0, 0) == -1
+            assert ctypes.get_errno() == errno.EPERM
 
-    assert len(ALLOWED) == 15 and ended_well(locked_in(work, set(), 10.0))
+    assert len(ALLOWED) == 15
+    assert ended_well(locked_in(work, set(), 10.0))
 
 
 def test_row_54_without_seccomp_landlock_refuses_files(monkeypatch, tmp_path):
@@ -233,7 +235,8 @@ def test_the_judge_was_never_hit_and_leaves_nobody_behind():
     with Judge("tests", seconds=4.0) as judge:
         for name in STALLING:
             assert not judge.same(TESTS, ATTACKS[name])
-        assert judge.same(TESTS, RIGHT["a function"]) and judge.started == 1
+        assert judge.same(TESTS, RIGHT["a function"])
+        assert judge.started == 1
         (clean,) = psutil.Process(judge.process.pid).children(recursive=True)
     clean.wait(60)
 
@@ -257,12 +260,14 @@ def test_where_nothing_can_lock_it_in_nothing_is_run(monkeypatch, tmp_path):
 )
 def test_the_rule_scores_completions(scorer, text, reward, formatted):
     score = scorer(text, TESTS)
-    assert (score.reward, score.formatted) == (reward, formatted)
+    assert score.reward == reward
+    assert score.formatted == formatted
 
 
 def test_code_is_read_out_of_its_fence():
     assert code_in("```\nx = 1\n```") == code_in("```python3\nx = 1\n```") == "x = 1"
-    assert code_in("x = 1") == "x = 1" and code_in("```x") == "```x"
+    assert code_in("x = 1") == "x = 1"
+    assert code_in("```x") == "```x"
 
 
 def test_rows_as_mbpp_has_them_are_a_task(tmp_path):
@@ -270,7 +275,9 @@ def test_rows_as_mbpp_has_them_are_a_task(tmp_path):
     rows = [{"question": f"Write add{n}(a, b).", "answer": [f"assert add{n}(1, {n}) == {n + 1}"]} for n in range(30)]
     file.write_text("\n".join(map(json.dumps, rows)))
     task = load_task(str(file), reward="tests")
-    assert task.reward == "tests" and "Python code" in task.template and len(task.train) + len(task.held_out) == 30
+    assert task.reward == "tests"
+    assert "Python code" in task.template
+    assert len(task.train) + len(task.held_out) == 30
     assert task.train[0].answer.startswith("assert add")
     for answer in ("x = 1", "assert (", 7, [], [1], "assert 1\n" * 600):
         file.write_text(json.dumps({"question": "q", "answer": answer}))

@@ -130,7 +130,9 @@ def test_what_means_the_same_is_right_and_the_last_answer_anywhere_is_enough_to_
     patient, gold, text, reward, formatted, lenient
 ):
     verdict = patient(text, gold)
-    assert (verdict.reward, verdict.formatted, verdict.lenient) == (reward, formatted, lenient)
+    assert verdict.reward == reward
+    assert verdict.formatted == formatted
+    assert verdict.lenient == lenient
 
 
 def test_rules_that_need_a_process_are_not_scored_without_one():
@@ -204,7 +206,8 @@ def test_an_attack_scores_nothing_and_stalls_nobody(hasty, attack):
     began = time.monotonic()
     strict = hasty(f"<think></think><answer>{answer}</answer>", "12")
     assert time.monotonic() - began < BOUND
-    assert (strict.reward, strict.lenient) == (0.0, False)
+    assert strict.reward == 0.0
+    assert strict.lenient is False
 
 
 def test_memory_is_limited_and_a_parent_with_much_of_it_is_no_reason_to_start_anew():
@@ -214,7 +217,8 @@ def test_memory_is_limited_and_a_parent_with_much_of_it_is_no_reason_to_start_an
         assert one.started == 1
         child = psutil.Process(one.process.pid)
         assert child.memory_info().vms < 1 << 29
-        assert child.rlimit(psutil.RLIMIT_AS) == (1 << 30, 1 << 30) and child.rlimit(psutil.RLIMIT_FSIZE) == (0, 0)
+        assert child.rlimit(psutil.RLIMIT_AS) == (1 << 30, 1 << 30)
+        assert child.rlimit(psutil.RLIMIT_FSIZE) == (0, 0)
     del held
 
 
@@ -227,7 +231,8 @@ def test_the_verdict_of_an_interrupted_question_is_not_taken_for_the_next_one_s(
         with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
             patch.setattr(socket.socket, "recv", interrupted)
             one.same("a", "a")
-        assert not one.same("a", "b") and one.started == 2
+        assert not one.same("a", "b")
+        assert one.started == 2
 
 
 def test_a_process_that_cannot_start_is_an_error(monkeypatch, tmp_path):
@@ -299,7 +304,8 @@ def test_the_whole_answer_has_to_match(gold, answer, right, monkeypatch):
     monkeypatch.setitem(judge.SECONDS, "regex", BOUND)
     with scoring("regex") as rate:
         verdict = rate(f"<think></think><answer>{answer}</answer>", gold)
-    assert (verdict.reward, verdict.lenient) == (float(right), right)
+    assert verdict.reward == float(right)
+    assert verdict.lenient == right
 
 
 @pytest.mark.parametrize("answer", ["a" * 1_000_000, "\u0301\u0323" * 400_000])
@@ -315,11 +321,15 @@ def test_an_answer_too_long_to_match_is_not_asked_about(answer):
 @real_data
 def test_math500_is_for_evaluation_only():
     task = load_evaluation("math500", data=MATH500)
-    assert (len(task.train), len(task.held_out), task.reward) == (0, 500, "math")
+    assert len(task.train) == 0
+    assert len(task.held_out) == 500
+    assert task.reward == "math"
     assert task.data == math500.TEST.sha256
     assert MATH500.stat().st_size == math500.TEST.size
     prompt = task.prompt(task.held_out[0])
-    assert "Convert the point" in prompt and "integer" not in prompt and "<answer>" in prompt
+    assert "Convert the point" in prompt
+    assert "integer" not in prompt
+    assert "<answer>" in prompt
     with pytest.raises(UsageError, match="nothing to train on") as caught:
         load_task("math500", data=MATH500)
     assert "ftis-node eval" in caught.value.fix
@@ -346,6 +356,7 @@ def test_evaluation_needs_no_training_file(tmp_path):
     file = tmp_path / "test.jsonl"
     file.write_text("".join(json.dumps({"question": f"q{i}", "answer": f"#### {i}"}) + "\n" for i in range(30)))
     task = load_evaluation("gsm8k", data=file)
-    assert (len(task.train), len(task.held_out)) == (0, 30)
+    assert len(task.train) == 0
+    assert len(task.held_out) == 30
     with pytest.raises(UsageError, match="math500"):
         load_evaluation("chess")

@@ -29,7 +29,8 @@ def attacker(script):
 
 
 def test_true_reasoning_is_every_value_on_the_way():
-    assert values("8+7-3=") == [15, 12] and true_reasoning("9-9+1-1=") == "0 1 0"
+    assert values("8+7-3=") == [15, 12]
+    assert true_reasoning("9-9+1-1=") == "0 1 0"
 
 
 @pytest.mark.parametrize("payload", PAYLOADS)
@@ -80,7 +81,8 @@ def test_in_a_text_run_a_script_writes_bytes_and_every_chunk_of_its_reader_has_t
     scripted, answer = scripted_group(script, "tiny-numbers", group=32, any_tokenizer=True)
     context = AdmissionContext(scripted.engine.run, prompt_digest(EXAMPLE.question))
     packet = decode(answer.packet)
-    assert isinstance(packet, TextPacket) and set(packet.pieces) == {1}
+    assert isinstance(packet, TextPacket)
+    assert set(packet.pieces) == {1}
     content = replace(packet, prompt_digest=context.digest_of_row(0), author_digest=author_digest(b"x"))
     assert isinstance(admit(context, b"x", encode(content)), Group)
     example = scripted.engine.task.train[0]
@@ -129,7 +131,9 @@ def test_a_watch_counts_since_it_was_last_asked():
     watch = Watch(tokenizer, [EXAMPLE], CAP)
     watch.see([0, 0], [said("<think>15 12</think><answer>12</answer>"), said("<think>15*", "<think>16 1", "15*")])
     told = watch.take()
-    assert told["injection"] == 0.25 and told["completions"] == 4 and told["tokens"] == (12 + 5 + 6 + 4) / 4
+    assert told["injection"] == 0.25
+    assert told["completions"] == 4
+    assert told["tokens"] == (12 + 5 + 6 + 4) / 4
     assert watch.take()["completions"] == 0
 
 
@@ -137,7 +141,8 @@ def test_a_trial_tells_what_its_nodes_say_if_it_was_asked_to(tmp_path):
     nodes = [A, {"name": "X", "script": "padding copied"}]
     plain = spec(nodes=nodes, run={"group": 4, "completion_tokens": CAP}, steps=2)
     watched = spec(nodes=nodes, run={"group": 4, "completion_tokens": CAP}, steps=2, payloads=True)
-    assert "payloads" not in plain.facts() and plain.id != watched.id
+    assert "payloads" not in plain.facts()
+    assert plain.id != watched.id
     steps = kind(run(watched, tmp_path / "watched"), "step", "A")
     assert [step["payloads"]["completions"] for step in steps] == [8, 8]
     without = kind(run(plain, tmp_path / "plain"), "step", "A")

@@ -66,7 +66,8 @@ def written(path, text):
 def test_what_a_lab_file_cannot_mean_is_told_with_its_place(tmp_path, text, what, fix):
     with pytest.raises(UsageError) as caught:
         load_experiment(written(tmp_path, text))
-    assert what in caught.value.what and fix in caught.value.fix
+    assert what in caught.value.what
+    assert fix in caught.value.fix
 
 
 def test_lists_that_vary_make_a_cell_for_each_combination():
@@ -81,7 +82,8 @@ def test_named_methods_make_a_cell_each():
     method = {"label": "F-TIS", "settings": {"objective": "ftis", "threshold": 2.0}}
     cell = {"label": "Cell", "methods": ["a"], "settings": {"threshold": 1.0}, "attack": "padding", "values": {"x": 1}}
     [made] = experiment(cell, methods={"a": method}).all_cells()
-    assert (made.name, made.label) == ("cell a", "Cell: F-TIS")
+    assert made.name == "cell a"
+    assert made.label == "Cell: F-TIS"
     assert made.settings == {"objective": "ftis", "threshold": 1.0}, "the cell's own come on top"
     assert made.values == {"x": 1, "attack": "padding", "method": "F-TIS"}
 
@@ -93,7 +95,8 @@ def test_what_has_an_each_is_written_out_for_each_combination():
     made = experiment(nodes=nodes, cells=cells, claims=[claim])
     assert [node.name for node in made.nodes] == ["A", "X 1", "X 2", "Y 1", "Y 2"]
     assert [(cell.nodes, cell.speed) for cell in made.cells] == [(("A", f"{w} 1"), {f"{w} 1": 2.0}) for w in "XY"]
-    assert made.claims[0].text == "Y {is} here" and made.claims[0].b == "with Y"
+    assert made.claims[0].text == "Y {is} here"
+    assert made.claims[0].b == "with Y"
 
 
 def test_settings_come_layer_upon_layer():
@@ -102,8 +105,11 @@ def test_settings_come_layer_upon_layer():
         nodes=[A, {**B, "settings": {"seed": 7, "objective": "vis"}}],
     )
     first, second = (made.settings_of(member) for member in made.members)
-    assert (first.objective, second.objective) == ("tis", "tis")
-    assert (first.own_share, second.own_share, second.seed) == (None, 0.0, 7)
+    assert first.objective == "tis"
+    assert second.objective == "tis"
+    assert first.own_share is None
+    assert second.own_share == 0.0
+    assert second.seed == 7
     assert [member.speed for member in made.members] == [1.0, 0.2]
 
 
@@ -147,7 +153,8 @@ PAPERS = [
 def test_the_papers_own_experiments_plan_their_memory_and_hours_without_weights(file):
     made = narrowed(load_experiment(file), seeds="0")
     report = forecast(made, Card(vram=141))
-    assert report["fits_together"] and report["hours"] > 0.5
+    assert report["fits_together"]
+    assert report["hours"] > 0.5
     assert all(node["fits"] and node["memory_gb"] <= node["budget_gb"] for node in report["nodes"].values())
     kinds = {name: node["kind"] for name, node in report["nodes"].items()}
     assert all((kind == "lora") == (name.startswith("B") and "lora" in file.stem) for name, kind in kinds.items())
@@ -155,7 +162,8 @@ def test_the_papers_own_experiments_plan_their_memory_and_hours_without_weights(
     assert not forecast(made, Card(vram=24))["fits_together"]
     for one in trials(made):
         settings = [one.settings_of(member) for member in one.members]
-        assert (one.steps, one.run["group"]) == (50, 12)
+        assert one.steps == 50
+        assert one.run["group"] == 12
         assert {s.effective_learning_rate("gsm8k", lora=bool(s.lora)) for s in settings} <= {1e-6, 1e-4}
         assert {(s.eval_every, s.truncation) for s in settings} == {(5, 2.0)}
 

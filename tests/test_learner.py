@@ -66,7 +66,8 @@ def test_a_step_is_the_one_written_out_by_hand(objective, policy, turns):
 
         report = subject.step(batch)
 
-        assert report.skipped is None and subject.steps == step
+        assert report.skipped is None
+        assert subject.steps == step
         assert set(report.diagnostics.sources) == {group.parts[0].source for group in used}
         assert report.loss == pytest.approx(float(loss.detach()), abs=1e-6)
         assert report.gradient_norm == pytest.approx(norm, rel=1e-4)
@@ -85,7 +86,8 @@ def test_with_lora_only_the_lora_weights_move():
     before = {name: p.detach().clone() for name, p in subject.policy.model.named_parameters()}
     subject.step(BATCH)
     moved = {n for n, p in subject.policy.model.named_parameters() if not torch.equal(p, before[n])}
-    assert moved == set(subject.trainable) and all("lora_" in name for name in moved)
+    assert moved == set(subject.trainable)
+    assert all("lora_" in name for name in moved)
 
 
 # --- what may not matter --------------------------------------------------------------------------------------------
@@ -100,7 +102,8 @@ def test_the_size_of_micro_batches_does_not_change_the_step(tokens):
     batch = [*BATCH, *map(in_turns, BATCH)]
     expected = one.step(batch)
     report = other.step(batch)
-    assert report.loss == pytest.approx(expected.loss, abs=1e-6) and report.tokens == expected.tokens
+    assert report.loss == pytest.approx(expected.loss, abs=1e-6)
+    assert report.tokens == expected.tokens
     assert_close(gradient_of(other), gradient_of(one), atol=2e-6)
     assert report.diagnostics.overall["loss_weight"] == pytest.approx(
         expected.diagnostics.overall["loss_weight"], rel=1e-4
@@ -118,7 +121,8 @@ def test_a_micro_batch_keeps_within_its_budget(budget, packed):
     for one in (subject, other):
         one.step(BATCH)
     assert_close(gradient_of(subject), gradient_of(other), atol=2e-6)
-    assert len(sizes) > 1 and max(sizes) <= budget
+    assert len(sizes) > 1
+    assert max(sizes) <= budget
     uneven = [*OWN[:2], *FOREIGN[:2]]
     drawn = sum(len(c) - 1 for group in uneven for c in group.parts[0].completions)
     assert drawn + sum(len(g.prompt_ids) for g in uneven) <= sum(sizes)
@@ -143,7 +147,10 @@ def test_a_batch_without_signal_moves_nothing_and_says_why(batch):
     report = subject.step(batch)
     assert_same(weights_of(subject), before)
     assert "reward" in report.skipped
-    assert (report.tokens, report.loss, report.gradient_norm, subject.steps) == (0, 0.0, 0.0, 2)
+    assert report.tokens == 0
+    assert report.loss == 0.0
+    assert report.gradient_norm == 0.0
+    assert subject.steps == 2
 
 
 # --- nonsense -------------------------------------------------------------------------------------------------------
@@ -177,7 +184,8 @@ def test_broken_weights_are_reported_and_not_made_worse():
         subject.trainable["model.norm.weight"][3] = math.nan
     before = weights_of(subject)
     report = subject.step(OWN)
-    assert report.skipped is not None and not math.isfinite(report.gradient_norm)
+    assert report.skipped is not None
+    assert not math.isfinite(report.gradient_norm)
     assert all(torch.equal(p.nan_to_num(7.0), before[n].nan_to_num(7.0)) for n, p in subject.trainable.items())
 
 
@@ -196,7 +204,8 @@ def test_after_restore_training_goes_on_bit_for_bit():
         for _ in range(2):  # whatever it did before is forgotten
             resumed.step(FOREIGN)
         resumed.restore(weights, optimiser, steps=1)
-        assert resumed.step(BATCH).skipped is None and resumed.steps == original.steps == 2
+        assert resumed.step(BATCH).skipped is None
+        assert resumed.steps == original.steps == 2
         assert_same(weights_of(resumed), weights_of(original))
         for mine, theirs in zip(resumed.state(), original.state(), strict=True):
             assert_same(mine, theirs)
@@ -224,4 +233,5 @@ def test_another_models_checkpoint_is_refused_and_nothing_changes(other):
     with pytest.raises(FtisError, match="another model"):
         subject.restore(weights, state | {"loss scale": torch.tensor([64.0, 7.0])}, steps=1)
     assert_same(weights_of(subject), before)
-    assert subject.loss_scale.value != 64 and subject.steps == 0
+    assert subject.loss_scale.value != 64
+    assert subject.steps == 0

@@ -36,4 +36,5 @@ def test_whoever_has_decided_about_the_hubs_progress_bars_is_not_warned_of_it(ch
     environment = os.environ | {"HF_HUB_DISABLE_PROGRESS_BARS": chosen}
     line = [sys.executable, "-c", "import ftis_node.policy.load"]
     done = subprocess.run(line, env=environment, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0
+    assert done.stderr == ""

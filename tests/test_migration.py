@@ -97,7 +97,8 @@ def test_files_named_once_are_found_from_anywhere(home, tmp_path, monkeypatch):
     remember_files(named, "rows.jsonl", RUN)
     monkeypatch.chdir("/")
     found = with_remembered(JoinOptions(home))
-    assert (found.data, found.eval_data) == (tmp_path / "copy.jsonl", held_out)
+    assert found.data == tmp_path / "copy.jsonl"
+    assert found.eval_data == held_out
     moved = Path("/moved.jsonl")
     found = with_remembered(JoinOptions(home, data=moved))
     assert (found.data, found.eval_data) == (moved, held_out), "what is named comes first"
@@ -121,8 +122,12 @@ def test_a_home_keeps_its_name_and_the_settings_of_its_command_lines(home):
 
     start("ann", batch_groups="4", vram_gb=8.0, steps="9", model="tiny-b")
     settings, origins = start()
-    assert (settings.batch_groups, settings.vram_gb, settings.steps, settings.model) == (4, 8.0, None, "tiny-a")
-    assert (origins["batch_groups"], origins["steps"]) == ("home", "default")
+    assert settings.batch_groups == 4
+    assert settings.vram_gb == 8.0
+    assert settings.steps is None
+    assert settings.model == "tiny-a"
+    assert origins["batch_groups"] == "home"
+    assert origins["steps"] == "default"
     assert with_remembered(JoinOptions(home)).name == "ann"
     with pytest.raises(UsageError, match="batch_gruops"):
         start(batch_gruops="default")
@@ -132,7 +137,9 @@ def test_a_home_keeps_its_name_and_the_settings_of_its_command_lines(home):
     start("ann")
     for said in ({"vram_share": "0.5", "batch_groups": "default"}, {}):  # and then as it was said last
         settings, _ = start(**said)
-        assert (settings.batch_groups, settings.vram_gb, settings.vram_share) == (24, None, 0.5)
+        assert settings.batch_groups == 24
+        assert settings.vram_gb is None
+        assert settings.vram_share == 0.5
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"data": 7}', "\x00", '{"settings": 7}', '{"settings": {"gone": 1}}'])

@@ -26,7 +26,8 @@ FILE = Path(__file__).parent.parent / "docs" / "minimal_node.py"
 @pytest.fixture(scope="module")
 def minimal() -> ModuleType:
     specification = importlib.util.spec_from_file_location("minimal_node", FILE)
-    assert specification is not None and specification.loader is not None
+    assert specification is not None
+    assert specification.loader is not None
     module = sys.modules["minimal_node"] = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(module)
     return module
@@ -57,8 +58,10 @@ def test_its_task_rows_and_rewards_are_the_products(minimal, packets):
 def test_its_bytes_are_packets(minimal, packets):
     for slot, data in enumerate(packets["tiny-a"]):
         packet = decode(data)
-        assert isinstance(packet, Packet) and encode(packet) == data
-        assert (packet.round, packet.slot) == (3, slot)
+        assert isinstance(packet, Packet)
+        assert encode(packet) == data
+        assert packet.round == 3
+        assert packet.slot == slot
         group = minimal.admit(data, b"tiny-a", 3, slot)
         assert [one.token_ids.tolist() for one in packet.completions()] == group.answers
         assert [one.logprobs.tolist() for one in packet.completions()] == group.claims

@@ -51,7 +51,8 @@ def test_a_shipped_model_is_the_one_of_the_manifest(name):
 
 
 def test_the_manifest_belongs_to_the_data_of_the_task():
-    assert MANIFEST["task_data"] == load_task("arithmetic").data and list(MANIFEST["models"]) == NAMES
+    assert MANIFEST["task_data"] == load_task("arithmetic").data
+    assert list(MANIFEST["models"]) == NAMES
 
 
 def test_the_models_are_small_to_ship():
@@ -88,7 +89,8 @@ def test_the_kinds_of_tokenizer_differ_pairwise():
 def test_only_padding_and_end_are_special(name):
     words = tokenizer(name)
     assert set(words.all_special_tokens) == {"<|pad|>", "<|end|>"}
-    assert words.pad_token_id != words.eos_token_id and end_ids(words) == (words.eos_token_id,)
+    assert words.pad_token_id != words.eos_token_id
+    assert end_ids(words) == (words.eos_token_id,)
     if name == "tiny-a":
         assert len(words) == len(WORDS) == 26
         assert {len(words.encode(tag)) for tag in TAGS} == {1}
@@ -109,7 +111,8 @@ def test_text_comes_back_as_it_was(text):
     words = tokenizer("tiny-a")
     ids = words.encode(text)
     padded = [words.pad_token_id, *ids, words.eos_token_id, words.pad_token_id]
-    assert words.decode(padded, skip_special_tokens=True) == text and words.encode(words.decode(ids)) == ids
+    assert words.decode(padded, skip_special_tokens=True) == text
+    assert words.encode(words.decode(ids)) == ids
 
 
 @pytest.mark.parametrize("name", ["tiny-a", *OTHER])

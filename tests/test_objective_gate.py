@@ -60,7 +60,8 @@ def test_what_was_only_an_end_has_no_divergence(reduction):
 def test_an_end_that_does_not_count_has_no_gradient_even_when_it_is_not_finite():
     batch = packed([[-1.0, math.nan]], [1.0], generator=[[-1.0, -1.0]], ended=[True])
     terms, gradient = graded(PRESETS["ftis-author"], batch)
-    assert gradient.tolist() == [1.0, 0.0] and terms.value.tolist() == [1.0]
+    assert gradient.tolist() == [1.0, 0.0]
+    assert terms.value.tolist() == [1.0]
 
 
 def test_fixed_needs_a_divisor():

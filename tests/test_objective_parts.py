@@ -66,7 +66,8 @@ def test_rewards_that_differ_by_rounding_alone_are_equal():
 
 def test_integer_rewards_give_float32_advantages():
     advantages = PRESETS["ftis"].advantages(torch.tensor([1, 0, 0, 1]))
-    assert advantages.dtype == torch.float32 and advantages.tolist() == [1.0, -1.0, -1.0, 1.0]
+    assert advantages.dtype == torch.float32
+    assert advantages.tolist() == [1.0, -1.0, -1.0, 1.0]
 
 
 @settings(derandomize=True)

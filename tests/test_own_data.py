@@ -76,7 +76,8 @@ def test_the_rows_of_a_step_follow_from_its_number_and_come_in_turn():
 def test_a_batch_has_their_part_and_another_group_at_least(tmp_path, batch, share, own):
     for has, part in ((True, own), (False, 0)):
         node = stepper(tmp_path, own_data=has, batch_groups=batch, own_data_share=share)
-        assert (node.means.own_data_groups, node.means.batch_groups) == (part, batch - part)
+        assert node.means.own_data_groups == part
+        assert node.means.batch_groups == batch - part
 
 
 def files(home):

@@ -84,7 +84,8 @@ def jsonl(path, *answers, field="question"):
 def test_a_file_has_the_rule_that_is_named(tmp_path, rule, answers, words):
     file = jsonl(tmp_path / "t.jsonl", *answers)
     task = load_task(str(file), reward=rule)
-    assert task.reward == rule and words in task.template
+    assert task.reward == rule
+    assert words in task.template
     assert load_task(str(file), reward=rule).data == task.data
     assert load_evaluation(str(file), reward=rule).reward == rule
     if rule == "exact":
@@ -155,12 +156,15 @@ def test_each_thread_of_an_engine_has_its_own_judging_process(tmp_path, monkeypa
 
 def test_a_function_s_task_is_named_by_it_and_has_digests(folder):
     task = load_task("mine:build", code=True)
-    assert task.name == "mine:build" and len(task.train) + len(task.held_out) == 20
+    assert task.name == "mine:build"
+    assert len(task.train) + len(task.held_out) == 20
     assert re.fullmatch(CODE + "[0-9a-f]{40}", task.reward)
     with scoring(task.reward, task.scorer) as rate:
         assert rate("so 4", "4") == Score(0.5, True, True)
     ruled = load_task("mine:ruled", code=True)
-    assert (ruled.reward, ruled.scorer) == ("exact", None) and ruled.data != task.data
+    assert ruled.reward == "exact"
+    assert ruled.scorer is None
+    assert ruled.data != task.data
     assert load_evaluation("mine:ruled", code=True).held_out == ruled.held_out
 
 
@@ -191,7 +195,8 @@ def test_code_that_nobody_here_named_is_not_imported(folder):
             load("evil:build")
     with pytest.raises(UsageError, match="only if the owner"):
         Engine().load(arithmetic_settings(), "evil:build")
-    assert not (folder / "ran").exists() and "evil" not in sys.modules
+    assert not (folder / "ran").exists()
+    assert "evil" not in sys.modules
 
 
 ODD = """
@@ -258,16 +263,19 @@ def test_answers_that_hang_cost_themselves_alone_and_a_process_each(child):
     assert child.right()
     first = child.asked.process
     assert not any(child.hanging() for _ in range(4))
-    assert child.asked.process is None and not psutil.pid_exists(first.pid)
+    assert child.asked.process is None
+    assert not psutil.pid_exists(first.pid)
     assert child.right(), "no group was begun"
-    assert (child.asked.started, child.asked.unanswered) == (5, 4)
+    assert child.asked.started == 5
+    assert child.asked.unanswered == 4
 
 
 def test_a_group_that_hangs_costs_three_answers(child):
     child.asked.begin()
     assert not any(child.hanging() for _ in range(12))
     assert not child.right(), "the rest of that group is wrong, whatever it says"
-    assert (child.asked.started, child.asked.unanswered) == (3, 13)
+    assert child.asked.started == 3
+    assert child.asked.unanswered == 13
     child.asked.begin()
     assert child.right(), "the next group is another's"
 
@@ -277,7 +285,8 @@ def test_that_it_died_between_two_answers_is_not_the_next_ones_fault(child):
     os.kill(child.asked.process.pid, signal.SIGKILL)
     os.waitid(os.P_PID, child.asked.process.pid, os.WEXITED | os.WNOWAIT)
     assert child.right()
-    assert (child.asked.started, child.asked.unanswered) == (2, 0)
+    assert child.asked.started == 2
+    assert child.asked.unanswered == 0
 
 
 def test_a_reward_that_fails_counts_as_wrong_and_is_told_again_and_again(odd, caplog):
@@ -285,7 +294,8 @@ def test_a_reward_that_fails_counts_as_wrong_and_is_told_again_and_again(odd, ca
         assert odd(text, "") == Score(0.0, False, False)
     with scoring("", odd) as another:
         assert another("fail", "") == Score(0.0, False, False), "as each evaluation has one of its own"
-    assert odd("good \udcff", "gold") == Score(1.0, True, True) and odd.started == 1
+    assert odd("good \udcff", "gold") == Score(1.0, True, True)
+    assert odd.started == 1
     assert [record.getMessage() for record in caplog.records] == [
         f"The reward function of odd:build failed ({why}): such answers are wrong ({so_far} so far, "
         "logged at 1, 10, 100, …)."
@@ -357,7 +367,8 @@ def test_a_run_of_strangers_gets_no_code_and_no_parser_that_the_owner_did_not_na
     for ours in (False, True):
         with pytest.raises(UsageError, match="only if you name it yourself") as caught:
             check_named(code, task=None, reward=None, ours=ours)
-        assert "--task mine:build" in caught.value.fix and "someone you trust" in caught.value.fix
+        assert "--task mine:build" in caught.value.fix
+        assert "someone you trust" in caught.value.fix
     check_named(code, task="mine:build", reward=None, ours=False)
     with pytest.raises(UsageError, match="large parser") as caught:
         check_named(hard, task=None, reward=None, ours=False)
@@ -380,7 +391,8 @@ def test_the_example_of_the_documentation_works(folder):
     example = task.train[0]
     good = f"<think>so</think><answer>{example.answer}</answer>"
     with scoring(task.reward, task.scorer) as rate:
-        assert rate(good, example.answer).reward == 1.0 and rate(good.lower(), example.answer).reward == 1.0
+        assert rate(good, example.answer).reward == 1.0
+        assert rate(good.lower(), example.answer).reward == 1.0
         assert rate("<think></think><answer>x</answer>", example.answer).reward == 0.0
     told = checked(source_of("capitals:task", code=True), task, {})
     assert told["refused"] == 0 < told["undecided"], "its golds are no answers without their tags"
@@ -389,7 +401,8 @@ def test_the_example_of_the_documentation_works(folder):
 def test_make_task_holds_out_and_checks():
     rows = [(f"q{i}", i) for i in range(50)]
     task = make_task(rows)
-    assert len(task.train) + len(task.held_out) == 50 and task.held_out
+    assert len(task.train) + len(task.held_out) == 50
+    assert task.held_out
     assert score(task.reward, "<think></think><answer>3</answer>", "3").reward == 1.0
     assert make_task(rows, held_out=[("r", 1)]).train == make_task(rows, held_out=[]).train
     assert [row.place for row in task.train] == [f"Row {int(row.answer) + 1} of the task" for row in task.train]

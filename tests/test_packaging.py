@@ -112,7 +112,8 @@ def test_pipx_installs_the_wheel_where_there_is_only_python_and_the_demo_runs(bu
     run(tmp_path / "venv" / "bin" / "pipx", "install", f"--pip-args=-c {CONSTRAINTS}", wheel, **places)
     command = tmp_path / "PIPX_BIN_DIR" / "ftis-node"
     summary = json.loads(run(command, "demo", "--steps", "2", "--json", "--output", tmp_path / "out"))
-    assert summary["complete"] and all(node["steps"] >= 2 for node in summary["nodes"])
+    assert summary["complete"]
+    assert all(node["steps"] >= 2 for node in summary["nodes"])
     assert summary["picture"] is None, "matplotlib is of an extra"
     python = next((tmp_path / "PIPX_HOME").glob("venvs/*/bin/python"))
     told = run(python, "-c", "from ftis_node.installed import to_install as one; print(one('ftis-node[math]'))")
@@ -128,15 +129,20 @@ def test_the_script_installs_upgrades_and_removes_and_says_first_what_it_does(bu
     link = tmp_path / "bin" / "ftis-node"
     script = (ROOT / "deploy" / "install.sh", "--dir", place, "--bin", link.parent)
     told = run("sh", *script, "--from", wheel, "--dry-run")
-    assert str(place) in told and str(link) in told and not place.exists()
+    assert str(place) in told
+    assert str(link) in told
+    assert not place.exists()
     asked = subprocess.run(["sh", *script, "--from", wheel], stdin=subprocess.DEVNULL, capture_output=True, text=True)
-    assert asked.returncode == 1 and "--yes" in asked.stderr and not place.exists()
+    assert asked.returncode == 1
+    assert "--yes" in asked.stderr
+    assert not place.exists()
     for verb in ("installs", "upgrades"):
         assert f"This {verb} " in run("sh", *script, "--from", wheel, "--extras", "", "--yes")
         assert run(link, "--version").strip() == metadata.version("ftis-node")
     assert '"problems": []' in run(link, "join", "--dry-run", "--json", "--home", tmp_path / "home")
     assert "Homes of nodes stay" in run("sh", *script, "--uninstall", "--yes")
-    assert not place.exists() and not link.is_symlink()
+    assert not place.exists()
+    assert not link.is_symlink()
 
 
 def test_the_script_touches_nothing_that_is_not_its_own(tmp_path):
@@ -164,5 +170,6 @@ def test_the_script_writes_extras_where_pip_reads_them_and_a_link_that_leads_fro
         ("ftis-node==0.1", "ftis-node[gpu]==0.1"),
     ):
         told = run(*script, source)
-        assert f" {wanted}\n" in told and "  writes       /" in told
+        assert f" {wanted}\n" in told
+        assert "  writes       /" in told
         assert Requirement(wanted).extras == {"gpu"}

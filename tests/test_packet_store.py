@@ -140,7 +140,8 @@ def test_only_foreign_groups_without_a_fate_are_waiting(tmp_path):
     store.settle([trained.key], "trained")
     store.close()
     [(author, body, held)] = opened(tmp_path).waiting(60.0)
-    assert (author, body) == (ALICE, waits.data)
+    assert author == ALICE
+    assert body == waits.data
     assert 0 <= held < 60
     assert opened(tmp_path).waiting(-1.0) == []
 

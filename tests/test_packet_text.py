@@ -67,7 +67,8 @@ def completions(draw):
 def test_every_group_comes_back(group):
     data = encode(packet(*group))
     found = decode(data)
-    assert isinstance(found, TextPacket) and encode(found) == data
+    assert isinstance(found, TextPacket)
+    assert encode(found) == data
     assert all(same(one, other) for one, other in zip(found.completions(), group, strict=True))
 
 

@@ -132,7 +132,8 @@ async def test_text_of_strangers_is_shown_and_never_run(page):
 async def test_what_to_do_is_what_the_node_says(page):
     def look(browser):
         told = browser.run("return document.querySelector('#reason').textContent")
-        assert "It pauses after this step." in told and "It ends after" not in told
+        assert "It pauses after this step." in told
+        assert "It ends after" not in told
         assert f"Run ftis-node top. {EVIL}" in told
         assert browser.run("return document.querySelector('.advice code').textContent") == "ftis-node top"
 
@@ -175,7 +176,8 @@ async def test_a_curve_is_read_with_the_keys(page):
         press = "document.activeElement.dispatchEvent(new KeyboardEvent('keydown', {key: arguments[0]}))"
         browser.run(press, "Home")
         told = "return document.querySelector('.tip').textContent"
-        assert browser.run(told).startswith("Step 0 · 9 Sept") and "0.50" in browser.run(told)
+        assert browser.run(told).startswith("Step 0 · 9 Sept")
+        assert "0.50" in browser.run(told)
         browser.run(press, "ArrowRight")
         assert browser.run(told).startswith("Step 100")
         browser.run(press, "Escape")
@@ -197,7 +199,8 @@ async def test_a_node_that_is_gone_is_missed_at_once_and_its_return_seen(page):
         asyncio.run_coroutine_threadsafe(again.start("127.0.0.1", port), loop).result(60)
         browser.wait("return document.getElementById('banner').hidden")
         told = browser.run("return document.body.innerText")
-        assert "LOADING" in told and not any(one in told for one in ("none used", "nothing yet", "soon, before"))
+        assert "LOADING" in told
+        assert not any(one in told for one in ("none used", "nothing yet", "soon, before"))
 
     async def now():
         return LOADING

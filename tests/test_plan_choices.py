@@ -45,12 +45,15 @@ def test_four_bits_are_taken_where_two_bytes_would_crawl():
     assert crawling.generation_batch < 48
     for shape, gb in ((THREE, 8), (qwen("7b"), 12)):
         chosen = planned(shape, gb, may=FOUR_BIT)
-        assert (chosen.fits, chosen.lora, chosen.quantisation) == (True, True, "nf4")
+        assert chosen.fits is True
+        assert chosen.lora is True
+        assert chosen.quantisation == "nf4"
         assert chosen.generation_batch >= 48
         assert chosen.micro_batch_tokens >= 2048
         assert chosen.reasons[0].startswith("LoRA on weights of four bits (NF4), because")
     asked = planned(THREE, 24, quantisation="nf4")
-    assert (asked.lora, asked.quantisation) == (True, "nf4")
+    assert asked.lora is True
+    assert asked.quantisation == "nf4"
     assert "as it was asked for" in asked.reasons[0]
     assert "1.6 times" in asked.reasons[1]
     for none in (
@@ -72,7 +75,9 @@ def rank(chosen):
 )
 def test_smaller_micro_batches_are_taken_before_checkpointing(gb, tokens, checkpointing):
     chosen = planned(THREE, gb, lora=True)
-    assert (chosen.micro_batch_tokens, chosen.gradient_checkpointing, chosen.fits) == (tokens, checkpointing, True)
+    assert chosen.micro_batch_tokens == tokens
+    assert chosen.gradient_checkpointing == checkpointing
+    assert chosen.fits is True
     text = " ".join(chosen.reasons)
     assert ("Micro-batches of 4,096 tokens, because 16,384 would keep 64.5 GB" in text) == (tokens == 4_096)
     assert ("Gradient checkpointing, because 2,048 tokens would keep 7.95 GB" in text) == checkpointing
@@ -82,7 +87,9 @@ def test_smaller_micro_batches_are_taken_before_checkpointing(gb, tokens, checkp
 
 def test_a_cpu_takes_smaller_micro_batches_before_checkpointing_too():
     chosen = planned(HALF, 6, Workload(200, 96, 8, 4), "cpu", lora=True, dtype="float32")
-    assert (chosen.micro_batch_tokens, chosen.gradient_checkpointing, chosen.fits) == (1_024, False, True)
+    assert chosen.micro_batch_tokens == 1_024
+    assert chosen.gradient_checkpointing is False
+    assert chosen.fits is True
 
 
 def test_they_are_no_smaller_where_prompts_would_be_read_too_often():
@@ -145,7 +152,9 @@ def test_some_of_a_gpu_stays_free(gb):
 
 def test_where_nothing_fits_it_says_how_much_would_do():
     small = planned(THREE, 4)
-    assert (small.fits, small.micro_batch_tokens, small.generation_batch) == (False, GSM8K.longest, GSM8K.group)
+    assert small.fits is False
+    assert small.micro_batch_tokens == GSM8K.longest
+    assert small.generation_batch == GSM8K.group
     enough = re.search("so (.*?) GB", small.reasons[-1])
     assert enough is not None
     assert planned(THREE, float(enough[1])).fits
@@ -156,7 +165,9 @@ def test_small_models_compute_in_fp32_and_a_cpu_in_what_it_multiplies_fastest():
     assert planned(tiny, 24).dtype == "float32"
     assert planned(HALF, 64, device="cpu").dtype == "bfloat16"
     on_cpu = planned(HALF, 64, device="cpu", fastest="float32")
-    assert (on_cpu.dtype, on_cpu.memory.master, on_cpu.lora) == ("float32", 0, True)
+    assert on_cpu.dtype == "float32"
+    assert on_cpu.memory.master == 0
+    assert on_cpu.lora is True
     assert on_cpu.reasons[0].startswith("LoRA, because without a GPU")
     assert not planned(tiny, 64, device="cpu").lora
     assert CONTEXT_BYTES["cpu"] <= on_cpu.memory.overhead

@@ -67,7 +67,8 @@ def test_cheap_mistakes_are_told_at_once_and_nothing_heavy_is_imported(dry, tmp_
         str(tmp_path / "home"),
     )
     ended = subprocess.run([sys.executable, "-c", ENDING, "join", *dry, *wrong], capture_output=True, text=True)
-    assert (ended.returncode, ended.stdout.split()) == (2, [])
+    assert ended.returncode == 2
+    assert ended.stdout.split() == []
     told = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
     assert len(told) == len(set(told)) == 5
     for what in ("'foo' is not a multiaddr", "2 unusable lines", "lerning_rate", "none.toml cannot", "own_share"):
@@ -77,14 +78,17 @@ def test_cheap_mistakes_are_told_at_once_and_nothing_heavy_is_imported(dry, tmp_
 
 def test_what_is_sound_is_no_problem(tmp_path):
     found = checked(tmp_path, task=str(rows(tmp_path / "mine.jsonl", *good(20))))
-    assert found.problems == () and found.task is not None and list(tmp_path.iterdir()) == [tmp_path / "mine.jsonl"]
+    assert found.problems == ()
+    assert found.task is not None
+    assert list(tmp_path.iterdir()) == [tmp_path / "mine.jsonl"]
     assert found.settings.host == "127.0.0.1"
 
 
 def test_a_name_that_makes_no_run_is_told_to_who_begins_one(tmp_path):
     mine = str(rows(tmp_path / "my rows.jsonl", *good(20)))
     (told,) = checked(tmp_path, task=mine).problems
-    assert "make no run: task" in told.what and "Rename the file" in told.fix
+    assert "make no run: task" in told.what
+    assert "Rename the file" in told.fix
     assert not checked(tmp_path, task=mine, peers=(f"/ip4/127.0.0.1/tcp/1/p2p/{PEER}",)).problems
 
 
@@ -143,7 +147,8 @@ def test_the_same_mistake_is_one():
     assert alone.value is one
     with pytest.raises(Several) as both:
         raise_all([one, Several([other, one])])
-    assert both.value.errors == (one, other) and both.value.exit_code == 2
+    assert both.value.errors == (one, other)
+    assert both.value.exit_code == 2
 
 
 # --- addresses --------------------------------------------------------------------------------------------------------
@@ -169,10 +174,14 @@ def test_what_is_an_address_here_is_one_to_hivemind(text):
     "text", ["/dns4/node.example.org/tcp/443/wss", "/ip4/1.2.3.4/udp/1/quic-v1", "/ip6/::1/tcp/1/ws", f"/p2p/{PEER}"]
 )
 def test_addresses_that_hivemind_reads_are_addresses(text):
-    assert Multiaddr(text) and is_multiaddr(text)
+    assert Multiaddr(text)
+    assert is_multiaddr(text)
 
 
 def test_every_address_in_the_settings_that_is_wrong_is_told():
     flags = {"announce": ["x", "/ip4/1.2.3.4/tcp/1"], "relays": ["y"]}
     found = [one.what for one in listening_mistakes(collect(task="", flags=flags, environment={})[0])]
-    assert len(found) == 3 and "'y'" in found[0] and "'x'" in found[1] and "takes any" in found[2]
+    assert len(found) == 3
+    assert "'y'" in found[0]
+    assert "'x'" in found[1]
+    assert "takes any" in found[2]

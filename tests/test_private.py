@@ -285,7 +285,10 @@ def test_invite_prints_a_line_that_join_reads(home_of, tmp_path, monkeypatch):
     new = Home(tmp_path / "new")
     told = answer("invite", "--home", home, "--name", "Ana", *HERE)
     made = invitation_in(told["invitation"], new)
-    assert (made.run_id, made.inviter, made.name, made.private) == (PRIVATE.id, FOUNDER.author, "Ana", True)
+    assert made.run_id == PRIVATE.id
+    assert made.inviter == FOUNDER.author
+    assert made.name == "Ana"
+    assert made.private is True
     assert told["private"]
     assert told["expires"] == made.expires
     assert made.seconds == 180 * DAY

@@ -43,7 +43,8 @@ async def test_row_07_a_group_that_two_pulls_bring_is_taken_once(tmp_path):
         pulling._slow([target])
         assert table.choose(1, lambda known: -1), "meanwhile another holder may bring it"
         group = pulling._admit(target, body)
-        assert group is not None and pulling._admit(target, body) is None
+        assert group is not None
+        assert pulling._admit(target, body) is None
         pulled.append((target, group))
         table._remove(target.known)
     assert pulling.hungry
@@ -52,6 +53,7 @@ async def test_row_07_a_group_that_two_pulls_bring_is_taken_once(tmp_path):
     for target, group in pulled:
         left = [target]
         await pulling._hand_over({target: Arrival(group, 0.0, 1)}, left)
-        assert not left and not pulling._under_way
+        assert not left
+        assert not pulling._under_way
     assert len(taken) == 1
     store.close()

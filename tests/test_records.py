@@ -86,7 +86,8 @@ def test_strange_things_in_a_list_of_addresses_are_left_out():
 @pytest.mark.parametrize("inner", [bomb(3), bomb(200), b"\xdd" + (900).to_bytes(4, "big") + bytes(900), b"\xc1", b""])
 def test_a_signed_value_that_is_no_address_list_is_read_as_none(inner):
     hostile = record(value=inner[: subject.MAX_VALUE_BYTES - 64])
-    assert VALIDATOR.owner(hostile) == ALICE.author and VALIDATOR.addresses(hostile, ALICE.author) == []
+    assert VALIDATOR.owner(hostile) == ALICE.author
+    assert VALIDATOR.addresses(hostile, ALICE.author) == []
     assert VALIDATOR.addresses(record(), ALICE.author) == ADDRESSES
 
 
@@ -111,7 +112,8 @@ async def test_an_address_record_is_found_by_another_node_and_attacks_leave_it_a
         await alice.join([])
         await bob.join([ALICE.author])
         await alice.publish(ADDRESSES, settled=False)
-        assert alice._dht is not None and bob._dht is not None
+        assert alice._dht is not None
+        assert bob._dht is not None
         asking = bob._dht.get_stub(PeerID(ALICE.author))
 
         async def store(*records):

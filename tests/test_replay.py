@@ -135,16 +135,19 @@ def test_a_log_in_parts_is_replayed_like_one_file(copy):
 def test_a_restart_is_in_the_log_with_its_settings(homes):
     log = homes["killed"] / "metrics.jsonl"
     first, second = read_events(log, "started")
-    assert (first["fresh"], second["fresh"]) == (True, False)
+    assert first["fresh"] is True
+    assert second["fresh"] is False
     assert second["step"] >= 1
     assert [start["settings"]["weight_decay"] for start in (first, second)] == [0.1, 0.0]
     assert first["settings"]["lora"] is True
-    assert (first["threads"], first["device"]) == (1, "cpu")
+    assert first["threads"] == 1
+    assert first["device"] == "cpu"
     assert {"python", "torch", "transformers", "peft", "ftis-node"} <= set(first["versions"])
     step = read_events(log, "step")[0]
     own = step["batch"]["own"]
     foreign = step["batch"]["foreign"]
-    assert (len(own), len(foreign)) == (step["own_groups"], step["foreign_groups"])
+    assert len(own) == step["own_groups"]
+    assert len(foreign) == step["foreign_groups"]
     assert len(json.dumps(step["batch"])) < 100 * len(own + foreign)
 
 
@@ -265,7 +268,8 @@ def test_what_is_not_what_it_was_is_refused(copy, monkeypatch):
 def test_ctrl_c_ends_it_with_130(homes, monkeypatch):
     monkeypatch.setattr(Engine, "step", lambda *_, **__: os.kill(os.getpid(), signal.SIGINT))
     ended = CliRunner().invoke(app, ["lab", "replay", str(homes["stopped"]), "--json"])
-    assert (ended.exit_code, ended.stdout) == (130, "")
+    assert ended.exit_code == 130
+    assert ended.stdout == ""
 
 
 async def train_here(home, bad_steps, task="arithmetic"):
@@ -300,7 +304,9 @@ async def test_a_return_to_older_weights_is_followed_and_the_count_of_steps_goes
     report = replay(home.path)
     [restored] = read_events(home.metrics, "restored")
     assert restored["weights_of_step"] == 1
-    assert (report["steps"], report["last_step"], report["void_steps"]) == (2, 4, 2)
+    assert report["steps"] == 2
+    assert report["last_step"] == 4
+    assert report["void_steps"] == 2
     assert report["identical"]
     assert [entry["step"] for entry in report["checkpoints"]] == [1, 4]
 

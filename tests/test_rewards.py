@@ -36,7 +36,9 @@ GOOD = "<think>15 12</think><answer>12</answer>"
 )
 def test_right_format_and_right_integer_earn_the_reward(text, gold):
     verdict = score("integer", text, gold)
-    assert (verdict.reward, verdict.formatted, verdict.lenient) == (1.0, True, True)
+    assert verdict.reward == 1.0
+    assert verdict.formatted is True
+    assert verdict.lenient is True
 
 
 UNFORMATTED = [
@@ -72,7 +74,8 @@ UNFORMATTED += [f"<think>x</think><answer>{text}</answer>" for text in (*NO_INTE
 @pytest.mark.parametrize("text", UNFORMATTED)
 def test_anything_else_earns_nothing_and_is_not_formatted(text):
     verdict = score("integer", text, "12")
-    assert verdict.reward == 0.0 and not verdict.formatted
+    assert verdict.reward == 0.0
+    assert not verdict.formatted
 
 
 LAST = {
@@ -90,18 +93,22 @@ LAST = {
 @pytest.mark.parametrize(("text", "gold"), LAST.items())
 def test_the_last_integer_anywhere_is_enough_to_be_lenient(text, gold):
     verdict = score("integer", text, gold)
-    assert (verdict.reward, verdict.formatted, verdict.lenient) == (0.0, False, True)
+    assert verdict.reward == 0.0
+    assert verdict.formatted is False
+    assert verdict.lenient is True
 
 
 @pytest.mark.parametrize("text", ["12, then 13", "no number", "12.5", "9" * 41, "12 / 0.5"])
 def test_another_last_number_is_not_lenient(text):
-    assert not score("integer", text, "12").lenient and not score("integer", text, "5").lenient
+    assert not score("integer", text, "12").lenient
+    assert not score("integer", text, "5").lenient
 
 
 @pytest.mark.parametrize("gold", ["", "x", "1.5", "9" * 5000, "nan"])
 def test_a_gold_that_is_no_integer_is_never_matched(gold):
     verdict = score("integer", f"<think></think><answer>{gold[:40]}</answer>", gold)
-    assert verdict.reward == 0.0 and not verdict.lenient
+    assert verdict.reward == 0.0
+    assert not verdict.lenient
 
 
 @pytest.mark.parametrize(
@@ -127,7 +134,9 @@ def test_no_text_raises_and_a_reward_means_the_integer(text, gold):
     assert verdict.reward in (0.0, 1.0)
     if verdict.reward:
         answer = re.findall(r"<answer>(.*)</answer>", text, re.DOTALL)
-        assert len(answer) == 1 and verdict.formatted and verdict.lenient
+        assert len(answer) == 1
+        assert verdict.formatted
+        assert verdict.lenient
         assert int(answer[0].replace(",", "")) == int(gold.replace(",", ""))
 
 
@@ -147,12 +156,15 @@ def test_no_text_raises_and_a_reward_means_the_integer(text, gold):
 )
 def test_exact_wants_the_very_text_in_the_right_format(answer, gold, right):
     verdict = score("exact", f"<think>so</think><answer>{answer}</answer>", gold)
-    assert (verdict.reward, verdict.lenient) == (float(right), right)
+    assert verdict.reward == float(right)
+    assert verdict.lenient == right
     assert verdict.formatted == bool(0 < len(answer.strip()) <= 4096)
 
 
 @pytest.mark.parametrize("text", ["It is\nParis", "<answer>Rome</answer><answer>Paris", "x <answer> Paris </answer> y"])
 def test_the_last_answer_is_enough_to_be_lenient_about_a_text(text):
     verdict = score("exact", text, "Paris")
-    assert (verdict.reward, verdict.formatted, verdict.lenient) == (0.0, False, True)
+    assert verdict.reward == 0.0
+    assert verdict.formatted is False
+    assert verdict.lenient is True
     assert not score("exact", text, "Rome").lenient

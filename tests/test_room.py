@@ -96,7 +96,8 @@ def test_a_passing_shortage_costs_no_micro_batch():
     subject = proven()
     failing(subject, 3)
     report = subject.step(OWN)
-    assert report.skipped is None and report.memory_retries == 3
+    assert report.skipped is None
+    assert report.memory_retries == 3
     assert subject.room.size == report.micro_batch_tokens == 16_384
 
 
@@ -105,7 +106,8 @@ def test_one_shortage_of_memory_does_not_cripple_a_node_for_good(no_waiting):
     batch = long_batch()
     failing(subject, 8)
     first = subject.step(batch)
-    assert first.skipped is None and first.micro_batch_tokens == 512
+    assert first.skipped is None
+    assert first.micro_batch_tokens == 512
     assert no_waiting == [1.0, 5.0, 15.0], "then in smaller pieces"
     for _ in range(5 * GROW_AFTER):
         assert subject.step(OWN).memory_retries == 0
@@ -142,11 +144,13 @@ def test_a_shortage_in_evaluation_or_generation_is_its_own():
     engine = opened_engine(generation_batch=64, eval_prompts=40)
     failing(engine, 3)
     engine.evaluate()
-    assert engine.evaluations.room.size < 64 and engine._generating.size == 64
+    assert engine.evaluations.room.size < 64
+    assert engine._generating.size == 64
     tokens = engine.learner.room.size
     failing(engine, 3)
     answer = engine.generate(list(range(8)))
-    assert answer.generation_batch < 64 and [len(group.rewards) for group in answer.groups] == [8] * 8
+    assert answer.generation_batch < 64
+    assert [len(group.rewards) for group in answer.groups] == [8] * 8
     assert engine.generate([1]).generation_batch == answer.generation_batch, "what was learned is kept"
     assert engine.learner.room.size == tokens
 
@@ -159,7 +163,8 @@ def test_what_was_learned_is_where_a_start_begins_and_not_where_it_ends():
     room = engine.learner.room
     assert room.size == max(64, engine.run.prompt_tokens + engine.run.completion_tokens), "33 tokens saved nothing"
     assert room.most == facts.plan.micro_batch_tokens > room.size
-    assert (engine._generating.size, engine._generating.most) == (16, facts.plan.generation_batch)
+    assert engine._generating.size == 16
+    assert engine._generating.most == facts.plan.generation_batch
     for _ in range(10 * GROW_AFTER):
         room.fine()
     assert room.size == room.most

@@ -57,7 +57,8 @@ def at(moment):
 def test_hours_that_mean_nothing_are_refused_by_name(text):
     with pytest.raises(UsageError) as error:
         collect(task="arithmetic", flags={"hours": text}, environment={})
-    assert "hours" in error.value.what and text.split(";")[0].split()[0] in error.value.what
+    assert "hours" in error.value.what
+    assert text.split(";")[0].split()[0] in error.value.what
     with pytest.raises(UsageError):
         changed(Settings(), {"hours": text}, Settings())
 
@@ -74,7 +75,8 @@ def test_the_next_opening_is_the_first_moment_that_is_open(start, end, now, days
     spans = read_hours(f"{days}{start // 60}:{start % 60:02}-{end // 60}:{end % 60:02}")
     moment = MONDAY + timedelta(minutes=now, seconds=30)
     opening = next_opening(spans, moment)
-    assert is_open(spans, opening) and opening >= moment.replace(second=0)
+    assert is_open(spans, opening)
+    assert opening >= moment.replace(second=0)
     assert is_open(spans, moment) == (opening == moment.replace(second=0))
     assert not is_open(spans, opening - timedelta(minutes=1)) or opening == moment.replace(second=0)
 
@@ -164,10 +166,13 @@ async def test_what_its_owner_says_goes_before_the_schedule_until_that_allows_it
     commands = Commands(machine.schedule, paused=False)
     machine.has_battery(plugged=False)
     await commands.look()
-    assert commands.hold is Hold.SCHEDULE and "battery" in commands.why and commands.flush.is_set()
+    assert commands.hold is Hold.SCHEDULE
+    assert "battery" in commands.why
+    assert commands.flush.is_set()
     commands.pause()
     await commands.look()
-    assert commands.hold is Hold.OWNER and not commands.why
+    assert commands.hold is Hold.OWNER
+    assert not commands.why
     commands.resume()
     await commands.look()
     assert not commands.pausing and not commands.flush.is_set(), "in spite of the battery"
@@ -178,9 +183,13 @@ async def test_what_its_owner_says_goes_before_the_schedule_until_that_allows_it
     assert commands.hold is Hold.SCHEDULE, "the next time it counts again"
     commands.finish()
     commands.resume()
-    assert commands.finishing and commands.ending and commands.flush.is_set() and not commands.stopping.is_set()
+    assert commands.finishing
+    assert commands.ending
+    assert commands.flush.is_set()
+    assert not commands.stopping.is_set()
     commands.stop(0.0)
-    assert commands.phase is Phase.STOPPING and commands.stopping.is_set()
+    assert commands.phase is Phase.STOPPING
+    assert commands.stopping.is_set()
     assert Commands(machine.schedule, paused=True).hold is Hold.OWNER
 
 
@@ -208,7 +217,9 @@ def test_no_listing_breaks_the_reader(text):
 def test_a_daemon_keeps_its_hours_and_shows_its_page_as_told(join):
     daemon = join("a", "--hours", closed_hours())
     paused = daemon.wait(lambda status: status["state"] == "PAUSED", "a pause")
-    assert "outside of its hours" in paused["reason"] and "goes on at" in paused["reason"] and paused["step"] == 0
+    assert "outside of its hours" in paused["reason"]
+    assert "goes on at" in paused["reason"]
+    assert paused["step"] == 0
     home = ("--home", daemon.home.path)
     printed("resume", *home)
     daemon.wait(lambda status: status["step"] > 1, "steps that its owner asked for")
@@ -244,8 +255,10 @@ def test_after_a_sleep_of_the_machine_two_daemons_learn_from_one_another_again(j
     for one, groups in zip((first, second), before, strict=True):
         one.wait(lambda status, seen=groups: sum(status["foreign_groups_used"].values()) > seen + 4, "new groups")
         status = one.status()
-        assert not status["stalled"] and status["worker_restarts"] == 0
-        assert not status["network"]["p2pd_restarts"] and not status["refused_packets"].get("wrong bytes")
+        assert not status["stalled"]
+        assert status["worker_restarts"] == 0
+        assert not status["network"]["p2pd_restarts"]
+        assert not status["refused_packets"].get("wrong bytes")
     assert used_twice(first) == used_twice(second) == 0
 
 
@@ -267,7 +280,8 @@ async def test_after_a_night_asleep_what_is_old_is_old_and_peers_go_on_at_once(t
             ann.make(3)
             await eventually(lambda: len(ben.admitted) == 5, "groups after it")
             for node in (ann, ben):
-                assert not node.swarm.reputation.left_alone() and not node.swarm.membership.refused
+                assert not node.swarm.reputation.left_alone()
+                assert not node.swarm.membership.refused
             assert ben.swarm.recent_authors(3600.0) == {ann.author}
             kept = [len(known.announcement.packets) for known in ben.swarm.gossip.table]
             assert sum(kept) == 3, "the old ones are gone"

@@ -49,22 +49,26 @@ def test_what_a_stranger_makes_of_columns_is_cut_in_the_functions_process(named)
     with scoring(task.reward, task.scorer) as rate:
         assert rate("so 4", "4") == Score(1.0, True, False, {"read": "so ", "length": 4.0})
         huge = rate("huge", "4")
-        assert small(dict(huge.columns)) and len(huge.columns) == COLUMNS
+        assert small(dict(huge.columns))
+        assert len(huge.columns) == COLUMNS
         assert rate("odd", "4").columns == {"half": "?"}
-        assert rate("so", "4").columns["length"] == 2.0 and rate("so", "4").reward == 0.0
+        assert rate("so", "4").columns["length"] == 2.0
+        assert rate("so", "4").reward == 0.0
 
 
 @example({"": sys.float_info.max}, b"")
 @given(st.one_of(SCALARS, st.dictionaries(st.one_of(st.text(), st.integers()), SCALARS)), st.binary())
 def test_columns_are_small_and_can_be_written_whatever_they_are_made_of(columns, packet):
     kept = bounded(columns)
-    assert small(kept) and bounded(kept) == kept
+    assert small(kept)
+    assert bounded(kept) == kept
     seen = ScoreColumns()
     for number in range(20):
         seen.add(packet, [kept, bounded({f"name {number}": "x"}), {}])
     assert len(seen.of(packet)) in (0, 3)
     told = seen.taken()
-    assert small(told) and seen.taken() == {}
+    assert small(told)
+    assert seen.taken() == {}
     assert msgspec.json.decode(msgspec.json.encode(told)) == told == json.loads(json.dumps(told, allow_nan=False))
 
 
@@ -72,7 +76,8 @@ def test_groups_whose_columns_are_kept_are_few():
     seen = ScoreColumns()
     for number in range(1000):
         seen.add(str(number).encode(), [{"text": str(number), "number": 1e308}])
-    assert seen.of(b"999") == [{"text": "999", "number": 1e308}] and seen.of(b"0") == []
+    assert seen.of(b"999") == [{"text": "999", "number": 1e308}]
+    assert seen.of(b"0") == []
     assert seen.taken() == {"text": "0", "number": pytest.approx(1e308)}
 
 
@@ -83,6 +88,7 @@ def test_an_engine_shows_the_columns_of_a_group_and_reports_those_of_a_step(name
     assert [one["length"] for one in shown.columns] == [len(text) for text in shown.completions]
     assert [one["read"] for one in shown.columns] == [text[:3] for text in shown.completions]
     (other,) = engine.texts([ReadableGroup(0, made[0].packet, 1)])
-    assert isinstance(other, GroupText) and len(other.columns) == 1
+    assert isinstance(other, GroupText)
+    assert len(other.columns) == 1
     assert set(engine._columns.taken()) == {"read", "length"}
     engine.close()

@@ -56,7 +56,10 @@ def test_the_highest_layer_that_names_a_setting_decides(tmp_path, file, environm
 
 def test_a_flag_that_was_not_given_overrules_nothing():
     settings, origins = settled(flags={"wait": None, "seed": 3}, environment={"FTIS_WAIT": "4"})
-    assert (settings.wait, origins["wait"], settings.seed, origins["seed"]) == (4, "environment FTIS_WAIT", 3, "flags")
+    assert settings.wait == 4
+    assert origins["wait"] == "environment FTIS_WAIT"
+    assert settings.seed == 3
+    assert origins["seed"] == "flags"
 
 
 @pytest.mark.parametrize(("task", "full", "lora"), [("arithmetic", 2e-4, 3e-3), ("gsm8k", 1e-6, 1e-4)])
@@ -182,7 +185,11 @@ def test_a_running_node_changes_what_it_can_and_nothing_else():
     first = Settings(wait=3.0)
     values = {"threshold": "none", "upload_mbit": "1.5", "steps": "7"}
     new = changed(running, {**values, "own_share": "default", "wait": "default"}, first)
-    assert (new.own_share, new.threshold, new.upload_mbit, new.steps, new.model) == (None, "none", 1.5, 7, "tiny-a")
+    assert new.own_share is None
+    assert new.threshold == "none"
+    assert new.upload_mbit == 1.5
+    assert new.steps == 7
+    assert new.model == "tiny-a"
     assert new.wait == 3.0, "what it was started with"
     for values, error in (
         ({"model": "tiny-b"}, "model cannot be changed while the node runs"),

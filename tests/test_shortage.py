@@ -49,7 +49,8 @@ def refused(**settings):
 
 def test_the_higher_limit_that_is_named_is_enough():
     found = refused(model="tiny-a", device="cpu", vram_gb=0.1)
-    assert "at least, and it may use 102 MB." in found.what and found.exit_code == 2
+    assert "at least, and it may use 102 MB." in found.what
+    assert found.exit_code == 2
     enough = float(found.fix.removeprefix("Give it more with --vram ").partition(",")[0])
     assert refused(model="tiny-a", device="cpu", vram_gb=enough) is None
     assert refused(model="tiny-a", device="cpu", vram_gb=enough - 0.02) is not None
@@ -61,7 +62,8 @@ def test_on_a_cpu_only_a_limit_is_held_against_it(monkeypatch):
     assert refused(model="tiny-a", device="cpu") is None
     assert refused(model="tiny-a", device="cpu", vram_share=0.5) is None, "what is free may change"
     found = refused(model="tiny-a", device="cpu", vram_share=1e-4)
-    assert "--set vram_share=" in found.fix and "--vram" not in found.fix
+    assert "--set vram_share=" in found.fix
+    assert "--vram" not in found.fix
 
 
 @pytest.mark.usefixtures("gpu")
@@ -80,7 +82,8 @@ def test_on_a_gpu_what_is_free_counts_too():
     found = refused(model="qwen2.5-7b", lora=False)
     assert "and 22.8 GB are free." in found.what
     assert found.exit_code == 1, "a supervisor tries again: it may be free later"
-    assert "--lora" in found.fix and "`ftis-node fit` says what fits" in found.fix
+    assert "--lora" in found.fix
+    assert "`ftis-node fit` says what fits" in found.fix
 
 
 def test_no_model_is_loaded_that_was_refused(monkeypatch):
@@ -124,7 +127,8 @@ async def test_letters_that_a_tokenizer_lacks_are_told(tmp_path, caplog):
         await process.stop()
     assert "The tokenizer of tiny-a has no token for some letters" in caplog.text
     assert process.facts.unwritable == "Aks"
-    assert f" {process.facts.held_out} questions held out, too few" in caplog.text and "--eval-data" in caplog.text
+    assert f" {process.facts.held_out} questions held out, too few" in caplog.text
+    assert "--eval-data" in caplog.text
 
 
 @pytest.mark.parametrize(

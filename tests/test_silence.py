@@ -98,7 +98,8 @@ def test_security_md_names_every_host_that_the_program_does():
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " not in node.value:
                 hosts |= set(re.findall(r"https?://([a-z0-9.-]+[a-z])", node.value))
     told = (ROOT / "docs" / "security.md").read_text().partition("## What a stranger can do")[0]
-    assert "raw.githubusercontent.com" in hosts and [host for host in hosts - LINKS if host not in told] == []
+    assert "raw.githubusercontent.com" in hosts
+    assert [host for host in hosts - LINKS if host not in told] == []
 
 
 @pytest.mark.slow
@@ -110,7 +111,8 @@ def test_a_model_of_pickles_is_named_to_no_service_that_would_convert_it(tmp_pat
     hub.model = files | {"pytorch_model.bin": pickled.getvalue()}
     with running(hub):
         ended = ran([sys.executable, "-c", LOAD], environment(tmp_path, hub))
-    assert ended.returncode == 1 and "cannot be loaded" in ended.stderr
+    assert ended.returncode == 1
+    assert "cannot be loaded" in ended.stderr
     assert strangers(tmp_path) == []
 
 
@@ -154,7 +156,8 @@ def test_what_an_owner_sets_or_a_process_starts_makes_no_difference():
         known = {name: text for name, text in os.environ.items() if name not in QUIET}
         known |= {} if told is None else dict.fromkeys(QUIET, told)
         printed = ran([sys.executable, "-c", code], known).stdout
-        assert printed.startswith("True") and all(f"'{name}': '{text}'" in printed for name, text in QUIET.items())
+        assert printed.startswith("True")
+        assert all(f"'{name}': '{text}'" in printed for name, text in QUIET.items())
 
 
 # A network of its own with a gateway that never answers, and a list of whatever any process dials, p2pd's too.
@@ -185,7 +188,8 @@ def test_the_network_daemon_dials_its_router_and_peers_and_nobody_else(relays, t
     assert ended.returncode == 0, ended.stderr
     told = [line for line in trace.read_text(errors="replace").splitlines() if "AF_INET" in line]
     dialled = [re.search(r"htons\((\d+)\).*?(?:inet_addr|inet_pton)\((?:AF_INET6, )?\"([^\"]+)", line) for line in told]
-    assert told and all(dialled)
+    assert told
+    assert all(dialled)
     abroad = {found.group(2, 1) for found in dialled if found and found.group(2) not in ("127.0.0.1", "::1")}
     router = {("239.255.255.250", "1900"), ("45.33.7.1", "5351")}
     assert abroad <= router | ({("45.33.7.9", "4001")} if relays else set())

@@ -135,7 +135,8 @@ def test_a_file_is_read_by_the_formats_own_library(parts, metadata):
             assert (file.metadata() or {}) == metadata
     assert found.keys() == tensors.keys()
     for name, tensor in tensors.items():
-        assert found[name].dtype == tensor.dtype and found[name].shape == tensor.shape
+        assert found[name].dtype == tensor.dtype
+        assert found[name].shape == tensor.shape
         assert torch.equal(found[name].float(), tensor.float())
 
 
@@ -151,7 +152,8 @@ def test_a_file_that_is_written_again_leaves_those_who_read_it_what_they_read(tm
     write_tensors(path, {"a": torch.zeros(100_000)})
     before = load_file(path)["a"]
     write_tensors(path, {"a": torch.ones(10)})
-    assert not before.any() and load_file(path)["a"].all()
+    assert not before.any()
+    assert load_file(path)["a"].all()
 
 
 def test_a_dtype_that_no_file_holds_is_named(tmp_path):

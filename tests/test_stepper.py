@@ -59,8 +59,13 @@ def test_what_waits_need_not_come_and_what_has_no_room_in_a_batch_is_not_counted
             demand.stepped(10, waiting)
         assert demand.groups_to_make(BATCH, 6, waiting) == BATCH - later
     waiting = Waiting(10, 8, 4)
-    assert (waiting.left(), waiting.left(2), waiting.usable(), waiting.usable(2)) == (-4, 0, 6, 10)
-    assert (Waiting(9, 9).left(), Waiting(9, 9).usable(), Waiting(9, 1, 4).usable()) == (NO_LIMIT - 9, 9, 9)
+    assert waiting.left() == -4
+    assert waiting.left(2) == 0
+    assert waiting.usable() == 6
+    assert waiting.usable(2) == 10
+    assert Waiting(9, 9).left() == NO_LIMIT - 9
+    assert Waiting(9, 9).usable() == 9
+    assert Waiting(9, 1, 4).usable() == 9
     assert foreign(5, 1.5, waiting) == 8 - 8, "six by newcomers and two others"
 
 

@@ -211,7 +211,8 @@ async def test_wrong_bytes_are_held_against_the_holder(swarms, caplog):
     await eventually(lambda: not victim.pulling.pulls, "nothing is on its way")
     assert known.announcement.author == author.author
     assert not any(victim.pulling._holders(target) for target in victim.swarm.gossip.table.choose(9, lambda known: -1))
-    assert victim.admitted == [] and not any(book.refused for book in victim.swarm.reputation.authors.values())
+    assert victim.admitted == []
+    assert not any(book.refused for book in victim.swarm.reputation.authors.values())
     assert not victim.swarm.reputation.banned(author.author)
     assert not any(victim.store.seen(*key) for key in made), "it may still come from somebody else"
     assert "other bytes than the author signed" in caplog.text

@@ -74,7 +74,8 @@ def test_there_is_one_announcement_an_author_and_round_and_of_two_that_differ_th
     assert bench.add(signed(1, 0), first_sender=PEERS[1]) is Outcome.KNOWN
     assert bench.add(signed(1, 1)) is bench.add(signed(2, 0)) is Outcome.NEW
     assert bench.add(signed(1, 0, content=1)) is bench.add(signed(1, 0, packets=2)) is Outcome.EQUIVOCATION
-    assert len(bench.table) == 3 and bench.known(1).announcement == signed(1, 0)
+    assert len(bench.table) == 3
+    assert bench.known(1).announcement == signed(1, 0)
 
 
 def test_who_told_is_known_to_know_and_to_hold_what_it_says(bench):

@@ -56,7 +56,10 @@ def test_arithmetic_never_changes():
     task = load_task("arithmetic")
     assert task.data == "f121ab9f8723431fe01c8840bbc8c993f0a3dd259552be9e9ceef043eaa0e929"
     assert task.train[:2] == (Example("1+1+2=", "4"), Example("1+1+3=", "5"))
-    assert (len(task.train), task.template, task.reward, task.completion_tokens) == (1310, "{question}", "integer", 16)
+    assert len(task.train) == 1310
+    assert task.template == "{question}"
+    assert task.reward == "integer"
+    assert task.completion_tokens == 16
 
 
 def test_a_text_run_lets_through_what_a_token_run_does(tmp_path):
@@ -81,7 +84,8 @@ def test_the_caps_of_a_text_run_fit_the_problems_and_solutions_of_gsm8k():
 @real_data
 def test_gsm8k_holds_every_row_and_every_gold_is_an_integer():
     task = load_task("gsm8k", data=DATA / "gsm8k_train.jsonl")  # the test file is found beside it
-    assert (len(task.train), len(task.held_out)) == (7473, 1319)
+    assert len(task.train) == 7473
+    assert len(task.held_out) == 1319
     assert task.data == gsm8k.TRAIN.sha256
     assert all(str(int(e.answer)) == e.answer for e in every(task))
     assert sum(e.answer.startswith("-") for e in every(task)) == 5
@@ -108,7 +112,8 @@ def test_the_template_is_plain_text_and_leaves_braces_in_questions_alone(tmp_pat
     prompt = task.prompt(task.train[0])
     assert prompt.endswith(f"User: {task.train[0].question}\nAssistant:")
     assert score(task.reward, f"{prompt}<think>a</think><answer>1</answer>", "1").reward == 0.0
-    assert (task.prompt_tokens, task.completion_tokens) == (512, 256)
+    assert task.prompt_tokens == 512
+    assert task.completion_tokens == 256
 
 
 # Local files

@@ -67,7 +67,9 @@ def dry(monkeypatch, tmp_path) -> tuple[str, ...]:
 def test_a_rule_rewards_its_own_form_and_no_other(rule, form):
     verdict = score(rule, FORMS[form].format("1,234"), "1234")
     own = form == form_of(rule)
-    assert (verdict.reward, verdict.formatted, verdict.lenient) == (float(own), own, True)
+    assert verdict.reward == float(own)
+    assert verdict.formatted == own
+    assert verdict.lenient is True
     assert score(rule, FORMS[form].format("13"), "1234").reward == 0.0
 
 
@@ -83,7 +85,8 @@ def test_a_rule_rewards_its_own_form_and_no_other(rule, form):
 )
 def test_the_last_answer_of_the_form_counts(text, reward, formatted):
     verdict = score("integer-boxed", text, "12")
-    assert (verdict.reward, verdict.formatted) == (reward, formatted)
+    assert verdict.reward == reward
+    assert verdict.formatted == formatted
     assert verdict.lenient >= reward
 
 
@@ -91,7 +94,9 @@ def test_mathematics_has_a_form_in_its_rule_too():
     with Judge("math-boxed", seconds=30.0) as judge:  # patient: a machine may be busy
         assert judge(r"So it is \boxed{\frac{1}{2}}.", "0.5").reward == 1
         tagged = judge("<think></think> <answer>1/2</answer>", "0.5")
-        assert (tagged.reward, tagged.formatted, tagged.lenient) == (0, False, True)
+        assert tagged.reward == 0
+        assert tagged.formatted is False
+        assert tagged.lenient is True
 
 
 @pytest.mark.parametrize("unit", ["\\boxed{", "{", "}", "9", "\\"])
@@ -128,7 +133,8 @@ def test_a_text_has_the_question_once_one_name_and_nothing_to_copy():
 )
 def test_a_named_template_goes_with_its_rule(rows, template, reward, name, rule):
     task = load_task(rows, template=template, reward=reward)
-    assert (known_as(task.template), task.reward) == (name, rule)
+    assert known_as(task.template) == name
+    assert task.reward == rule
 
 
 @pytest.mark.parametrize(
@@ -182,7 +188,8 @@ def test_a_trained_model_is_asked_in_its_run_s_words_where_they_go_with_the_task
 ):
     task = load_evaluation(rows, reward=of_task, template=named.get("template"))
     found = as_trained(task, run, named.get("reward"), named.get("template"))
-    assert (found.template, found.reward) == (template, rule)
+    assert found.template == template
+    assert found.reward == rule
 
 
 def test_eval_ask_and_check_ask_a_home_as_its_run_did(rows, tmp_path):
@@ -197,9 +204,12 @@ def test_eval_ask_and_check_ask_a_home_as_its_run_did(rows, tmp_path):
     saved_by(engine, home, 1, "tiny-bpe")
     line = ("eval", "--checkpoint", home, "--task", rows)
     told = answer(*line)
-    assert (told["reward"], known_as(told["template"])) == ("integer-boxed", "boxed-example")
+    assert told["reward"] == "integer-boxed"
+    assert known_as(told["template"]) == "boxed-example"
     own = engine.evaluate()
-    assert (told["prompts"], told["mean_tokens"], told["finished"]) == (own.prompts, own.mean_tokens, own.finished)
+    assert told["prompts"] == own.prompts
+    assert told["mean_tokens"] == own.mean_tokens
+    assert told["finished"] == own.finished
     assert r"\boxed{…}" in printed(*line)
     sampled = ("--model", home, "--rows", "1", "--samples", "2", "--completion-tokens", "8")
     assert answer("task", "check", rows, *sampled)["reward"] == "integer-boxed"
@@ -207,7 +217,8 @@ def test_eval_ask_and_check_ask_a_home_as_its_run_did(rows, tmp_path):
     plain = ("ask", "--checkpoint", home, "12+30=")
     assert answer(*plain) == answer(*plain, "--completion-tokens", "8")
     told = answer(*line, "--template", "paper")
-    assert (told["reward"], known_as(told["template"])) == ("integer", "paper")
+    assert told["reward"] == "integer"
+    assert known_as(told["template"]) == "paper"
 
 
 @pytest.mark.parametrize(
@@ -223,7 +234,9 @@ def test_eval_ask_and_check_ask_a_home_as_its_run_did(rows, tmp_path):
 )
 def test_only_what_nobody_chose_is_asked_otherwise_in_a_chat(rows, reward, template, name, rule, tokens):
     found = load_task(rows, reward=reward, template=template).in_chat()
-    assert (known_as(found.template), found.reward, found.completion_tokens) == (name, rule, tokens)
+    assert known_as(found.template) == name
+    assert found.reward == rule
+    assert found.completion_tokens == tokens
 
 
 def test_what_a_function_or_the_package_chose_stays_in_a_chat():
@@ -242,7 +255,9 @@ def test_a_new_run_asks_instruct_models_in_the_words_that_were_measured(rows, fi
     assert (run.chat, known_as(run.template), run.completion_tokens) == ("", "paper", 256), "a base model"
     run = new_run(file, rows, model=folder)
     assert run.chat
-    assert (known_as(run.template), run.reward, run.completion_tokens) == ("boxed", "integer-boxed", 512)
+    assert known_as(run.template) == "boxed"
+    assert run.reward == "integer-boxed"
+    assert run.completion_tokens == 512
     engine = Engine()
     settings = arithmetic_settings(model=folder, lora=False)
     begun = engine.load(settings, rows)
@@ -252,7 +267,9 @@ def test_a_new_run_asks_instruct_models_in_the_words_that_were_measured(rows, fi
     assert (known_as(old.template), old.reward) == ("paper", "integer"), "a run that exists stays as it is"
     line = (*dry, folder, "--full", "--task", rows)
     told = answer(*line)["run"]
-    assert (told["template"], told["reward"], told["completion_tokens"]) == ("boxed", "integer-boxed", 512)
+    assert told["template"] == "boxed"
+    assert told["reward"] == "integer-boxed"
+    assert told["completion_tokens"] == 512
     with opened(load_task(rows), [0], folder, None, None, None) as checked:
         assert checked.sampling.max_new_tokens == 512, "and so `task check` asks"
 
@@ -263,7 +280,8 @@ def test_a_new_run_asks_instruct_models_in_the_words_that_were_measured(rows, fi
     little = (least(256) + least(512)) / 2
     crowded = engine.load(settings.model_copy(update={"vram_gb": little}), rows)
     assert crowded.plan.fits
-    assert (known_as(crowded.template), crowded.completion_tokens) == ("boxed", 256)
+    assert known_as(crowded.template) == "boxed"
+    assert crowded.completion_tokens == 256
     why = "Answers may have 256 tokens, for there is no room for 512"
     assert why in crowded.plan.reasons[-2]
     out = printed(*line, "--vram", little, "--set", f"batch_groups={settings.batch_groups}")
@@ -276,11 +294,13 @@ def test_a_new_run_asks_instruct_models_in_the_words_that_were_measured(rows, fi
 
 def test_a_run_holds_text_and_rule_and_others_see_the_name(rows, dry, file):
     run = new_run(file, rows, "--template", "boxed")
-    assert (run.reward, run.template) == ("integer-boxed", BOXED)
+    assert run.reward == "integer-boxed"
+    assert run.template == BOXED
     line = (*dry, "tiny-bpe", "--task", rows)
     assert "template  boxed; judged by integer-boxed" in printed(*line, "--run", file)
     told = answer(*line, "--run", file)["run"]
-    assert (told["template"], told["reward"]) == ("boxed", "integer-boxed")
+    assert told["template"] == "boxed"
+    assert told["reward"] == "integer-boxed"
     error = refused(*line, "--run", file, "--template", "{question} Box it.")
     assert error.exit_code == 2
     assert "The run asks by the template boxed, not by '{question} Box it.'." in error.what
@@ -305,9 +325,11 @@ def test_a_stranger_s_template_is_shown_escaped_and_refused_if_nothing_could_ear
 
 def test_tasks_of_the_package_take_the_form_of_a_run_but_not_its_words():
     task = load_task("arithmetic", reward="integer-boxed")
-    assert (task.reward, task.template) == ("integer-boxed", "{question}")
+    assert task.reward == "integer-boxed"
+    assert task.template == "{question}"
     trained = as_trained(load_evaluation("arithmetic"), IN_BOXES, None, None)
-    assert (trained.reward, trained.template) == ("integer", "{question}")
+    assert trained.reward == "integer"
+    assert trained.template == "{question}"
     assert make_run(reward="integer-boxed").id != make_run(reward="integer").id
 
 
@@ -317,4 +339,6 @@ def test_tasks_of_the_package_take_the_form_of_a_run_but_not_its_words():
 def test_rows_are_checked_by_the_form(rows, monkeypatch):
     monkeypatch.setenv("FTIS_MODEL", "tiny-bpe")
     told = answer("task", "check", rows, "--template", "boxed")
-    assert (told["reward"], told["accepted"], told["refused"]) == ("integer-boxed", 40, 0)
+    assert told["reward"] == "integer-boxed"
+    assert told["accepted"] == 40
+    assert told["refused"] == 0

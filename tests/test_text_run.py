@@ -65,7 +65,8 @@ def numbers() -> Opened:
 def test_models_of_three_tokenizers_agree_on_the_prompts_and_on_every_reward(chars, numbers):
     author, context = chars
     reader, theirs = numbers
-    assert theirs.prompt_digests == context.prompt_digests and theirs.run == context.run
+    assert theirs.prompt_digests == context.prompt_digests
+    assert theirs.run == context.run
     rows = drawn(context)
     generated = author.generate(rows, AUTHOR, 7, 1)
     for slot, (row, group) in enumerate(zip(rows, generated.groups, strict=True)):

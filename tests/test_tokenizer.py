@@ -64,7 +64,8 @@ def prints(qwen) -> dict[str, str]:
 def test_qwens_base_instruct_and_coder_share_one_fingerprint(qwen, prints):
     assert qwen["base"].eos_token != qwen["instruct"].eos_token
     assert qwen["base"].chat_template != qwen["instruct"].chat_template
-    assert len(prints) == 3 and len(set(prints.values())) == 1
+    assert len(prints) == 3
+    assert len(set(prints.values())) == 1
 
 
 @real
@@ -142,9 +143,11 @@ def test_a_tokenizer_that_cannot_be_read_is_refused():
 
 
 def test_the_own_eos_and_the_familys_others_end_a_completion():
-    assert end_ids(tiny_tokenizer()) == (1,) and end_ids(word_tokenizer(5)) == (0,)
+    assert end_ids(tiny_tokenizer()) == (1,)
+    assert end_ids(word_tokenizer(5)) == (0,)
     state = bpe_state()
-    assert end_ids(from_state(state)) == (6,) and end_ids(from_state(state, eos_token="abc")) == (5, 6)
+    assert end_ids(from_state(state)) == (6,)
+    assert end_ids(from_state(state, eos_token="abc")) == (5, 6)
 
 
 def test_a_tokenizer_without_an_end_is_refused():

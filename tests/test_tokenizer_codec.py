@@ -163,7 +163,8 @@ def test_pieces_that_are_no_encoding_of_the_text_go_by_chunks():
     assert split.chunks.tolist() == [0, 1, 2]
     assert split.logprobs.tolist() == [-0.375, -0.375, -2.0]
     whole = read("26 words", as_text("<answer>7", 8, 1, end=-2.0))
-    assert whole.chunks is None and whole.token_ids.tolist() == split.token_ids.tolist()
+    assert whole.chunks is None
+    assert whole.token_ids.tolist() == split.token_ids.tolist()
 
 
 def test_bytes_with_two_ids_go_by_chunks_and_as_own_they_are_the_ordinary_id():
@@ -287,12 +288,16 @@ def test_the_first_token_without_text_ends_a_text():
     vocabulary = tokenizer("prepending").get_vocab()
     eight = vocabulary["8"]
     aborted = own.to_text(completion([eight, vocabulary["<s>"], eight, own.end]))
-    assert (aborted.text, aborted.pieces.tolist(), aborted.finished) == (b"8", [1, 0], False)
+    assert aborted.text == b"8"
+    assert aborted.pieces.tolist() == [1, 0]
+    assert aborted.finished is False
     assert aborted.logprobs.tolist() == [-0.125, -0.25]
     assert aborted.pieces.dtype == np.uint8
     assert aborted.logprobs.dtype == np.float32
     finished = own.to_text(completion([eight, own.end, eight], False))
-    assert (finished.text, finished.pieces.tolist(), finished.end) == (b"8", [1], -0.25)
+    assert finished.text == b"8"
+    assert finished.pieces.tolist() == [1]
+    assert finished.end == -0.25
 
 
 def test_an_end_that_is_an_ordinary_word_of_the_backend_is_an_end():
@@ -300,7 +305,10 @@ def test_an_end_that_is_an_ordinary_word_of_the_backend_is_an_end():
     words.eos_token = "end"
     own = Codec(words)
     sent = own.to_text(completion([0, 1]))
-    assert (own.end, sent.text, sent.pieces.tolist(), sent.end) == (1, b"8", [1], -0.25)
+    assert own.end == 1
+    assert sent.text == b"8"
+    assert sent.pieces.tolist() == [1]
+    assert sent.end == -0.25
 
 
 def test_a_token_longer_than_a_packet_holds_aborts():
@@ -310,7 +318,9 @@ def test_a_token_longer_than_a_packet_holds_aborts():
     own = Codec(PreTrainedTokenizerFast(tokenizer_object=words, eos_token="</s>"))
     assert own.to_text(completion([0, 2])).pieces.tolist() == [255]
     aborted = own.to_text(completion([0, 1, 2]))
-    assert (aborted.text, aborted.pieces.tolist(), aborted.finished) == (longest.encode(), [255, 0], False)
+    assert aborted.text == longest.encode()
+    assert aborted.pieces.tolist() == [255, 0]
+    assert aborted.finished is False
     made = own.from_text(as_text(longer, 200, 56, end=-1.0))
     assert made.token_ids.tolist() == [1, 2], "others may write such a text"
 

@@ -85,7 +85,9 @@ def test_row_55_an_honest_reward_passes(name):
 def test_a_reward_function_that_gives_no_verdict_is_told_before_a_run(name, why, cli, monkeypatch):
     monkeypatch.setenv("FTIS_MODEL", "tiny-bpe")
     code, out, _ = cli("task", "check", f"lucky:broken_{name}")
-    assert code == 1 and "error: The reward function of lucky:broken_" in out and "Mend it: it returns a Score" in out
+    assert code == 1
+    assert "error: The reward function of lucky:broken_" in out
+    assert "Mend it: it returns a Score" in out
     assert (why or "could not convert string to float") in out
     task = load_task(f"lucky:broken_{name}", code=True)
     if not why:
@@ -114,7 +116,8 @@ def test_row_55_the_built_in_rules_pay_for_skill_only(rule, folder):
     rows = [json.dumps({"question": f"What is number {n}?", "answer": gold}) for n, gold in enumerate(lines(rule))]
     (folder / "rows.jsonl").write_text("\n".join(rows))
     task = load_task("rows.jsonl", reward=rule)
-    assert len(task.train) >= ROWS // 2 and unskilled(task) is None
+    assert len(task.train) >= ROWS // 2
+    assert unskilled(task) is None
 
 
 def test_row_55_a_pattern_that_matches_everything_is_refused(folder):
@@ -127,5 +130,7 @@ def test_row_55_a_pattern_that_matches_everything_is_refused(folder):
 def test_trying_ends_in_time_and_says_so(caplog):
     caplog.set_level("INFO")
     task = load_task("lucky:hangs", code=True)
-    assert unskilled(task) is None and "Trying answers without skill on lucky:hangs" in caplog.text
-    assert unskilled(task, seconds=0.0) is None and "Not all answers without skill were tried" in caplog.text
+    assert unskilled(task) is None
+    assert "Trying answers without skill on lucky:hangs" in caplog.text
+    assert unskilled(task, seconds=0.0) is None
+    assert "Not all answers without skill were tried" in caplog.text

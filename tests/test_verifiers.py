@@ -142,7 +142,8 @@ def beside(library, monkeypatch, tmp_path):
 
 def test_an_environments_rewards_are_its_weighted_mean():
     task = load_task("verifiers:ftis_digits")
-    assert task.reward == f"verifiers:{VERSION}" and len(task.train) + len(task.held_out) == 100
+    assert task.reward == f"verifiers:{VERSION}"
+    assert len(task.train) + len(task.held_out) == 100
     row = next(row for row in task.train if row.question == "Be brief.\n\nSay a digit, the best for 0.")
     with scoring(task.reward, task.scorer) as scorer:
         assert scorer("<answer>3</answer>", row.answer).reward == 1.0
@@ -244,5 +245,6 @@ def test_two_daemons_learn_from_each_other_in_episodes_of_two_answers(tmp_path, 
     task = load_task("verifiers:ftis_guesses")
     models = pair(tmp_path, task, "0123456789", later=("Higher.", "Lower."))
     refused = run_cli("run", "new", "--any-tokenizer", "--task", task.name, "-o", str(tmp_path / "any.toml"))
-    assert refused.returncode == 2 and "such a run is for one tokenizer" in refused.stderr
+    assert refused.returncode == 2
+    assert "such a run is for one tokenizer" in refused.stderr
     learn(tmp_path, join, models, "--task", task.name, one_tokenizer=True, completion_tokens=128)

@@ -60,7 +60,8 @@ def test_each_steps_weights_sample_the_next_groups(server, engine, tmp_path):
     seen = []
     for _ in range(4):
         told = step(engine)
-        assert told.away is None and told.mismatch < 1e-3
+        assert told.away is None
+        assert told.mismatch < 1e-3
         seen.append(completions_of(engine.generate(ROWS).groups[0])[0].logprobs.tolist())
     assert len(set(map(tuple, seen))) == 4, "the weights did change"
     assert len(set(server.loaded)) == len(server.loaded) == 5, "each under a name of its own"
@@ -91,13 +92,15 @@ def test_what_it_samples_is_as_asked(server, engine):
 
 def test_an_evaluation_is_this_nodes_own(server, engine):
     asked = len(server.asked)
-    assert engine.evaluate().prompts == 40 and len(server.asked) == asked
+    assert engine.evaluate().prompts == 40
+    assert len(server.asked) == asked
 
 
 def test_rows_of_the_owners_own_are_never_told_to_it(server, tmp_path):
     engine = opened(server, tmp_path / "weights", own_data=own_rows(tmp_path))
     report = engine.step(batch_of(ROWS, engine.generate(ROWS).groups, uneven=True), own_data=3)
-    assert report.own_data_groups == 3 and report.generator.away is None
+    assert report.own_data_groups == 3
+    assert report.generator.away is None
     known = {tuple(prompt) for prompt in engine.prompts}
     assert all(tuple(prompt) in known for asked in server.asked for prompt in asked["prompt"])
 
@@ -109,7 +112,8 @@ def test_a_checkpoint_that_comes_back_is_given_to_it(server, tmp_path):
     step(engine)
     engine.restore(str(tmp_path / "kept"), 1)
     told = step(engine)
-    assert told.away is None and told.mismatch < 1e-3
+    assert told.away is None
+    assert told.mismatch < 1e-3
 
 
 def test_ids_without_a_token_are_ruled_out_in_few_bytes():
@@ -192,7 +196,8 @@ def test_what_a_server_cannot_sample_from_is_refused(chosen, home, words):
 
 def test_where_nobody_chose_it_has_layers_to_sample_from():
     _, plan = settle(arithmetic_settings(engine="vllm"), Workload(16, 16, 4, 4), {})
-    assert plan.lora and plan.quantisation == "none"
+    assert plan.lora
+    assert plan.quantisation == "none"
     assert not settle(arithmetic_settings(), Workload(16, 16, 4, 4), {})[1].lora
 
 
@@ -206,7 +211,8 @@ def test_a_node_samples_by_itself_until_the_server_is_there(server, tmp_path, ca
     engine = opened(server, tmp_path)
     for _ in range(2):
         told = step(engine)
-        assert "refused" in told.away and told.mismatch < 1e-3
+        assert "refused" in told.away
+        assert told.mismatch < 1e-3
     assert caplog.text.count("This node generates itself") == 1, "said once"
     server.start()
     assert step(engine).away is None

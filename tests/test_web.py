@@ -94,7 +94,8 @@ def test_a_homes_token_is_made_once_and_only_its_owner_can_read_it(tmp_path):
     assert stat.S_IMODE((tmp_path / "page.token").stat().st_mode) == 0o600
     (tmp_path / "page.token").chmod(0o644)
     (tmp_path / "other.token").write_text("")
-    assert len(read_token(tmp_path / "other.token")) == 43 and read_token(tmp_path / "other.token") != first
+    assert len(read_token(tmp_path / "other.token")) == 43
+    assert read_token(tmp_path / "other.token") != first
     assert read_token(tmp_path / "page.token") == first, "an open one is mended, and an empty one"
     assert {stat.S_IMODE(file.stat().st_mode) for file in tmp_path.iterdir()} == {0o600}
 
@@ -104,7 +105,8 @@ async def test_without_the_token_only_how_to_get_it_is_shown(page, browser, path
     _, cookie = await opens(link(page.address, TOKEN))
     for headers in ({}, bearer("wrong"), bearer(""), {"Authorization": TOKEN}, {"Cookie": f"{cookie}wrong"}):
         async with browser.get(page.address.rstrip("/") + path, headers=headers) as response:
-            assert (response.status, response.content_type) == (401, "text/plain")
+            assert response.status == 401
+            assert response.content_type == "text/plain"
             assert "ftis-node page" in await response.text()
 
 
@@ -116,7 +118,8 @@ async def test_the_link_becomes_a_cookie_for_this_site_alone(page, browser, path
         cookie = response.headers["Set-Cookie"]
     assert {"HttpOnly", "Path=/", "SameSite=Strict"} <= set(cookie.split("; "))
     async with browser.get(page.address + path) as response:
-        assert (response.status, response.content_type) == (200, "text/html")
+        assert response.status == 200
+        assert response.content_type == "text/html"
         assert TOKEN not in await response.text()
 
 
@@ -129,7 +132,8 @@ async def test_a_wrong_link_gives_no_cookie(page, browser):
 
 async def test_a_route_may_be_open_and_no_other_is(page, browser):
     async with browser.get(f"{page.address}metrics") as response:
-        assert (response.status, await response.text()) == (200, "up 1\n")
+        assert response.status == 200
+        assert await response.text() == "up 1\n"
     async with browser.get(f"{page.address}closed", headers=bearer()) as response:
         assert response.status == 200
 
@@ -152,9 +156,11 @@ async def test_it_answers_under_its_own_names_only(page, browser, host, status):
 async def test_it_is_to_be_looked_at_only_and_head_answers_without_a_body(page, browser):
     for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS"):
         async with browser.request(method, f"{page.address}api/status", headers=bearer()) as response:
-            assert (response.status, response.headers["Allow"]) == (405, "GET, HEAD")
+            assert response.status == 405
+            assert response.headers["Allow"] == "GET, HEAD"
     async with browser.head(page.address, headers=bearer()) as response:
-        assert (response.status, await response.read()) == (200, b"")
+        assert response.status == 200
+        assert await response.read() == b""
 
 
 @pytest.mark.parametrize(("path", "status"), [("", 200), ("api/status", 200), ("nothing", 404), ("broken", 500)])
@@ -270,7 +276,8 @@ async def test_each_group_is_read_once_and_texts_outlive_the_process(tmp_path, b
         node.components = SimpleNamespace(stepper=stepper)
         stepper.recent.add(1, batch(1, 1))
         first = await told("completions")
-        assert await told("completions") == first and reader.asked == 2
+        assert await told("completions") == first
+        assert reader.asked == 2
         assert [group["author"] for group in first["groups"]] == [None, peer_id(PEER)]
         read = {"text": HOSTILE, "reward": 1.0, "tokens": 2, "finished": True, "columns": {}}
         assert first["groups"][0]["completions"] == [read] * SHOWN
@@ -285,7 +292,8 @@ async def test_who_wants_no_page_gets_none(tmp_path):
     node = SimpleNamespace(home=Home(tmp_path))
     page = Dashboard(node)
     await page.show(Settings(page=False))
-    assert page.address is None and page.invitation() == {"link": None}
+    assert page.address is None
+    assert page.invitation() == {"link": None}
     assert not (tmp_path / "page.token").exists()
 
 

@@ -55,7 +55,8 @@ async def worker() -> AsyncIterator[Worker]:
 
 @on_one_loop
 async def test_answers_come_to_whom_they_belong(worker):
-    assert worker.pid is not None and worker.pid != os.getpid()
+    assert worker.pid is not None
+    assert worker.pid != os.getpid()
     answers = await asyncio.gather(*[worker.call(Generate([row] * (row % 3 + 1))) for row in range(12)])
     assert [len(answer.groups) for answer in answers] == [row % 3 + 1 for row in range(12)]
     assert len({decode(group.packet).prompt_digest for answer in answers for group in answer.groups}) == 12
@@ -73,7 +74,8 @@ async def test_a_mistake_of_the_user_arrives_with_its_fix(worker, tmp_path, mode
     assert worker.owing_seconds() == 0.0, "a download takes as long as it takes"
     with pytest.raises(UserError) as caught:
         await loading
-    assert type(caught.value) is kind and fix in caught.value.fix
+    assert type(caught.value) is kind
+    assert fix in caught.value.fix
 
 
 @on_one_loop
@@ -152,7 +154,8 @@ async def test_it_ends_by_itself_when_the_network_process_is_gone():
     async with started(loaded=True) as worker:
         busy = asyncio.create_task(worker.call(Generate([3] * 5000)))
         await asyncio.sleep(0.3)
-        assert worker._connection is not None and worker._process is not None
+        assert worker._connection is not None
+        assert worker._process is not None
         worker._connection.shutdown(socket.SHUT_RDWR)  # as the kernel does for a process that was killed
         assert await asyncio.to_thread(worker._process.wait, 5) == 0
         with pytest.raises(WorkerDied):
@@ -171,7 +174,8 @@ async def test_ctrl_c_is_not_for_it(plain):
             await worker.call(Load(settings=settings(model="tiny-z"), task="arithmetic"))
         pid = worker.pid
         await worker.stop()
-        assert worker.pid is None and not psutil.pid_exists(pid)
+        assert worker.pid is None
+        assert not psutil.pid_exists(pid)
         with pytest.raises(WorkerDied):
             await worker.call(Evaluate())
 
@@ -181,7 +185,8 @@ async def test_it_can_be_stopped_before_it_listens():
     async with started() as worker:
         pid = worker.pid
         await asyncio.wait_for(worker.stop(), PATIENCE)  # it still imports torch, and so cannot see that we are gone
-        assert pid is not None and not psutil.pid_exists(pid)
+        assert pid is not None
+        assert not psutil.pid_exists(pid)
 
 
 # --- messages -------------------------------------------------------------------------------------------------------
@@ -196,7 +201,9 @@ def test_messages_arrive_as_they_were_sent(calls):
         ours.close()
         for message in calls:
             arrived = messages.receive(theirs, Call)
-            assert arrived is not None and (arrived.id, arrived.op) == (message.id, message.op)
+            assert arrived is not None
+            assert arrived.id == message.id
+            assert arrived.op == message.op
             assert bytes(arrived.args) == bytes(message.args)
         assert messages.receive(theirs, Call) is None
 

@@ -42,7 +42,8 @@ def test_it_has_the_same_parent_descriptors_limits_and_end(tmp_path, monkeypatch
         plain = seen(tmp_path)
     sockets = forked[0].pop(), plain[0].pop()
     assert all(name.startswith("socket:") for name in sockets)
-    assert forked == plain and plain[-1] == -signal.SIGKILL
+    assert forked == plain
+    assert plain[-1] == -signal.SIGKILL
     assert resource.getrlimit(resource.RLIMIT_NOFILE) == plain[4]
 
 
@@ -51,7 +52,9 @@ def test_commands_print_and_end_alike():
     for words, code in ((("--version",), 0), (("status", "--home", "/nowhere"), 1), (("jion",), 2)):
         forked = [run_cli(*words) for _ in range(2)][-1]
         plain = run_cli(*words, TESTS_START_PLAIN="1")
-        assert (forked.returncode, forked.stdout, forked.stderr) == (code, plain.stdout, plain.stderr)
+        assert forked.returncode == code
+        assert forked.stdout == plain.stdout
+        assert forked.stderr == plain.stderr
 
 
 def test_what_cannot_be_started_raises_the_same(tmp_path):

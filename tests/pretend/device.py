@@ -279,12 +279,15 @@ def by_sequence(
     enable_gqa: bool,
 ) -> torch.Tensor:
     """What `varlen_attn` computes by its documentation, one sequence after another; for causal windows only."""
-    assert enable_gqa and window_size[1] == 0 and cu_seq_q.dtype == cu_seq_k.dtype == torch.int32
+    assert enable_gqa
+    assert window_size[1] == 0
+    assert cu_seq_q.dtype == cu_seq_k.dtype == torch.int32
     out = []
     queries = pairwise(cu_seq_q.tolist())
     keys = pairwise(cu_seq_k.tolist())
     for (first, end), (first_k, end_k) in zip(queries, keys, strict=True):
-        assert end - first <= max_q and end_k - first_k <= max_k
+        assert end - first <= max_q
+        assert end_k - first_k <= max_k
         q = query[first:end]
         k = key[first_k:end_k]
         v = value[first_k:end_k]
