@@ -159,7 +159,12 @@ def _bounds(metadata: Any) -> Iterator[str]:
     if isinstance(metadata, FieldInfo):  # of an annotated part
         for bound in metadata.metadata:
             yield from _bounds(bound)
-    for key, sign in (("ge", "≥"), ("gt", ">"), ("le", "≤"), ("lt", "<")):
+    for key, sign in (
+        ("ge", "≥"),
+        ("gt", ">"),
+        ("le", "≤"),
+        ("lt", "<"),
+    ):
         limit = getattr(metadata, key, None)
         if limit is not None:
             yield f"{sign} {limit if limit < 1 << 32 else f'2^{limit.bit_length() - 1}'}"

@@ -28,7 +28,11 @@ def completion(ids, finished, logprob=-0.5):
 
 
 def honest(author=AUTHOR, round_=4, slot=5, made=None):
-    full = [completion([1, 2, 998], True), completion(list(range(CAP)), False), completion([999], True)]
+    full = [
+        completion([1, 2, 998], True),
+        completion(list(range(CAP)), False),
+        completion([999], True),
+    ]
     return content(RUN, author, round_, slot, made or full, policy_step=40)
 
 

@@ -92,7 +92,12 @@ BAD_REFS = [
     [(0, 32, 5, 2**16)],
     [],
 ]
-CHANGES = [{"run_id": bytes(15)}, {"round": -1}, {"policy_step": 2**64}, {"issued_at": 1.5}]
+CHANGES = [
+    {"run_id": bytes(15)},
+    {"round": -1},
+    {"policy_step": 2**64},
+    {"issued_at": 1.5},
+]
 for refs in BAD_REFS:
     CHANGES.append({"packets": [PacketRef(slot, bytes(size), *numbers) for slot, size, *numbers in refs]})
 

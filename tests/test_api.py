@@ -97,7 +97,11 @@ async def test_a_busy_daemon_is_not_dead(socket_path, stopped, route, status):
 
 
 async def test_what_another_version_answers_is_read_as_far_as_it_can_be(socket_path):
-    told = {"state": "ONLINE", "later": [1], "network": {"reachability": "direct", "later": 2}}
+    told = {
+        "state": "ONLINE",
+        "later": [1],
+        "network": {"reachability": "direct", "later": 2},
+    }
     async with served(socket_path, {"/status": lambda: told}):
         assert await asyncio.to_thread(ask, socket_path, "/status", dict) == told, "as it is, for --json"
         status = await asyncio.to_thread(ask, socket_path, "/status", Status)
@@ -130,7 +134,13 @@ def test_a_status_has_the_fields_that_a_daemon_writes_in_their_order():
 
 @pytest.mark.parametrize(("stalled", "code"), [(False, 0), (True, 1)])
 async def test_it_is_well_unless_its_worker_stalls(socket_path, tmp_path, stalled, code):
-    told = {"state": "DEGRADED", "reason": "Something.", "advice": "", "stalled": stalled, "step": 3}
+    told = {
+        "state": "DEGRADED",
+        "reason": "Something.",
+        "advice": "",
+        "stalled": stalled,
+        "step": 3,
+    }
     Home(tmp_path).record_runtime(socket_path.parent)
     async with served(socket_path, {"/status": lambda: told}):
         checked = await asyncio.to_thread(CliRunner().invoke, app, ["health", "--home", str(tmp_path), "--json"])
@@ -139,9 +149,26 @@ async def test_it_is_well_unless_its_worker_stalls(socket_path, tmp_path, stalle
 
 
 async def test_peers_are_told_in_lines_that_their_words_cannot_break(socket_path, tmp_path):
-    numbers = {"accepted": 1, "bytes_in": 2_500_000, "bytes_out": 0, "seconds_since_seen": 61.0}
-    less = {"id": "B", "agent": "ftis-node/1", "addresses": [], "used": 1, "standing": "newcomer", "refused": {}}
-    more = less | {"id": "A", "agent": "x\n\x1b[2J", "addresses": ["/ip4/1.2.3.4/tcp/1"], "used": 3}
+    numbers = {
+        "accepted": 1,
+        "bytes_in": 2_500_000,
+        "bytes_out": 0,
+        "seconds_since_seen": 61.0,
+    }
+    less = {
+        "id": "B",
+        "agent": "ftis-node/1",
+        "addresses": [],
+        "used": 1,
+        "standing": "newcomer",
+        "refused": {},
+    }
+    more = less | {
+        "id": "A",
+        "agent": "x\n\x1b[2J",
+        "addresses": ["/ip4/1.2.3.4/tcp/1"],
+        "used": 3,
+    }
     told = {"peers": [less | numbers, more | numbers], "left_out": [{"id": "C", "reason": "another\rrun"}]}
     Home(tmp_path).record_runtime(socket_path.parent)
     async with served(socket_path, {"/peers": lambda: told}):
@@ -167,7 +194,13 @@ async def test_a_daemon_that_is_starting_is_waited_for(socket_path, tmp_path):
     home.close()
 
 
-@pytest.mark.parametrize(("dead", "what"), [(True, "No ftis-node daemon is running"), (False, "did not answer within")])
+@pytest.mark.parametrize(
+    ("dead", "what"),
+    [
+        (True, "No ftis-node daemon is running"),
+        (False, "did not answer within"),
+    ],
+)
 def test_a_dead_daemons_socket_is_as_none_and_a_silent_one_is_left(socket_path, dead, what):
     with socket.socket(socket.AF_UNIX) as silent:
         silent.bind(str(socket_path))

@@ -55,7 +55,13 @@ def test_a_model_that_does_not_fit_is_refused_before_it_is_made():
 @pytest.mark.parametrize("lora", [False, True])
 def test_a_folder_with_a_configuration_alone_is_measured_against_its_plan(tmp_path, lora):
     tiny_config().save_pretrained(tmp_path)
-    settings = Settings(model=str(tmp_path), device="cpu", lora=lora, lora_rank=4, vram_gb=4.0)
+    settings = Settings(
+        model=str(tmp_path),
+        device="cpu",
+        lora=lora,
+        lora_rank=4,
+        vram_gb=4.0,
+    )
     figures = bench_fit(settings, SMALL, repeats=2, tell=lambda line: None)
     assert figures["device"].startswith("cpu")
     assert figures["kind"] == ("lora" if lora else "full")

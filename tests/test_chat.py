@@ -93,7 +93,12 @@ def test_a_template_that_cannot_be_used_is_told_and_auto_goes_on_in_plain_text(t
 
 @pytest.mark.parametrize(
     ("template", "eos", "chat"),
-    [(CHATML, "<|im_end|>", True), (CHATML, "<eos>", False), (GEMMA, "<eos>", True), (None, "<eos>", False)],
+    [
+        (CHATML, "<|im_end|>", True),
+        (CHATML, "<eos>", False),
+        (GEMMA, "<eos>", True),
+        (None, "<eos>", False),
+    ],
 )
 def test_auto_is_a_chat_for_models_trained_to_end_a_turn(template, eos, *, chat):
     tokenizer = speaker(template, eos)

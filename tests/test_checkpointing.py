@@ -180,7 +180,12 @@ async def test_a_home_keeps_its_lora_layers_and_refuses_others(worker, saving, t
     assert origins["model"] == origins["lora_alpha"] == "home"
     assert remembered.layers_of(settings) is None
     assert remembered.layers_of(begun(lora=True, lora_alpha=8, quantisation="nf4")[0]) == layers
-    for name, value in (("lora_alpha", 32), ("lora_rank", 8), ("lora_targets", "v_proj"), ("quantisation", "none")):
+    for name, value in (
+        ("lora_alpha", 32),
+        ("lora_rank", 8),
+        ("lora_targets", "v_proj"),
+        ("quantisation", "none"),
+    ):
         with pytest.raises(UsageError, match=f"were trained with {name}=.*, not {value}"):
             begun(**{name: value})
     assert begun(model="tiny-b", lora_alpha=32)[0].lora_alpha == 32  # another model is refused by the checkpoint itself
@@ -222,7 +227,11 @@ def checkpointed(path, model):
     checkpoints = Checkpoints(path)
     directory = checkpoints.begin(1)
     (directory / "x").write_text("x")
-    facts = {"model": labelled(model, "full"), "optimiser": "adamw", "progress": Progress(step=1).facts()}
+    facts = {
+        "model": labelled(model, "full"),
+        "optimiser": "adamw",
+        "progress": Progress(step=1).facts(),
+    }
     checkpoints.commit(directory, facts)
     return path
 

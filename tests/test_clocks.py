@@ -52,7 +52,14 @@ def test_row_42_with_few_peers_nobody_can_say_whose_clock_is_wrong():
     assert "ahead of that of 1 peer: it or theirs is wrong" in found.reason
 
 
-@pytest.mark.parametrize(("behind", "told"), [(CLOCK_SHOWN - 1, False), (CLOCK_SHOWN, True), (-CLOCK_FAR + 1, True)])
+@pytest.mark.parametrize(
+    ("behind", "told"),
+    [
+        (CLOCK_SHOWN - 1, False),
+        (CLOCK_SHOWN, True),
+        (-CLOCK_FAR + 1, True),
+    ],
+)
 def test_row_42_some_minutes_are_told_and_change_no_state(behind, told):
     found = condition(Signs(peers=3, clock=ClockDifference(behind, 3)))
     assert found.state == State.ONLINE
@@ -108,7 +115,11 @@ async def test_row_42_two_nodes_learn_that_their_clocks_differ(tmp_path, monkeyp
 
 
 def test_row_42_the_doctor_tells_the_difference():
-    for behind, verdict in ((1.0, "ok"), (-600.0, "warn"), (4 * HOUR, "fail")):
+    for behind, verdict in (
+        (1.0, "ok"),
+        (-600.0, "warn"),
+        (4 * HOUR, "fail"),
+    ):
         network = JOINING["network"] | {"clock": {"behind": behind, "peers": 3}}
         (found,) = (one for one in of_a_running_node(answered(peers=3, network=network)) if one.subject == "clock")
         assert found.verdict == verdict
@@ -163,7 +174,15 @@ def set_clock(monkeypatch, by):
 
 
 @pytest.mark.parametrize("restart", [False, True])
-@pytest.mark.parametrize("by", [-4 * HOUR, 4 * HOUR, -30 * 365 * 24 * HOUR, 30 * 365 * 24 * HOUR])
+@pytest.mark.parametrize(
+    "by",
+    [
+        -4 * HOUR,
+        4 * HOUR,
+        -30 * 365 * 24 * HOUR,
+        30 * 365 * 24 * HOUR,
+    ],
+)
 def test_row_42_after_the_clock_was_set_a_full_store_still_drops_its_oldest_first(by, restart, tmp_path, monkeypatch):
     made = [group(ALICE.author, packet(ALICE.author, n, 0)) for n in range(6)]
     quota = 3 * (PACKET_BYTES + max(len(one.data) for one in made))

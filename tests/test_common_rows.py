@@ -89,7 +89,15 @@ def test_row_50_71_what_was_prepared_counts_once_an_author_and_epoch(now):
     assert refused(1, 1, [0, 1]) == 0, "the first again does count"
 
 
-@pytest.mark.parametrize(("epochs", "counts"), [(1, True), (-1, True), (2, False), (-2, False)])
+@pytest.mark.parametrize(
+    ("epochs", "counts"),
+    [
+        (1, True),
+        (-1, True),
+        (2, False),
+        (-2, False),
+    ],
+)
 def test_the_epoch_must_agree_with_the_age(now, epochs, counts):
     for age in (0, 7 * EPOCH):
         made = announced(1, 1, [0, 5], now + epochs * EPOCH - age)

@@ -102,7 +102,13 @@ def test_evaluations_take_no_more_than_their_share_of_the_time():
     evaluations = EvaluationSchedule(lambda: now)
     found = GreedyResult((), seconds=50.0, batch=4).figures()
     evaluations.taken(0, found, found.seconds)  # before any training, so not counted
-    for now, due in ((0.0, False), (499.0, False), (500.0, True), (999.0, False), (1000.0, True)):  # noqa: B007
+    for now, due in (  # noqa: B007
+        (0.0, False),
+        (499.0, False),
+        (500.0, True),
+        (999.0, False),
+        (1000.0, True),
+    ):
         assert (not evaluations.due_seconds()) is due
         if due:
             evaluations.taken(0, found, found.seconds)
@@ -125,7 +131,11 @@ def test_slow_evaluations_ask_fewer_questions_more_often_and_say_when(tmp_path):
     assert evaluations.parts() == 3
     assert evaluations.due_seconds() == pytest.approx(250.0)
     means.progress.pass_at_1_step = 5
-    for step, each, due in ((9, 30.0, 250.0), (9, 300.0, 300.0), (5, 200.0, 1000.0)):
+    for step, each, due in (
+        (9, 30.0, 250.0),
+        (9, 300.0, 300.0),
+        (5, 200.0, 1000.0),
+    ):
         means.progress.step = step
         means.pace.steps = deque([each])
         assert evaluations.due_seconds(means.until_evaluation()) == pytest.approx(due)
@@ -181,7 +191,14 @@ def test_a_model_that_became_worse_than_it_was_is_told_after_a_restart_too(tmp_p
         assert "third" in evaluations.warning
 
 
-@pytest.mark.parametrize(("formatted", "rule", "told"), [(False, "exact", 1), (True, "exact", 0), (False, "code:1", 0)])
+@pytest.mark.parametrize(
+    ("formatted", "rule", "told"),
+    [
+        (False, "exact", 1),
+        (True, "exact", 0),
+        (False, "code:1", 0),
+    ],
+)
 def test_a_form_never_written_is_told(caplog, formatted, rule, told):
     caplog.set_level("INFO")
     evaluations = EvaluationSchedule()

@@ -119,7 +119,12 @@ def test_what_only_looks_like_a_contradiction_is_allowed(flags):
     settled(**flags)
 
 
-BOUNDS = [("nice", 0, 19), ("vram_share", 0.01, 1), ("own_data_share", 0.01, 0.9), ("http_port", 0, 65535)]
+BOUNDS = [
+    ("nice", 0, 19),
+    ("vram_share", 0.01, 1),
+    ("own_data_share", 0.01, 0.9),
+    ("http_port", 0, 65535),
+]
 
 
 @pytest.mark.parametrize(("name", "least", "most"), [*BOUNDS, ("min_peers", 0, 64)])

@@ -151,7 +151,12 @@ def test_a_run_longer_than_the_models_context_is_refused_with_the_row_that_is(sh
 
 
 def test_a_model_whose_frequencies_change_is_held_to_the_length_before_that(tmp_path):
-    rope = {"rope_type": "longrope", "rope_theta": 1e4, **ROPES["longrope"][0], "original_max_position_embeddings": 21}
+    rope = {
+        "rope_type": "longrope",
+        "rope_theta": 1e4,
+        **ROPES["longrope"][0],
+        "original_max_position_embeddings": 21,
+    }
     name = model_in(tmp_path / "changing", max_position_embeddings=LONG, rope_parameters=rope)
     engine, facts = loaded("arithmetic", model=name)
     with pytest.raises(UsageError, match=r"a completion may have 16, but .* beyond 21 tokens \(longrope\)"):

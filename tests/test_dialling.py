@@ -62,12 +62,25 @@ def test_row_62_an_invitation_that_names_what_only_an_owner_may_is_refused_befor
     own = f"/p2p/{EVE.peer_id}"
     honest = invite(EVE, bytes(16), [f"{place}{own}", f"/ip4/10.0.0.1/tcp/4001{own}"], now=0.0, seconds=60)
     assert honest.dial == ("/ip4/10.0.0.1/tcp/4001",)
-    hostile = type(honest)(run_id=bytes(16), inviter=EVE.author, issued_at=0, expires=60, dial=(place,))
+    hostile = type(honest)(
+        run_id=bytes(16),
+        inviter=EVE.author,
+        issued_at=0,
+        expires=60,
+        dial=(place,),
+    )
     with pytest.raises(UsageError, match="only this node's owner"):
         read_line(hostile.signed_by(EVE).text, 1.0)
 
 
-@pytest.mark.parametrize(("host", "reached"), [("127.0.0.1", True), ("169.254.169.254", False), ("0.0.0.0", False)])
+@pytest.mark.parametrize(
+    ("host", "reached"),
+    [
+        ("127.0.0.1", True),
+        ("169.254.169.254", False),
+        ("0.0.0.0", False),
+    ],
+)
 async def test_row_62_a_name_that_leads_to_the_link_or_to_no_host_is_not_dialled(tmp_path, monkeypatch, host, reached):
     async def leads(*_, **__):
         return [(2, 1, 6, "", (host, 0))]
@@ -191,7 +204,12 @@ def test_row_78_only_a_members_own_newest_word_says_where_it_is():
     places = Places(run.id, EVE, members, {ann.author})
 
     def place(who, at, signer=None, dial="10.1.0.9", **other):
-        fields = {"run_id": run.id, "member": who.author, "issued_at": at, "dial": (f"/ip4/{dial}/tcp/4001",)} | other
+        fields = {
+            "run_id": run.id,
+            "member": who.author,
+            "issued_at": at,
+            "dial": (f"/ip4/{dial}/tcp/4001",),
+        } | other
         return Place(**fields).signed_by(signer or who).encoded
 
     def heard(data, peer=ben):
@@ -205,9 +223,12 @@ def test_row_78_only_a_members_own_newest_word_says_where_it_is():
     assert not any(map(heard, (forged, older, again, *of_strangers)))
     assert heard(older, ann)
     assert heard(place(ann, 6, dial="10.1.0.8")), "its own clock may have been set back"
-    assert Place(run_id=run.id, member=ann.author, issued_at=6, dial=("/ip4/10.1.0.8/tcp/4001",)).signed_by(
-        ann
-    ) == places.of(ann.author)
+    assert Place(
+        run_id=run.id,
+        member=ann.author,
+        issued_at=6,
+        dial=("/ip4/10.1.0.8/tcp/4001",),
+    ).signed_by(ann) == places.of(ann.author)
     for number in range(KEPT_MAX):
         member = identity(1000 + number)
         members.admits = (ann.author, ben.author, member.author).__contains__

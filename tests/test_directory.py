@@ -245,7 +245,14 @@ async def test_three_nodes_draw_as_many_bytes_as_three_simulated_ones(tmp_path):
             drawn.append(sum(node._traffic.bytes_out for node in nodes.values()))
     few = Scenario(nodes=3, session_seconds=1e9)
     size = len(records.pack_answer([of(ALICE)]))
-    simulated = await asyncio.to_thread(directory_figures, few, warmup=1.0, seconds=20.0, fresh=True, record_bytes=size)
+    simulated = await asyncio.to_thread(
+        directory_figures,
+        few,
+        warmup=1.0,
+        seconds=20.0,
+        fresh=True,
+        record_bytes=size,
+    )
     expected = simulated["directory_bytes_out_per_node_s"] * 20 * 3
     assert drawn[1] - drawn[0] == pytest.approx(expected, rel=0.03)
     long = of(ALICE, addresses=[f"/ip4/11.22.33.44/udp/40001/quic-v1/p2p/{ALICE.peer_id}"] * 4)

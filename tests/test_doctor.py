@@ -84,7 +84,11 @@ def test_a_check_that_breaks_or_hangs_is_a_finding_and_the_others_go_on(case_wit
         raise UserError("It is broken.", "Mend it.")
         yield
 
-    checks = [Check("breaks", breaks), Check("hangs", hangs, 0.05), Check("refuses", refuses, None)]
+    checks = [
+        Check("breaks", breaks),
+        Check("hangs", hangs, 0.05),
+        Check("refuses", refuses, None),
+    ]
     found = list(examine(case_with(), checks))
     forever.set()
     assert [one.subject for one in found] == ["breaks", "breaks", "hangs", "refuses"]
@@ -262,7 +266,14 @@ def test_a_hub_that_hangs_is_not_asked_again(case_with, monkeypatch):
     forever.set()
 
 
-@pytest.mark.parametrize(("code", "says"), [(404, "has no model"), (401, "gated"), (503, "answers 503")])
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        (404, "has no model"),
+        (401, "gated"),
+        (503, "answers 503"),
+    ],
+)
 def test_a_hub_without_the_model(case_with, code, says, monkeypatch):
     monkeypatch.setattr("ftis_node.policy.availability.get_token", lambda: "hf_secretsecretsecret")
     with hub_that(lambda path: 200 if path == "/" else code, monkeypatch):
@@ -342,7 +353,12 @@ def test_a_model_that_does_not_fit_fails_and_one_that_does_not(case_with):
 
 
 def test_a_model_that_takes_longer_is_told_with_what_it_costs(case_with, tmp_path):
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
     config = Lfm2Config(**sizes, vocab_size=40, num_key_value_heads=2, layer_types=["conv", "full_attention"])
     config.save_pretrained(tmp_path / "lfm2")
     case = case_with(model=str(tmp_path / "lfm2"), device="cpu", vram_gb=4.0)

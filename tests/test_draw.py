@@ -29,7 +29,15 @@ def test_the_row_is_the_specified_one(run_id, author, round_, slot, rows):
     assert draw(run_id, author, round_, slot, rows) == int(hashlib.sha256(message).hexdigest()[:16], 16) % rows < rows
 
 
-@pytest.mark.parametrize(("round_", "slot", "rows"), [(-1, 0, 5), (0, 2**64, 5), (2**64, 0, 5), (0, 0, 0)])
+@pytest.mark.parametrize(
+    ("round_", "slot", "rows"),
+    [
+        (-1, 0, 5),
+        (0, 2**64, 5),
+        (2**64, 0, 5),
+        (0, 0, 0),
+    ],
+)
 def test_a_draw_out_of_range_is_a_value_error(round_, slot, rows):
     with pytest.raises(ValueError):
         draw(RUN, AUTHOR, round_, slot, rows)

@@ -270,11 +270,21 @@ def test_weights_that_diverged_are_told_from_a_dtype_that_is_too_small():
 
 
 def test_a_model_whose_past_is_of_its_own_kind_is_refused():
-    small = {"num_heads": 8, "head_dim": 8, "state_size": 8, "n_groups": 2, "chunk_size": 8}
+    small = {
+        "num_heads": 8,
+        "head_dim": 8,
+        "state_size": 8,
+        "n_groups": 2,
+        "chunk_size": 8,
+    }
     config = Mamba2Config(vocab_size=40, hidden_size=32, num_hidden_layers=2, **small)
     policy = Policy("m", AutoModelForCausalLM.from_config(config), tiny_tokenizer(), torch.device("cpu"))
     older = OpenAIGPTConfig(vocab_size=40, n_embd=32, n_layer=2, n_head=2)
-    for refused in (partial(ready, policy), partial(geometry_of, config, "m"), partial(geometry_of, older, "m")):
+    for refused in (
+        partial(ready, policy),
+        partial(geometry_of, config, "m"),
+        partial(geometry_of, older, "m"),
+    ):
         with pytest.raises(UsageError, match="m keeps its past in a way of its own"):
             refused()
 

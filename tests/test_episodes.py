@@ -82,7 +82,14 @@ def grown(first, answers=(), said=()):
         heard.append(episode.token_ids.tolist())
         return next(said, [])
 
-    ((made,),) = go_on([[7, 7]], [[first]], answering=answering, following=following, turns=3, cap=20)
+    ((made,),) = go_on(
+        [[7, 7]],
+        [[first]],
+        answering=answering,
+        following=following,
+        turns=3,
+        cap=20,
+    )
     return made, asked, heard
 
 
@@ -129,7 +136,14 @@ def test_what_anothers_cap_cut_off_goes_on():
         return [answer(*[3] * most, finished=False) for _ in contexts]
 
     first = [[answer(1, 9)], [answer(*[1] * 7, 9)]]
-    made = go_on([[7], [8]], first, answering=answering, following=lambda *_: [5], turns=2, cap=10)
+    made = go_on(
+        [[7], [8]],
+        first,
+        answering=answering,
+        following=lambda *_: [5],
+        turns=2,
+        cap=10,
+    )
     assert caps == [(2, 1), (1, 6)], "the one with least room says how far all go"
     assert sampled == [[(0, 2), (1, 8)], [(0, 3)]], "each goes on in its own random numbers"
     for (episode,) in made:

@@ -269,7 +269,13 @@ def test_a_task_in_python_has_rows_and_a_source_file(tmp_path, monkeypatch):
         load_task("odd_tasks:hidden", code=True)
 
 
-@pytest.mark.parametrize("instead", [{"state": "ONLINE", "pausing": False}, {"state": "STOPPING", "pausing": True}])
+@pytest.mark.parametrize(
+    "instead",
+    [
+        {"state": "ONLINE", "pausing": False},
+        {"state": "STOPPING", "pausing": True},
+    ],
+)
 def test_a_wait_for_a_pause_ends(instead, monkeypatch, tmp_path):
     answers = iter([NodeState(state="ONLINE", pausing=True), NodeState(**instead)])
     monkeypatch.setattr(local, "ask_daemon", lambda *_, **__: next(answers))

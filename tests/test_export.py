@@ -131,7 +131,10 @@ def test_plain_libraries_compute_the_same(homes, kind, flags, form, tmp_path):
 
 def test_a_folder_is_complete_and_tells_nothing_of_this_machine(homes, tmp_path):
     private = [str(place).encode() for place in (homes["lora"], BASE, tmp_path)]
-    for flags, weights in (((), "model.safetensors"), (("--adapter",), "adapter_model.safetensors")):
+    for flags, weights in (
+        ((), "model.safetensors"),
+        (("--adapter",), "adapter_model.safetensors"),
+    ):
         out = tmp_path / weights
         told = exported(homes["lora"], out, *flags)
         assert told["files"] == {file.name: file.stat().st_size for file in out.iterdir()}
@@ -186,7 +189,13 @@ def test_a_stranger_s_template_stays_in_its_fence(homes, tmp_path):
     assert "arxiv" not in text
 
 
-@pytest.mark.parametrize("how", [("--dtype", "bfloat16"), ("--set", "dtype=bfloat16")])
+@pytest.mark.parametrize(
+    "how",
+    [
+        ("--dtype", "bfloat16"),
+        ("--set", "dtype=bfloat16"),
+    ],
+)
 def test_a_checkpoint_far_from_its_home_is_enough(homes, how, tmp_path):
     place = shutil.copytree(homes["full"] / "checkpoints" / "step-00000012", tmp_path / "step-00000012")
     assert exported(place, tmp_path / "out", *how)["dtype"] == "bfloat16"
@@ -304,7 +313,13 @@ def test_layers_that_hold_no_numbers_are_not_merged(homes, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-SIZES = {"vocab_size": 26, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+SIZES = {
+    "vocab_size": 26,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
 MODELS = {
     "llama": lambda: transformers.LlamaConfig(**SIZES, num_key_value_heads=2, tie_word_embeddings=True),
     "qwen2": lambda: transformers.Qwen2Config(**SIZES, num_key_value_heads=2),

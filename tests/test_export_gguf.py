@@ -34,7 +34,12 @@ def cache(tmp_path, monkeypatch):
 
 def trained(base, home, *, lora=True):
     """A home with a checkpoint of a model whose weights were changed."""
-    engine = opened_engine(model=str(base), lora=lora, lora_rank=4, lora_targets="all-linear")
+    engine = opened_engine(
+        model=str(base),
+        lora=lora,
+        lora_rank=4,
+        lora_targets="all-linear",
+    )
     change_weights(engine)
     saved_by(engine, home, 7, str(base))
     return home
@@ -142,7 +147,10 @@ def test_what_cannot_be_a_file_is_refused(tmp_path, monkeypatch):
     assert "too large for f16" in refused(*words, "--gguf", to).what
     shutil.rmtree(home / "checkpoints" / "step-00000008")
     config = json.loads((base / "config.json").read_text())
-    for changed, what in (({"hidden_act": "gelu"}, "hidden_act"), ({"model_type": "phi"}, "architecture is 'phi'")):
+    for changed, what in (
+        ({"hidden_act": "gelu"}, "hidden_act"),
+        ({"model_type": "phi"}, "architecture is 'phi'"),
+    ):
         (base / "config.json").write_text(json.dumps(config | changed))
         error = refused(*words, "--gguf", to)
         assert what in error.what

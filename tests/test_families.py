@@ -60,7 +60,7 @@ FAMILIES = {
         True, "Safe-Synthesizer 286, mlx-examples 900; tied: from memory",
     ),
     "Phi-4": Family(
-        {"<|endoftext|>": 100257, "<|im_start|>": 100264, "<|im_end|>": 100265, "<|im_sep|>": 100266}, 100352, 100352,
+        {"<|endoftext|>": 100257, "<|im_start|>": 100264, "<|im_end|>": 100265, "<|im_sep|>": 100266,}, 100352, 100352,
         (), (100257, 100265), "<|endoftext|>", "", "<|im_start|>user<|im_sep|>{}<|im_end|>",
         "<|im_start|>assistant<|im_sep|>", "<|im_end|>", False,
         "torchtune 2197 (ids), dotnet/machinelearning 7337 (template, rows)",
@@ -76,7 +76,7 @@ FAMILIES = {
         "transformers, configuration_glm.py (ends); else from memory",
     ),
     "Gemma-3-it": Family(
-        {"<eos>": 1, "<bos>": 2, "<start_of_turn>": 105, "<end_of_turn>": 106, "<image_soft_token>": 262144}, 262145,
+        {"<eos>": 1, "<bos>": 2, "<start_of_turn>": 105, "<end_of_turn>": 106, "<image_soft_token>": 262144,}, 262145,
         262144, ("<bos>",), (1, 106), "<eos>", "<bos>", "<start_of_turn>user\n{}<end_of_turn>\n",
         "<start_of_turn>model\n", "<end_of_turn>\n", True, "the GGUF of gemma-3-270m; transformers issue 37011",
         (("</s>", 212),),
@@ -121,7 +121,12 @@ def model(request, tmp_path_factory) -> Model:
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=family.eos)
     tokenizer.chat_template = _template(family)
     tokenizer.save_pretrained(path)
-    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    sizes = {
+        "hidden_size": 8,
+        "intermediate_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 1,
+    }
     config = LlamaConfig(vocab_size=family.rows, tie_word_embeddings=family.tied, **sizes)
     LlamaForCausalLM(config).save_pretrained(path)
     GenerationConfig(eos_token_id=list(family.ends)).save_pretrained(path)

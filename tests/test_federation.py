@@ -13,7 +13,12 @@ from ftis_node.lab.federation import Federation, average
 from ftis_node.lab.trial import Trial, finished
 from tests.support.lab import SETTINGS, cut, events, kind, run, spec, timeless
 
-ALONE = {"lora": True, "lora_rank": 4, "objective": "grpo", "batch_groups": 3}
+ALONE = {
+    "lora": True,
+    "lora_rank": 4,
+    "objective": "grpo",
+    "batch_groups": 3,
+}
 OWNERS = {
     "settings": SETTINGS | ALONE | {"eval_prompts": 8},
     "nodes": [
@@ -65,7 +70,11 @@ def test_an_owner_alone_counts_whole_whatever_it_gains():
 
 def test_public_rows_of_word_problems_are_nobodys_own():
     private = set()
-    for task in (owners.shop(), owners.share(), owners.compare()):
+    for task in (
+        owners.shop(),
+        owners.share(),
+        owners.compare(),
+    ):
         private |= {row.question for row in task.train}
     trained_on = {row.question for row in owners.public().train}
     held_out = {row.question for row in owners.public().held_out}

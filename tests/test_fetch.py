@@ -38,7 +38,14 @@ def bodies(count, size=1300):
 
 def targets(contents):
     refs = [PacketRef(slot, packet_digest(body), len(body), 1) for slot, body in enumerate(contents)]
-    made = announce(ALICE, run_id=RUN.id, round=0, policy_step=0, issued_at=0, packets=refs)
+    made = announce(
+        ALICE,
+        run_id=RUN.id,
+        round=0,
+        policy_step=0,
+        issued_at=0,
+        packets=refs,
+    )
     known = Known(made, made.encode(), 0.0, 0.0, None)
     return [Target(known, index) for index in range(len(contents))]
 

@@ -147,7 +147,12 @@ def test_the_time_of_a_step_follows_from_a_data_sheet_or_from_what_this_machine_
 
 
 def test_a_card_is_known_by_the_name_of_its_driver_and_its_relatives_are_not():
-    known = {"NVIDIA GeForce RTX 3060": 12, "Tesla T4": 16, "NVIDIA GeForce RTX 4090": 24, "NVIDIA H100 80GB HBM3": 80}
+    known = {
+        "NVIDIA GeForce RTX 3060": 12,
+        "Tesla T4": 16,
+        "NVIDIA GeForce RTX 4090": 24,
+        "NVIDIA H100 80GB HBM3": 80,
+    }
     assert {name: getattr(card_named(name), "vram", None) for name in known} == known
     relatives = ("RTX 3060 Ti", "RTX 4090 D", "RTX 4060 Laptop GPU", "RTX 3090")
     for name in (*(f"NVIDIA GeForce {one}" for one in relatives), "NVIDIA L4", "NVIDIA H200", "NVIDIA H100 PCIe"):

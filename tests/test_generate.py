@@ -79,7 +79,14 @@ IDS = st.integers(0, 25)
 )
 def test_a_completion_ends_at_its_first_eos_or_at_the_cap(seed, eos, cap, group, prompts, batch, temperature):
     sampling = Sampling(cap, temperature, tuple(sorted(eos)))
-    groups = generate(of_kind("padded"), prompts, group=group, sampling=sampling, generator=seeded(seed), batch=batch)
+    groups = generate(
+        of_kind("padded"),
+        prompts,
+        group=group,
+        sampling=sampling,
+        generator=seeded(seed),
+        batch=batch,
+    )
     assert len(groups) == len(prompts)
     for completions in groups:
         assert len(completions) == group
@@ -164,7 +171,14 @@ def test_a_prompt_is_read_once_for_its_whole_group(native):
 def test_what_is_generated_is_admitted_by_others(kind, eos):
     policy = of_kind(kind)
     author = identity(0).author
-    run = make_run(group=6, slots=8, completion_tokens=12, temperature=1.2, eos=eos, vocabulary=policy.vocabulary)
+    run = make_run(
+        group=6,
+        slots=8,
+        completion_tokens=12,
+        temperature=1.2,
+        eos=eos,
+        vocabulary=policy.vocabulary,
+    )
     context = AdmissionContext(run, prompt_digests(PROMPTS))
     rows = [draw(run.id, author, 3, slot, len(PROMPTS)) for slot in range(run.slots)]
     prompts = [PROMPTS[row] for row in rows]
@@ -180,6 +194,13 @@ def test_what_is_generated_is_admitted_by_others(kind, eos):
 def test_no_logprob_is_below_what_admission_allows_of_an_honest_sampler():
     sampling = Sampling(20, 3.0, (1,))
     least = -(math.log(26) + 18)
-    groups = generate(of_kind("full"), [PROMPTS[0]], group=400, sampling=sampling, generator=seeded(1), batch=400)
+    groups = generate(
+        of_kind("full"),
+        [PROMPTS[0]],
+        group=400,
+        sampling=sampling,
+        generator=seeded(1),
+        batch=400,
+    )
     for completion in groups[0]:
         assert completion.logprobs.min() > least

@@ -19,7 +19,12 @@ def test_news_spread_over_hops_and_are_not_told_twice(alice, bob):
     assert bob.knows(made)
     assert bob.exchange(carol) == Spoken(calls=2, entries=1, mentions=1)
     assert carol.knows(made)
-    for one, other in ((alice, bob), (bob, alice), (carol, bob), (bob, carol)):
+    for one, other in (
+        (alice, bob),
+        (bob, alice),
+        (carol, bob),
+        (bob, carol),
+    ):
         assert one.exchange(other) == Spoken(calls=1)
     assert bob.gossip.counts == {"new": 1}
 

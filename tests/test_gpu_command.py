@@ -84,11 +84,22 @@ def test_what_a_machine_has_not_is_skipped_and_what_breaks_is_told(monkeypatch):
 
 
 def test_the_page_has_the_card_and_each_measurement_beside_what_was_predicted(tmp_path):
-    card = {"card": Card(tflops=160.0).__dict__, "device": "cuda, X", "memory_gb": 25.8, "versions": {"torch": "2.13"}}
+    card = {
+        "card": Card(tflops=160.0).__dict__,
+        "device": "cuda, X",
+        "memory_gb": 25.8,
+        "versions": {"torch": "2.13"},
+    }
     card |= dict.fromkeys(("driver", "cuda", "capability", "wsl2", "allocator"), "?") | {"commit": "1234abc+"}
     lines = {"machine": [line("copies", 900.0, 1000.0, "GB/s")], "step": [line("tokens", 12000.4, None, "tokens/s")]}
     found = [
-        {"part": part, "state": "done", "seconds": 7.0, "small": False, "figures": (card | {"lines": some})}
+        {
+            "part": part,
+            "state": "done",
+            "seconds": 7.0,
+            "small": False,
+            "figures": (card | {"lines": some}),
+        }
         for part, some in lines.items()
     ]
     text = page(

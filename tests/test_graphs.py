@@ -58,7 +58,14 @@ def changed(policy):
 
 
 def endless(policy, prompts=PROMPTS, batch=288, seed=4):
-    return generate(policy, prompts, group=3, sampling=ENDLESS, generator=seeded(seed), batch=batch)
+    return generate(
+        policy,
+        prompts,
+        group=3,
+        sampling=ENDLESS,
+        generator=seeded(seed),
+        batch=batch,
+    )
 
 
 def tokens_of(groups):

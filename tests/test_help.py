@@ -46,10 +46,18 @@ def test_join_shows_ten_options_and_with_help_all_every_one():
 
 
 @pytest.mark.parametrize(
-    ("typed", "place", "offered"), [("ftis-node jo", 1, "join"), ("ftis-node join --lan --pri", 3, "--private")]
+    ("typed", "place", "offered"),
+    [
+        ("ftis-node jo", 1, "join"),
+        ("ftis-node join --lan --pri", 3, "--private"),
+    ],
 )
 def test_a_shell_completes_commands_and_options(typed, place, offered, monkeypatch, capsys):
-    for name, text in (("_FTIS_NODE_COMPLETE", "complete_bash"), ("COMP_WORDS", typed), ("COMP_CWORD", str(place))):
+    for name, text in (
+        ("_FTIS_NODE_COMPLETE", "complete_bash"),
+        ("COMP_WORDS", typed),
+        ("COMP_CWORD", str(place)),
+    ):
         monkeypatch.setenv(name, text)
     monkeypatch.setattr(sys, "argv", ["ftis-node"])
     with pytest.raises(SystemExit):

@@ -12,7 +12,15 @@ MIXED = (0.0, 1.0)
 
 @pytest.mark.parametrize(
     ("rewards", "right"),
-    [((0, 0), 0), ((0, 1), 1), ((1, 1), 2), ((0.5, 0.5), 2), ((0, 0.3), 1), ((-1, 0), 0), ((0.3, 1, 1), 2)],
+    [
+        ((0, 0), 0),
+        ((0, 1), 1),
+        ((1, 1), 2),
+        ((0.5, 0.5), 2),
+        ((0, 0.3), 1),
+        ((-1, 0), 0),
+        ((0.3, 1, 1), 2),
+    ],
 )
 def test_the_hint_counts_the_completions_with_the_highest_reward(rewards, right):
     assert right_of(rewards) == right
@@ -30,7 +38,12 @@ class Judge:
 
 @pytest.mark.parametrize(
     ("rule", "hint", "banned"),
-    [("integer", 2, True), ("integer", 1, False), ("integer", None, False), ("math", 2, False)],
+    [
+        ("integer", 2, True),
+        ("integer", 1, False),
+        ("integer", None, False),
+        ("math", 2, False),
+    ],
 )
 async def test_row_46_a_wrong_hint_is_a_fault_by_some_rules(tmp_path, rule, hint, banned):
     node = stepper(tmp_path, others=1, run=RUN.model_copy(update={"reward": rule}), worker=Judge())

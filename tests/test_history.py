@@ -50,7 +50,12 @@ def test_a_step_becomes_a_point_of_every_curve(path):
     }
     steps = history.facts()["steps"]
     assert {name: steps[name] for name in expected} == expected
-    figures = {"samples": 20.0, "loss_weight": 6.0, "negatives": 8.0, "filtered": 2.0}
+    figures = {
+        "samples": 20.0,
+        "loss_weight": 6.0,
+        "negatives": 8.0,
+        "filtered": 2.0,
+    }
     assert history.facts()["teachers"]["peer"] == figures
 
 
@@ -153,7 +158,16 @@ def test_half_a_line_waits_for_its_other_half_and_rubbish_is_left_out(path):
 
 def test_a_step_without_finite_numbers_leaves_a_gap_and_no_wreck(path):
     log = MetricsLog(path)
-    log.write("step", **step(1, own_reward=math.nan, foreign_reward=None, diagnostics={}, skipped="no finite loss"))
+    log.write(
+        "step",
+        **step(
+            1,
+            own_reward=math.nan,
+            foreign_reward=None,
+            diagnostics={},
+            skipped="no finite loss",
+        ),
+    )
     log.close()
     steps = curves(History(path))
     assert steps["own_reward"] == steps["foreign_reward"] == steps["importance"] == [None]

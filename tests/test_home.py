@@ -110,7 +110,16 @@ def test_who_asks_whether_a_home_is_in_use_keeps_no_daemon_from_it(home):
     assert home.in_use()
 
 
-@pytest.mark.parametrize(("text", "port"), [("4001", 4001), ("", 0), ("x", 0), ("70000", 0), ("-1", 0)])
+@pytest.mark.parametrize(
+    ("text", "port"),
+    [
+        ("4001", 4001),
+        ("", 0),
+        ("x", 0),
+        ("70000", 0),
+        ("-1", 0),
+    ],
+)
 def test_the_port_of_the_last_start_is_remembered(home, text, port):
     assert home.last_port() == 0
     home.path.mkdir()

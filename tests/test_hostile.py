@@ -181,7 +181,14 @@ async def test_row_04_05_09_47_what_no_honest_author_makes_is_refused_for_it(gro
 
 async def test_row_06_who_forges_or_alters_is_found_out_and_its_victims_are_not_blamed(stage):
     async with attacked(stage, identity.Row06Forged) as fight:
-        found_out = ("forged", "announcements"), ("other author", "refused_packets"), ("wrong bytes", "refused_packets")
+        found_out = (
+            ("forged", "announcements"),
+            ("other author", "refused_packets"),
+            (
+                "wrong bytes",
+                "refused_packets",
+            ),
+        )
         await until(lambda: any(any(fight.grown(what, reason)) for reason, what in found_out), "somebody found it out")
     assert fight.used_by_attackers() == 0
 

@@ -62,13 +62,22 @@ def place(tmp_path_factory) -> Iterator[Home]:
     home.page_token.write_text("0" * 43)
     event = json.dumps({"time": HOSTILE, "level": HOSTILE, "message": HOSTILE})
     home.log.write_text(HOSTILE.replace("\n", " ") + f"\n{event}\n")
-    answer = {"state": "STOPPING", "reason": HOSTILE, "pausing": True, "finishing": False}
+    answer = {
+        "state": "STOPPING",
+        "reason": HOSTILE,
+        "pausing": True,
+        "finishing": False,
+    }
 
     async def ordered(_):
         return answer
 
     api = Api(
-        {"/status": lambda: STATUS, "/peers": lambda: PEERS, "/page": lambda: {"link": "x"}},
+        {
+            "/status": lambda: STATUS,
+            "/peers": lambda: PEERS,
+            "/page": lambda: {"link": "x"},
+        },
         {f"/{name}": ordered for name in ("stop", "finish", "pause", "resume")},
     )
     loop = asyncio.new_event_loop()

@@ -19,7 +19,14 @@ from ftis_node.tasks.hub import parse
 from tests.support.hub import REVISION, Hub, running
 from tests.support.swarm import make_run
 
-ROWS = [{"question": f"What is {n} + {n}?", "answer": f"{n} and {n} are\n#### {2 * n}", "other": n} for n in range(60)]
+ROWS = [
+    {
+        "question": f"What is {n} + {n}?",
+        "answer": f"{n} and {n} are\n#### {2 * n}",
+        "other": n,
+    }
+    for n in range(60)
+]
 FULL = f"hf:ann/sums:main/train@{REVISION},question,answer"
 
 

@@ -140,7 +140,12 @@ def test_a_watch_counts_since_it_was_last_asked():
 def test_a_trial_tells_what_its_nodes_say_if_it_was_asked_to(tmp_path):
     nodes = [A, {"name": "X", "script": "padding copied"}]
     plain = spec(nodes=nodes, run={"group": 4, "completion_tokens": CAP}, steps=2)
-    watched = spec(nodes=nodes, run={"group": 4, "completion_tokens": CAP}, steps=2, payloads=True)
+    watched = spec(
+        nodes=nodes,
+        run={"group": 4, "completion_tokens": CAP},
+        steps=2,
+        payloads=True,
+    )
     assert "payloads" not in plain.facts()
     assert plain.id != watched.id
     steps = kind(run(watched, tmp_path / "watched"), "step", "A")

@@ -80,7 +80,13 @@ def test_lists_that_vary_make_a_cell_for_each_combination():
 
 def test_named_methods_make_a_cell_each():
     method = {"label": "F-TIS", "settings": {"objective": "ftis", "threshold": 2.0}}
-    cell = {"label": "Cell", "methods": ["a"], "settings": {"threshold": 1.0}, "attack": "padding", "values": {"x": 1}}
+    cell = {
+        "label": "Cell",
+        "methods": ["a"],
+        "settings": {"threshold": 1.0},
+        "attack": "padding",
+        "values": {"x": 1},
+    }
     [made] = experiment(cell, methods={"a": method}).all_cells()
     assert made.name == "cell a"
     assert made.label == "Cell: F-TIS"
@@ -90,8 +96,21 @@ def test_named_methods_make_a_cell_each():
 
 def test_what_has_an_each_is_written_out_for_each_combination():
     nodes = [A, {"each": {"who": ["X", "Y"], "i": [1, 2]}, "name": "{who} {i}", "script": "lying"}]
-    cells = [{"each": {"who": ["X", "Y"]}, "name": "with {who}", "nodes": ["A", "{who} 1"], "speed": {"{who} 1": 2.0}}]
-    claim = {"each": {"who": ["Y"]}, "text": "{who} {is} here", "compare": "less", "a": "with X", "b": "with {who}"}
+    cells = [
+        {
+            "each": {"who": ["X", "Y"]},
+            "name": "with {who}",
+            "nodes": ["A", "{who} 1"],
+            "speed": {"{who} 1": 2.0},
+        }
+    ]
+    claim = {
+        "each": {"who": ["Y"]},
+        "text": "{who} {is} here",
+        "compare": "less",
+        "a": "with X",
+        "b": "with {who}",
+    }
     made = experiment(nodes=nodes, cells=cells, claims=[claim])
     assert [node.name for node in made.nodes] == ["A", "X 1", "X 2", "Y 1", "Y 2"]
     assert [(cell.nodes, cell.speed) for cell in made.cells] == [(("A", f"{w} 1"), {f"{w} 1": 2.0}) for w in "XY"]
@@ -101,7 +120,11 @@ def test_what_has_an_each_is_written_out_for_each_combination():
 
 def test_settings_come_layer_upon_layer():
     made = spec(
-        {"settings": {"objective": "tis"}, "node": {"B": {"own_share": 0.0}}, "speed": {"B": 0.2}},
+        {
+            "settings": {"objective": "tis"},
+            "node": {"B": {"own_share": 0.0}},
+            "speed": {"B": 0.2},
+        },
         nodes=[A, {**B, "settings": {"seed": 7, "objective": "vis"}}],
     )
     first, second = (made.settings_of(member) for member in made.members)

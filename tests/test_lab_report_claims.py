@@ -134,7 +134,11 @@ def test_one_seed_decides_nothing(tmp_path):
 
 def costly(tmp_path):
     lab = Laboratory(tmp_path, target=0.5)
-    for name, end in (("slow", 0.6), ("fast", 0.9), ("never", 0.3)):
+    for name, end in (
+        ("slow", 0.6),
+        ("fast", 0.9),
+        ("never", 0.3),
+    ):
         lab.cell(name, {"A": around(end)})
     return lab
 

@@ -94,7 +94,11 @@ def weights(directory, node):
 
 
 @pytest.mark.parametrize(
-    ("way", "objective"), [("vertical", "gated"), pytest.param("horizontal", "hacpo", marks=pytest.mark.slow)]
+    ("way", "objective"),
+    [
+        ("vertical", "gated"),
+        pytest.param("horizontal", "hacpo", marks=pytest.mark.slow),
+    ],
 )
 def test_an_interrupted_trial_goes_on_to_the_same_numbers_and_weights(tmp_path, way, objective):
     """With the gate's level."""

@@ -34,7 +34,11 @@ from tests.support.swarm import OTHER_RUN, RUN, eventually, identity, make_run, 
 ANN, BEN, EVE = (identity(number) for number in range(1, 4))
 HERE = "127.0.0.1"
 LOOPBACK = ip_interface(f"{HERE}/8")
-FACTS = {b"run": RUN.id.hex().encode(), b"task": b"arithmetic", b"protocol": str(PROTOCOL_MAJOR).encode()}
+FACTS = {
+    b"run": RUN.id.hex().encode(),
+    b"task": b"arithmetic",
+    b"protocol": str(PROTOCOL_MAJOR).encode(),
+}
 
 
 def node(who=ANN, run=RUN.id, protocol=PROTOCOL_MAJOR):
@@ -116,7 +120,11 @@ async def across():
     listener = Lan("0.0.0.0", heard.append)
     liar = AsyncZeroconf(interfaces=["10.1.0.1"])
     await listener.start()
-    for who, place in ((ANN, "10.1.0.9"), (BEN, "10.2.0.9"), (EVE, HERE)):
+    for who, place in (
+        (ANN, "10.1.0.9"),
+        (BEN, "10.2.0.9"),
+        (EVE, HERE),
+    ):
         await tell(liar, who, place)
     await eventually(lambda: len(heard) >= 3, "all are heard")
     await asyncio.sleep(1.0)

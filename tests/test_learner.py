@@ -34,7 +34,12 @@ from tests.support.small_models import tiny_policy, twin
 
 @pytest.mark.parametrize(
     ("objective", "policy", "turns"),
-    [("grpo", POLICY, False), ("ftis", LORA, False), ("ftis", POLICY, True), ("grpo", LORA, True)],
+    [
+        ("grpo", POLICY, False),
+        ("ftis", LORA, False),
+        ("ftis", POLICY, True),
+        ("grpo", LORA, True),
+    ],
     ids=["answers", "lora", "episodes", "lora of own episodes"],
 )
 def test_a_step_is_the_one_written_out_by_hand(objective, policy, turns):
@@ -46,7 +51,12 @@ def test_a_step_is_the_one_written_out_by_hand(objective, policy, turns):
     decay = 0.1
     rule = RULES[objective] if objective != "ftis" else replace(RULES["ftis"], g=1.0)
     parts = {"threshold": rule.g}
-    settings = {"gradient_clip": clip, "learning_rate": rate, "betas": betas, "weight_decay": decay}
+    settings = {
+        "gradient_clip": clip,
+        "learning_rate": rate,
+        "betas": betas,
+        "weight_decay": decay,
+    }
     subject = learner(policy, objective, parts, **settings, micro_batch_tokens=64)
     reference = twin(policy)
     trained = [p for p in reference.model.parameters() if p.requires_grad]
@@ -221,7 +231,15 @@ def test_a_state_before_the_first_step_can_be_restored():
     assert_same(weights_of(fresh), weights_of(moved))
 
 
-@pytest.mark.parametrize("other", [{"hidden_size": 64}, {"num_hidden_layers": 3}, {"lora": True}], ids=str)
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"hidden_size": 64},
+        {"num_hidden_layers": 3},
+        {"lora": True},
+    ],
+    ids=str,
+)
 def test_another_models_checkpoint_is_refused_and_nothing_changes(other):
     policy = twin(POLICY)
     policy.model.half()

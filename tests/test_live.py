@@ -67,5 +67,11 @@ def test_who_samples_is_told_where_there_is_a_server(generator, words):
 
 
 def test_it_says_how_the_weights_are_held():
-    plan = {"memory_bytes": 1, "budget": 2, "fits": True, "dtype": "bfloat16", "quantisation": "nf4"}
+    plan = {
+        "memory_bytes": 1,
+        "budget": 2,
+        "fits": True,
+        "dtype": "bfloat16",
+        "quantisation": "nf4",
+    }
     assert "tiny-a (full, bfloat16, NF4)" in seen(60, plan=plan)[0]

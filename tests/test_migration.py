@@ -153,7 +153,13 @@ def test_a_damaged_memory_of_files_is_none(home, text):
 
 
 @pytest.mark.parametrize("opening", [lambda path: PacketStore(path, RUN, 1 << 20), StoredPackets])
-@pytest.mark.parametrize(("version", "words"), [(4, NEWER), (2, "has schema 2, .* start in a new --home")])
+@pytest.mark.parametrize(
+    ("version", "words"),
+    [
+        (4, NEWER),
+        (2, "has schema 2, .* start in a new --home"),
+    ],
+)
 def test_a_database_of_another_version_is_left_as_it_is(database, opening, version, words):
     with contextlib.closing(sqlite3.connect(database)) as db:
         db.execute(f"PRAGMA user_version = {version}")
@@ -176,7 +182,13 @@ def test_a_checkpoint_of_98648f7_is_read_and_not_written(tmp_path):
     assert contents(tmp_path) == before
 
 
-@pytest.mark.parametrize(("schema", "words"), [(checkpoints_module.SCHEMA + 1, NEWER), (1, OLDER)])
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        (checkpoints_module.SCHEMA + 1, NEWER),
+        (1, OLDER),
+    ],
+)
 def test_a_checkpoint_of_another_version_is_refused_not_called_damaged(tmp_path, schema, words):
     write_checkpoint(tmp_path / "step-00000002", {})
     write_checkpoint(tmp_path / "step-00000003", {}, schema=schema)

@@ -41,7 +41,11 @@ def accompanied(environment, stalled=0.0, status=lambda: "ONLINE: Training\nalon
 
 
 async def test_it_says_that_the_node_is_up_and_then_again_and_again_that_it_goes_on(manager):
-    environment = {"NOTIFY_SOCKET": manager.getsockname(), "WATCHDOG_USEC": "20000", "WATCHDOG_PID": str(os.getpid())}
+    environment = {
+        "NOTIFY_SOCKET": manager.getsockname(),
+        "WATCHDOG_USEC": "20000",
+        "WATCHDOG_PID": str(os.getpid()),
+    }
     with accompanied(environment):
         assert await heard(manager, 3) == [["READY=1"], *[["STATUS=ONLINE: Training alone.", "WATCHDOG=1"]] * 2]
     assert environment == {}, "what the node starts does not speak in its name"

@@ -33,7 +33,12 @@ def test_with_one_token_a_chunk_it_is_the_objective_over_tokens_bit_for_bit(name
         tokens = drawn()
         claims = tokens["start_logprobs"] - torch.linspace(-1, 1, 9)
         samples = {"ended": torch.tensor([True, False, True]), "own": torch.tensor([True, False, False])}
-        tokens |= {"sampler_logprobs": claims, "lengths": LENGTHS, "advantages": ADVANTAGES, **samples}
+        tokens |= {
+            "sampler_logprobs": claims,
+            "lengths": LENGTHS,
+            "advantages": ADVANTAGES,
+            **samples,
+        }
         terms = termed(PRESETS[name], **tokens, gate=-2.0, chunks=chunks)
         terms.value.sum().backward()
         found.append([tokens["trainer_logprobs"].grad, *(value.detach() for value in vars(terms).values())])
@@ -166,6 +171,11 @@ def test_claims_over_whole_samples_doubt_a_liar_and_no_honest_author():
 def test_honest_tokens_do_not_hide_lies_in_chunks():
     claims = Claims()
     claims.add(of_samples(torch.full((64,), 1.0)))
-    fine = {"samples": 1000.0, "tokens": 10_000.0, "excess": -800.0, "excess_squares": 900.0}
+    fine = {
+        "samples": 1000.0,
+        "tokens": 10_000.0,
+        "excess": -800.0,
+        "excess_squares": 900.0,
+    }
     claims.add(fine | {"surprising": 0.0, "likelihood": -1.0} | {f"bet_{bet}": -50.0 for bet in BETS})
     assert claims.paid >= DISPROVED

@@ -28,7 +28,11 @@ def gather(objective, micro_batches, own="me"):
 
 def test_figures_of_two_sources_worked_by_hand():
     me = ("me", 1.0, [0.0, 0.0])
-    peer = [("a", 2.0, [math.log(4), math.log(0.5)]), ("a", -1.0, [-2.0]), ("a", -1.0, [math.log(1.5)])]
+    peer = [
+        ("a", 2.0, [math.log(4), math.log(0.5)]),
+        ("a", -1.0, [-2.0]),
+        ("a", -1.0, [math.log(1.5)]),
+    ]
     summary = gather(ARITHMETIC, [[me, peer[0]], peer[1:]]).summary()
     a = summary.sources["a"]
     weights = [2.0, 0.5, math.exp(-2), 1.5]
@@ -104,7 +108,10 @@ def test_idle_samples_are_counted_and_in_no_other_figure():
 
 
 def test_a_summary_is_plain_floats_even_of_nothing():
-    for diagnostics in (Diagnostics("me"), gather(ARITHMETIC, [[("me", 1.0, [0.5]), ("a", -1.0, [-30.0])]])):
+    for diagnostics in (
+        Diagnostics("me"),
+        gather(ARITHMETIC, [[("me", 1.0, [0.5]), ("a", -1.0, [-30.0])]]),
+    ):
         diagnostics.idle["b"] += 1
         summary = diagnostics.summary()
         plain = asdict(summary)
@@ -114,7 +121,11 @@ def test_a_summary_is_plain_floats_even_of_nothing():
 
 
 def test_every_estimator_has_its_mean_and_its_worst_samples():
-    batch = [("a", 1.0, [0.1]), ("a", 1.0, [0.0, -0.2, 0.3]), ("b", -1.0, [-3.0])]
+    batch = [
+        ("a", 1.0, [0.1]),
+        ("a", 1.0, [0.0, -0.2, 0.3]),
+        ("b", -1.0, [-3.0]),
+    ]
     figures = gather(ARITHMETIC, [batch]).summary()
     for name, formula in FORMULAS.items():
         a, b, c, d, e = map(formula, (0.1, 0.0, -0.2, 0.3, -3.0))

@@ -70,7 +70,13 @@ def test_fixed_needs_a_divisor():
 
 
 def test_a_step_of_which_all_was_dropped_is_divided_by_one():
-    counts = {"groups": 1, "samples": 4, "tokens": 9, "dropped_samples": 4, "dropped_tokens": 9}
+    counts = {
+        "groups": 1,
+        "samples": 4,
+        "tokens": 9,
+        "dropped_samples": 4,
+        "dropped_tokens": 9,
+    }
     for aggregation in ("sample", "token"):
         assert PRESETS["ftis-author"].replace(aggregation=aggregation).batch_divisor(**counts) == 1
 

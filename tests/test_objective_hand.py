@@ -123,7 +123,11 @@ def test_loss_and_gradient_of_a_step_are_those_of_the_formulas(name, later):
 @pytest.mark.parametrize("count_end", [True, False], ids=["end", "no-end"])
 @pytest.mark.parametrize("count_dropped", [True, False], ids=["all", "kept"])
 def test_so_they_are_with_other_denominators(name, aggregation, count_end, count_dropped):
-    denominators = {"aggregation": aggregation, "count_end": count_end, "count_dropped": count_dropped}
+    denominators = {
+        "aggregation": aggregation,
+        "count_end": count_end,
+        "count_dropped": count_dropped,
+    }
     objective = PRESETS[name].replace(**denominators, divisor=CAP)
     agree(objective, replace(RULES[name], **denominators), level=-4.0, seeds=2)
 
@@ -144,7 +148,12 @@ def test_a_gate_and_a_filter_together_drop_what_either_drops(level):
 
 @pytest.mark.parametrize(
     ("advantage", "claimed", "kept"),
-    [(-1.0, -1.0, False), (0.0, -1.0, False), (-1.0, -1.25, True), (0.5, 0.0, True)],
+    [
+        (-1.0, -1.0, False),
+        (0.0, -1.0, False),
+        (-1.0, -1.25, True),
+        (0.5, 0.0, True),
+    ],
 )
 def test_filter_drops_at_the_threshold_itself_and_never_what_has_a_positive_advantage(advantage, claimed, kept):
     batch = packed([[-2.0]], [advantage], generator=[[claimed]])

@@ -113,8 +113,19 @@ def test_value_and_gradient_are_those_of_the_formula(name, seed):
 
 def test_grafts_weight_is_of_each_sides_own_tokens():
     """Three tokens here, two pieces there: s = e^(−1 + 1.5); then the floor, and one's own."""
-    for claims, weight in (([-1.0, -2.0], 1.0), ([-0.9, -0.9], math.exp(-0.1)), ([-0.5, -0.5], 0.0)):
-        batch = packed([[-1.0] * 3], [1.0], generator=[claims], own=[False], chunks=[0, 0, 1], written=[2])
+    for claims, weight in (
+        ([-1.0, -2.0], 1.0),
+        ([-0.9, -0.9], math.exp(-0.1)),
+        ([-0.5, -0.5], 0.0),
+    ):
+        batch = packed(
+            [[-1.0] * 3],
+            [1.0],
+            generator=[claims],
+            own=[False],
+            chunks=[0, 0, 1],
+            written=[2],
+        )
         assert termed(PRESETS["graft"], **batch).value.item() == pytest.approx(3 * weight), claims
 
 
@@ -133,7 +144,13 @@ def test_a_peer_with_the_same_policy_is_trusted_whole_with_the_end_and_without(n
 
 
 @pytest.mark.parametrize(
-    ("rewards", "advantages"), [([0, 1, 1], [0, 0.1, 0]), ([0, 0], [0, 0]), ([0.2, 0.5], [0, 0.1]), ([1], [0.1])]
+    ("rewards", "advantages"),
+    [
+        ([0, 1, 1], [0, 0.1, 0]),
+        ([0, 0], [0, 0]),
+        ([0.2, 0.5], [0, 0.1]),
+        ([1], [0.1]),
+    ],
 )
 def test_sgt_takes_one_right_sample_of_a_foreign_group(rewards, advantages):
     assert imitated(rewards, 0.1) == advantages

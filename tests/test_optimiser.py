@@ -22,7 +22,11 @@ from ftis_node.worker.planning import settle
 from tests.support.small_models import arithmetic_run, arithmetic_settings, batch_of
 
 # So large a rank that LoRA's matrices, too, are kept in 8 bits.
-KINDS = [{"lora": False}, {"lora": True, "lora_rank": 128}, {"lora": False, "dtype": "bfloat16"}]
+KINDS = [
+    {"lora": False},
+    {"lora": True, "lora_rank": 128},
+    {"lora": False, "dtype": "bfloat16"},
+]
 GSM8K = Workload(prompt_tokens=512, completion_tokens=256, group=12, batch_groups=24)
 
 

@@ -86,7 +86,11 @@ def test_a_signal_ends_all(tmp_path, line, wanted, number):
 
 @pytest.mark.parametrize("shell", [True, False])
 @pytest.mark.parametrize(
-    ("target", "wanted"), [("demo", {"p2pd -": 3}), ("unit", {"p2pd -": 2, "ftis_node.worker": 2})]
+    ("target", "wanted"),
+    [
+        ("demo", {"p2pd -": 3}),
+        ("unit", {"p2pd -": 2, "ftis_node.worker": 2}),
+    ],
 )
 def test_a_terminal_that_is_closed_ends_make(target, wanted, shell):
     """shell: one is there, which tells all that it started."""

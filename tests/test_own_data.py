@@ -72,7 +72,15 @@ def test_the_rows_of_a_step_follow_from_its_number_and_come_in_turn():
 # --- the node ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("batch", "share", "own"), [(24, 0.25, 6), (24, 0.01, 1), (2, 0.9, 1), (10, 0.9, 9)])
+@pytest.mark.parametrize(
+    ("batch", "share", "own"),
+    [
+        (24, 0.25, 6),
+        (24, 0.01, 1),
+        (2, 0.9, 1),
+        (10, 0.9, 9),
+    ],
+)
 def test_a_batch_has_their_part_and_another_group_at_least(tmp_path, batch, share, own):
     for has, part in ((True, own), (False, 0)):
         node = stepper(tmp_path, own_data=has, batch_groups=batch, own_data_share=share)

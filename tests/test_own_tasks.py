@@ -406,7 +406,12 @@ def test_make_task_holds_out_and_checks():
     assert score(task.reward, "<think></think><answer>3</answer>", "3").reward == 1.0
     assert make_task(rows, held_out=[("r", 1)]).train == make_task(rows, held_out=[]).train
     assert [row.place for row in task.train] == [f"Row {int(row.answer) + 1} of the task" for row in task.train]
-    for bad, what in (([], "no rows"), ([("q", "x")], "Row 1"), ([("", 1)], "Row 1"), ([("q", 1)], "only 1 different")):
+    for bad, what in (
+        ([], "no rows"),
+        ([("q", "x")], "Row 1"),
+        ([("", 1)], "Row 1"),
+        ([("q", 1)], "only 1 different"),
+    ):
         with pytest.raises(UsageError, match=what):
             make_task(bad)
     with pytest.raises(UsageError, match="no template 'hello'"):

@@ -97,7 +97,13 @@ CONSTRAINTS = str(ROOT / "constraints.txt")
 
 def run(*line, **environment):
     """The stdout of a command that ends well, in an environment of this machine's and nothing of this project's."""
-    told = subprocess.run([*map(str, line)], env=CLEAN | environment, cwd="/", capture_output=True, text=True)
+    told = subprocess.run(
+        [*map(str, line)],
+        env=CLEAN | environment,
+        cwd="/",
+        capture_output=True,
+        text=True,
+    )
     assert told.returncode == 0, told.stderr
     return told.stdout
 

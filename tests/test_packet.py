@@ -174,7 +174,13 @@ def test_packing_takes_plain_lists_and_wider_types():
 
 @pytest.mark.parametrize(
     ("ids", "logprobs"),
-    [([-1], [0.0]), ([2**32], [0.0]), ([1.5], [0.0]), ([1, 2], [0.0]), ([[1]], [[0.0]])],
+    [
+        ([-1], [0.0]),
+        ([2**32], [0.0]),
+        ([1.5], [0.0]),
+        ([1, 2], [0.0]),
+        ([[1]], [[0.0]]),
+    ],
     ids=["negative id", "id above u32", "fractional id", "missing log-prob", "two axes"],
 )
 def test_completions_that_make_no_sense_are_not_packed(ids, logprobs):

@@ -120,7 +120,14 @@ def test_a_round_may_be_any_number_that_can_be_signed(round, other, slot):
     store.close()
 
 
-@pytest.mark.parametrize(("fate", "synced"), [("trained", True), ("no-signal", False), ("refused", False)])
+@pytest.mark.parametrize(
+    ("fate", "synced"),
+    [
+        ("trained", True),
+        ("no-signal", False),
+        ("refused", False),
+    ],
+)
 def test_row_32_only_what_is_trained_on_waits_for_the_disk(tmp_path, fate, synced):
     store = opened(tmp_path)
     statements = []

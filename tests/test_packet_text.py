@@ -41,7 +41,11 @@ def same(one, other):
     )
 
 
-PLAIN = (completion(b"<think>", b"4", b"</think>"), completion("é".encode()[:1], end=None), completion())
+PLAIN = (
+    completion(b"<think>", b"4", b"</think>"),
+    completion("é".encode()[:1], end=None),
+    completion(),
+)
 
 
 def test_the_vector_of_the_specification():

@@ -15,7 +15,13 @@ from tests.support.swarm import PROMPTS, VOCABULARY, episode, is_in_specificatio
 END = 999
 OTHER_END = 998
 CAP = 12
-RUN = make_run(packet=3, turns=3, group=2, completion_tokens=CAP, eos=(OTHER_END, END))
+RUN = make_run(
+    packet=3,
+    turns=3,
+    group=2,
+    completion_tokens=CAP,
+    eos=(OTHER_END, END),
+)
 CONTEXT = AdmissionContext(RUN, prompt_digests(PROMPTS))
 AUTHOR = Identity(bytes(32)).author
 
@@ -28,7 +34,13 @@ def spelled(text, **more):
 
 
 def packet(*completions, prompt=(1, 2, 3), **fields):
-    header = {"run_id": bytes(range(16)), "author": AUTHOR, "round": 7, "slot": 1, "policy_step": 3} | fields
+    header = {
+        "run_id": bytes(range(16)),
+        "author": AUTHOR,
+        "round": 7,
+        "slot": 1,
+        "policy_step": 3,
+    } | fields
     return pack_group(**header, prompt_ids=prompt, completions=completions, turns=True)
 
 
@@ -112,7 +124,13 @@ def test_an_impossible_packet_is_not_encoded(changes):
 
 def outcome(*completions, context=CONTEXT):
     row = context.row_of(AUTHOR, 4, 5)
-    made = packet(*completions, prompt=PROMPTS[row], run_id=context.run.id, round=4, slot=5)
+    made = packet(
+        *completions,
+        prompt=PROMPTS[row],
+        run_id=context.run.id,
+        round=4,
+        slot=5,
+    )
     found = admit(context, AUTHOR, encode(made))
     return found.reason if isinstance(found, Rejection) else found
 

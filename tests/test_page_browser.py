@@ -60,9 +60,20 @@ async def all_peers():
 
 
 async def completions():
-    one = {"reward": 1.0, "tokens": 9, "finished": True, "columns": {EVIL: EVIL, "__proto__": LONG[:256], "n": 0.5}}
+    one = {
+        "reward": 1.0,
+        "tokens": 9,
+        "finished": True,
+        "columns": {EVIL: EVIL, "__proto__": LONG[:256], "n": 0.5},
+    }
     texts = [one | {"text": text} for text in (EVIL, LONG, "\u202eabc", "")]
-    group = {"step": 3, "author": None, "question": EVIL, "answer": EVIL, "completions": texts}
+    group = {
+        "step": 3,
+        "author": None,
+        "question": EVIL,
+        "answer": EVIL,
+        "completions": texts,
+    }
     return {"step": 3, "groups": [group, group | {"author": EVIL}]}
 
 
@@ -85,7 +96,12 @@ async def page(tmp_path) -> AsyncIterator[Web]:
     async def now():
         return STATUS
 
-    answers = {"status": now, "peers": all_peers, "history": history, "completions": completions}
+    answers = {
+        "status": now,
+        "peers": all_peers,
+        "history": history,
+        "completions": completions,
+    }
     server = Web(TOKEN, [json_route(f"/api/{name}", answer) for name, answer in answers.items()])
     await server.start("127.0.0.1", 0)
     yield server
@@ -104,7 +120,16 @@ async def looked_at(page, look, width=1280, *, dark=False):
     await asyncio.to_thread(work)
 
 
-@pytest.mark.parametrize(("width", "dark"), [(1280, False), (1280, True), (820, False), (360, True), (360, False)])
+@pytest.mark.parametrize(
+    ("width", "dark"),
+    [
+        (1280, False),
+        (1280, True),
+        (820, False),
+        (360, True),
+        (360, False),
+    ],
+)
 async def test_it_is_drawn_whole_at_any_width_and_fits_into_it(page, width, dark):
     def look(browser):
         assert browser.run("return document.querySelectorAll('.plot > svg').length") == 7

@@ -22,11 +22,35 @@ pytestmark = pytest.mark.skipif(missing() is not None, reason=missing() or "")
 
 TOKEN = "t" * 43
 CROWD = 45
-PEERS = [peer(f"12D3KooW{number:044d}", record=20, mean_reward=0.5, delivered=3, used=number) for number in range(12)]
-NAMES = {PEERS[0]["id"]: "Nadia of the hills", PEERS[1]["id"]: "12D3KooW", PEERS[2]["id"]: "W" * 30}
+PEERS = [
+    peer(
+        f"12D3KooW{number:044d}",
+        record=20,
+        mean_reward=0.5,
+        delivered=3,
+        used=number,
+    )
+    for number in range(12)
+]
+NAMES = {
+    PEERS[0]["id"]: "Nadia of the hills",
+    PEERS[1]["id"]: "12D3KooW",
+    PEERS[2]["id"]: "W" * 30,
+}
 STRANGERS = [{"id": f"12D3KooA{number:044d}", "reason": "it sent what it had not made"} for number in range(200)]
-SAMPLE = {"text": "<think>3+4</think><answer>7</answer>", "reward": 1.0, "tokens": 9, "finished": True}
-GROUP = {"step": 3, "author": None, "question": "3+4", "answer": "7", "completions": 4 * [SAMPLE]}
+SAMPLE = {
+    "text": "<think>3+4</think><answer>7</answer>",
+    "reward": 1.0,
+    "tokens": 9,
+    "finished": True,
+}
+GROUP = {
+    "step": 3,
+    "author": None,
+    "question": "3+4",
+    "answer": "7",
+    "completions": 4 * [SAMPLE],
+}
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +72,15 @@ def crowd(swarm, steps):
     if steps == STEPS[-1]:
         many = (seen[number % len(seen)] for number in range(CROWD))
         seen = [msgspec.structs.replace(one, id=one.id[:-2] + f"{number:02}") for number, one in enumerate(many)]
-    seen.append(msgspec.structs.replace(seen[0], id=PEERS[0]["id"], present=False, groups=0, claims=None))
+    seen.append(
+        msgspec.structs.replace(
+            seen[0],
+            id=PEERS[0]["id"],
+            present=False,
+            groups=0,
+            claims=None,
+        )
+    )
     history = minutes(steps, now - (NIGHT if steps == STEPS[1] else 0.0)).rows
     if steps == STEPS[2]:  # in this one the clock was set back by an hour
         history = [*history[:50], *([(row[0] or 0.0) - 3600.0, *row[1:]] for row in history[50:])]
@@ -68,7 +100,12 @@ def answers(tmp_path, steps, alone):
     groups = [GROUP, *([] if alone else [GROUP | {"author": PEERS[0]["id"]}])] if steps else []
     told = (TRAINING if steps else JOINING) | {"step": steps, "step_seconds": 6.0, "uptime": 900.0}
     if alone:
-        told |= {"state": "ALONE", "foreign_groups_used": {}, "bytes_in": steps // 3, "bytes_out": steps // 6}
+        told |= {
+            "state": "ALONE",
+            "foreign_groups_used": {},
+            "bytes_in": steps // 3,
+            "bytes_out": steps // 6,
+        }
     return {
         "status": told,
         "peers": NOBODY if alone else {"peers": PEERS, "left_out": STRANGERS, "names": NAMES},

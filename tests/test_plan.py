@@ -34,8 +34,17 @@ from tests.support.small_models import tiny_tokenizer
 
 ATTENTION = ("q_proj", "v_proj")
 ALL = (*ATTENTION, "k_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-CONFIGS = {"qwen": Qwen2Config, "llama": LlamaConfig, "gemma": partial(Gemma3TextConfig, head_dim=32)}
-PARAMETERS = {"0.5b": 494_032_768, "1.5b": 1_543_714_304, "3b": 3_085_938_688, "7b": 7_615_616_512}
+CONFIGS = {
+    "qwen": Qwen2Config,
+    "llama": LlamaConfig,
+    "gemma": partial(Gemma3TextConfig, head_dim=32),
+}
+PARAMETERS = {
+    "0.5b": 494_032_768,
+    "1.5b": 1_543_714_304,
+    "3b": 3_085_938_688,
+    "7b": 7_615_616_512,
+}
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -100,7 +109,14 @@ def test_a_built_in_model_is_measured_like_any_other():
     assert geometry("tiny-a").parameters == 75_968
 
 
-@pytest.mark.parametrize(("targets", "rank"), [(ATTENTION, 8), (ALL, 16), (("self_attn.o_proj", "down_proj"), 4)])
+@pytest.mark.parametrize(
+    ("targets", "rank"),
+    [
+        (ATTENTION, 8),
+        (ALL, 16),
+        (("self_attn.o_proj", "down_proj"), 4),
+    ],
+)
 def test_lora_parameters_are_as_many_as_pefts(targets, rank):
     model = LlamaForCausalLM(small_config("llama"))
     shape = geometry_of(model.config, "small")
@@ -299,7 +315,10 @@ def without_data(model):
 
 @pytest.mark.parametrize(
     ("name", "targets"),
-    [pytest.param("qwen2.5-3b", ATTENTION, marks=pytest.mark.slow), ("qwen2.5-1.5b", ())],
+    [
+        pytest.param("qwen2.5-3b", ATTENTION, marks=pytest.mark.slow),
+        ("qwen2.5-1.5b", ()),
+    ],
     ids=["3b-lora-checkpointing", "1.5b-full-checkpointing"],
 )
 def test_real_geometries_take_what_is_predicted(name, targets):

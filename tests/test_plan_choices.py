@@ -71,7 +71,12 @@ def rank(chosen):
 
 
 @pytest.mark.parametrize(
-    ("gb", "tokens", "checkpointing"), [(90, 16_384, False), (24, 4_096, False), (16, 16_384, True)]
+    ("gb", "tokens", "checkpointing"),
+    [
+        (90, 16_384, False),
+        (24, 4_096, False),
+        (16, 16_384, True),
+    ],
 )
 def test_smaller_micro_batches_are_taken_before_checkpointing(gb, tokens, checkpointing):
     chosen = planned(THREE, gb, lora=True)
@@ -100,7 +105,11 @@ def test_they_are_no_smaller_where_prompts_would_be_read_too_often():
 
 
 @pytest.mark.parametrize(
-    ("device", "wishes", "tokens"), [("cpu", {}, 2_048), ("cuda", {"micro_batch_tokens": 8_192}, 8_192)]
+    ("device", "wishes", "tokens"),
+    [
+        ("cpu", {}, 2_048),
+        ("cuda", {"micro_batch_tokens": 8_192}, 8_192),
+    ],
 )
 def test_they_are_no_smaller_on_a_cpu_nor_where_a_size_is_wished_for(device, wishes, tokens):
     for gb in np.arange(30, 60, 2):

@@ -106,7 +106,13 @@ def test_a_folder_is_loaded_without_asking_the_hub(folder, monkeypatch):
 # --- what is loaded -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("wanted", "dtype"), [(None, torch.float32), ("bfloat16", torch.bfloat16)])
+@pytest.mark.parametrize(
+    ("wanted", "dtype"),
+    [
+        (None, torch.float32),
+        ("bfloat16", torch.bfloat16),
+    ],
+)
 @pytest.mark.parametrize("saved", ["float32", "bfloat16"])
 def test_weights_have_the_dtype_that_is_asked_for(wanted, dtype, saved, folder):
     Qwen2ForCausalLM(tiny_config(vocab_size=40)).to(getattr(torch, saved)).save_pretrained(folder)
@@ -114,7 +120,14 @@ def test_weights_have_the_dtype_that_is_asked_for(wanted, dtype, saved, folder):
     assert {parameter.dtype for parameter in policy.model.parameters()} == {dtype}
 
 
-@pytest.mark.parametrize(("wanted", "device"), [("auto", "cuda:0"), ("cuda", "cuda:0"), ("cuda:1", "cuda:1")])
+@pytest.mark.parametrize(
+    ("wanted", "device"),
+    [
+        ("auto", "cuda:0"),
+        ("cuda", "cuda:0"),
+        ("cuda:1", "cuda:1"),
+    ],
+)
 def test_a_gpu_has_its_number(wanted, device, monkeypatch):
     """torch refuses to limit the memory of one without."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -130,7 +143,12 @@ def anonymous():
 def test_a_cast_goes_matrix_by_matrix(saved, kind, tmp_path, monkeypatch):
     """Into four bits here, and whole onto a device without memory. What quantises on a CPU takes four fp32 matrices."""
     ctypes.CDLL(None).mallopt(-3, 1 << 20)  # freed blocks of a MB go back to the system
-    sizes = {"hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 6, "initializer_range": 0.02}
+    sizes = {
+        "hidden_size": 512,
+        "intermediate_size": 1408,
+        "num_hidden_layers": 6,
+        "initializer_range": 0.02,
+    }
     model = Qwen2ForCausalLM(tiny_config(**sizes)).to(getattr(torch, saved))
     matrix = 512 * 1408 * 4
     whole = 2 * sum(parameter.numel() for parameter in model.parameters())
@@ -195,7 +213,13 @@ def test_a_config_that_names_what_its_model_does_not_do_is_refused(attribute, fo
 
 def test_a_model_whose_attention_is_capped_is_loaded_with_one_that_does_it(tmp_path):
     sizes = {name: getattr(tiny_config(), name) for name in ("hidden_size", "intermediate_size", "num_hidden_layers")}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 40, "eos_token_id": 1}
+    heads = {
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "vocab_size": 40,
+        "eos_token_id": 1,
+    }
     Gemma2ForCausalLM(Gemma2Config(**sizes, **heads, pad_token_id=0, bos_token_id=None)).save_pretrained(tmp_path)
     tiny_tokenizer().save_pretrained(tmp_path)
     change_config(tmp_path, attn_implementation="kernels-community/flash-attn2")

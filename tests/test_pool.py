@@ -66,7 +66,12 @@ class PoolMachine(RuleBasedStateMachine):
         self.given_out = {}
         self.idle = self.expired = 0
 
-    @rule(author=st.integers(1, 3), slot=st.integers(0, 5), age=st.floats(0, 60), signal=st.integers(0, 5))
+    @rule(
+        author=st.integers(1, 3),
+        slot=st.integers(0, 5),
+        age=st.floats(0, 60),
+        signal=st.integers(0, 5),
+    )
     def add(self, author, slot, age, signal):
         one = scored(author, 0, slot, self.clock.now - age, (1, 0) if signal else (1, 1))
         known = one.group.key in self.waiting or one.group.key in self.given_out

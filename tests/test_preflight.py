@@ -113,7 +113,11 @@ def test_a_large_file_is_left_to_who_uses_it(tmp_path, monkeypatch):
 
 def test_code_is_looked_for_and_not_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    code = {"theirs": "task = print", "package/__init__": "", "package/part": "def task(): ..."}
+    code = {
+        "theirs": "task = print",
+        "package/__init__": "",
+        "package/part": "def task(): ...",
+    }
     (tmp_path / "package").mkdir()
     for name, text in code.items():
         (tmp_path / f"{name}.py").write_text(f"{text}\nraise SystemExit('it ran')\n")
@@ -121,7 +125,10 @@ def test_code_is_looked_for_and_not_run(tmp_path, monkeypatch):
         assert checked(tmp_path, task=name).problems == (), name
     (problem,) = checked(tmp_path, task="nobodys.part:task").problems
     assert "no Python module nobodys.part" in problem.what
-    for name, near in (("thiers:task", "theirs"), ("resoning-gym:leg_counting", "reasoning-gym")):
+    for name, near in (
+        ("thiers:task", "theirs"),
+        ("resoning-gym:leg_counting", "reasoning-gym"),
+    ):
         (problem,) = checked(tmp_path, task=name).problems
         assert f"Did you mean {near!r}?" in problem.fix
     (tmp_path / "notes.txt").touch()

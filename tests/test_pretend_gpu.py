@@ -51,7 +51,13 @@ CASES = {"full": slice(1, 3), "lora": slice(3, 4)}
 def phases() -> list[Any]:
     """What is refused, and what the phases counted: full training with one layer and with two, LoRA in bf16."""
     command = [sys.executable, "-m", "tests.pretend.drive", "1", "2", "1 --lora --bf16 --checkpointing"]
-    ended = subprocess.run(command, cwd=Path(__file__).parents[1], capture_output=True, text=True, timeout=800)
+    ended = subprocess.run(
+        command,
+        cwd=Path(__file__).parents[1],
+        capture_output=True,
+        text=True,
+        timeout=800,
+    )
     assert ended.returncode == 0, ended.stderr
     return [json.loads(line) for line in ended.stdout.splitlines()]
 
@@ -118,7 +124,13 @@ def _of_a_token(told, counted, phase):
 
 
 def test_scoring_another_nodes_group_needs_no_device(told):
-    nothing = {"launches": 0, "kernels": 0, "waits": {}, "captures": 0, "current": []}
+    nothing = {
+        "launches": 0,
+        "kernels": 0,
+        "waits": {},
+        "captures": 0,
+        "current": [],
+    }
     assert all(one["score"] == nothing for one in told)
 
 

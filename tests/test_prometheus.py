@@ -84,7 +84,12 @@ def test_a_step_whose_numbers_are_none_shows_none(none):
 
 
 def test_no_text_of_a_peer_is_in_it():
-    bad = peer(agent=EVIL, addresses=[EVIL], standing=f"banned: it {EVIL}", lies={EVIL: 1})
+    bad = peer(
+        agent=EVIL,
+        addresses=[EVIL],
+        standing=f"banned: it {EVIL}",
+        lies={EVIL: 1},
+    )
     text = exposition(TRAINING, {"peers": [bad], "left_out": [{"id": PEER, "reason": EVIL}]})
     assert b"99" not in text
     assert samples(text)[f"ftis_node_peer_standing {PEER} banned"] == 1

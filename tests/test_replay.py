@@ -282,7 +282,12 @@ async def train_here(home, bad_steps, task="arithmetic"):
     home.run_file.write_text(dump_run_file(RunFile(run=run)))
     log = MetricsLog(home.metrics)
     settings = loaded.settings.model_dump(mode="json")
-    told = {"run": run.id.hex(), "settings": settings, "versions": versions(), "task": task}
+    told = {
+        "run": run.id.hex(),
+        "settings": settings,
+        "versions": versions(),
+        "task": task,
+    }
     log.write("started", step=0, fresh=True, **MACHINE | told)
     worker = InProcess(engine)
     node = stepper(home.path, 0, context=context, run=run, worker=worker, **settings)

@@ -349,7 +349,14 @@ def test_row_35_the_newcomer_nearest_to_a_record_is_preferred_and_others_are_tri
 
 def test_row_44_an_announcement_takes_a_few_bytes_a_packet_in_memory():
     refs = [PacketRef(slot, bytes([slot]) * 32, 4000 + slot, 1) for slot in range(RUN.slots)]
-    made = announce(ALICE, run_id=RUN.id, round=1, policy_step=0, issued_at=int(time.time()), packets=refs)
+    made = announce(
+        ALICE,
+        run_id=RUN.id,
+        round=1,
+        policy_step=0,
+        issued_at=int(time.time()),
+        packets=refs,
+    )
     read = decode_announcement(made.encode(), max_packets=RUN.slots).packets
     assert sys.getsizeof(read.packed) < 100 + 40 * RUN.slots
     assert list(read) == refs

@@ -273,7 +273,13 @@ def test_row_56_nobody_gives_a_certificate_unasked_and_nobody_takes_over_the_fou
     own = cara.own_chain
     later = dict(issued_at=int(NOW) + 60, expires=int(NOW) + 900 * DAY)
     for victim, who in ((founder, FOUNDER), (cara, CARA)):
-        for peer, issuer in ((ANN, ANN), (BEN, BEN), (EVE, ANN), (FOUNDER, ANN), (ANN, EVE)):
+        for peer, issuer in (
+            (ANN, ANN),
+            (BEN, BEN),
+            (EVE, ANN),
+            (FOUNDER, ANN),
+            (ANN, EVE),
+        ):
             own_made = (certificate(issuer, issuer, claimed=FOUNDER),)
             last = certificate(issuer, who, **later)
             for above in (ANNS, own_made, ()):

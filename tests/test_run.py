@@ -71,7 +71,14 @@ def test_hints_and_the_order_of_keys_do_not_change_the_id():
     assert parsed.run.id == run_of().id
 
 
-@pytest.mark.parametrize(("ours", "theirs"), [("temperature = 1.0", "temperature = 1"), ("\n", "\r\n")], ids=repr)
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        ("temperature = 1.0", "temperature = 1"),
+        ("\n", "\r\n"),
+    ],
+    ids=repr,
+)
 def test_another_spelling_does_not_change_the_id(ours, theirs):
     assert parse_run_file(TEXT.replace(ours, theirs)).run.id == run_of().id
 
@@ -79,7 +86,13 @@ def test_another_spelling_does_not_change_the_id(ours, theirs):
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
 
 
-@example(before='\x7f\t\r\n\\"""', after='\n"', temperature=0.01, name="\x00\x7f", bootstraps=["\n"])
+@example(
+    before='\x7f\t\r\n\\"""',
+    after='\n"',
+    temperature=0.01,
+    name="\x00\x7f",
+    bootstraps=["\n"],
+)
 @given(
     before=TEXTS,
     after=TEXTS,
@@ -93,7 +106,10 @@ def test_a_run_file_reads_back(before, after, temperature, name, bootstraps):
         return
     hints = run.Hints(name=name, bootstraps=tuple(bootstraps), contact=after)
     run_file = RunFile(run=run_of(template=template, temperature=temperature), hints=hints)
-    for back in (parse_run_file(run.dump_run_file(run_file)), run_file_from_json(run.run_file_as_json(run_file))):
+    for back in (
+        parse_run_file(run.dump_run_file(run_file)),
+        run_file_from_json(run.run_file_as_json(run_file)),
+    ):
         assert back == run_file
         assert back.run.id == run_file.run.id
 
@@ -169,7 +185,11 @@ def test_an_unknown_key_names_the_nearest_one_or_all_and_cannot_write_to_the_ter
 
 @pytest.mark.parametrize(
     ("text", "line"),
-    [("[run]\ntask = gsm8k\n", 2), ("[run]\n\ngroup 12\n", 3), ('[run]\ntask = "a"\ntemplate = """x\n', 4)],
+    [
+        ("[run]\ntask = gsm8k\n", 2),
+        ("[run]\n\ngroup 12\n", 3),
+        ('[run]\ntask = "a"\ntemplate = """x\n', 4),
+    ],
 )
 def test_broken_toml_names_its_line(text, line):
     assert f"Line {line} " in complaint(text).what
@@ -266,7 +286,11 @@ def test_row_44_a_run_that_would_break_a_node_is_refused_by_name(name, value, ot
 
 def test_row_44_a_run_at_its_bounds_is_one():
     for temperature in (run.TEMPERATURE_MIN, run.TEMPERATURE_MAX):
-        bounds = {"temperature": temperature, "slots": run.SLOTS_MAX, "prompt_tokens": run.TOKENS_MAX}
+        bounds = {
+            "temperature": temperature,
+            "slots": run.SLOTS_MAX,
+            "prompt_tokens": run.TOKENS_MAX,
+        }
         run.make_run(**FIELDS | bounds)
 
 
@@ -326,5 +350,11 @@ def test_the_largest_packet_of_a_text_run_fits_its_bound():
     pieces = np.full(300, 3, np.uint8)
     pieces[-1] = 255
     one = packet.TextCompletion(bytes(int(pieces.sum())), pieces, np.zeros(300, np.float32), 0.0)
-    made = packet.pack_text_group(run_id=text.id, author=bytes(38), prompt="", completions=[one] * 9, **LARGEST)
+    made = packet.pack_text_group(
+        run_id=text.id,
+        author=bytes(38),
+        prompt="",
+        completions=[one] * 9,
+        **LARGEST,
+    )
     assert len(packet.encode(made)) <= text.packet_bytes_max

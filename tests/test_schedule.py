@@ -107,7 +107,12 @@ class Machine:
     def has_battery(self, *, plugged, name="BAT0"):
         (supply := self._power / name).mkdir(exist_ok=True)
         self._mains.parent.mkdir(exist_ok=True)
-        for fact, value in {"energy_now": 50, "energy_full": 100, "power_now": 10, "capacity": 50}.items():
+        for fact, value in {
+            "energy_now": 50,
+            "energy_full": 100,
+            "power_now": 10,
+            "capacity": 50,
+        }.items():
             (supply / fact).write_text(str(value))
         (supply / "status").write_text("Charging" if plugged else "Discharging")
         self._mains.write_text(str(int(plugged)))

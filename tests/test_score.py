@@ -129,7 +129,12 @@ def other_model(config):
     return ready(Policy(config.model_type, model, small_models.tiny_tokenizer(), torch.device("cpu")))
 
 
-SIZES = {"vocab_size": 26, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+SIZES = {
+    "vocab_size": 26,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
 WIDE = SIZES | {"intermediate_size": 48, "num_key_value_heads": 2, "initializer_range": 0.3}
 LAYERS = ["sliding_attention", "full_attention"]
 GPT2 = {"vocab_size": 26, "n_embd": 32, "n_layer": 2, "n_head": 4}
@@ -199,7 +204,14 @@ def test_a_model_that_cannot_be_scored_is_refused_with_a_sentence():
 
 @pytest.mark.parametrize(
     ("tokens", "columns", "kept"),
-    [(1, 26, 0), (3, 1, 0), (15, 25, 0), (16, 13, 0), (17, 26, 1 << 20), (3, 26, 1 << 20)],
+    [
+        (1, 26, 0),
+        (3, 1, 0),
+        (15, 25, 0),
+        (16, 13, 0),
+        (17, 26, 1 << 20),
+        (3, 26, 1 << 20),
+    ],
 )
 def test_the_blocks_of_the_logits_do_not_matter(tokens, columns, kept, monkeypatch):
     policy = of_kind("padded")
@@ -263,7 +275,12 @@ def test_no_matrix_of_all_tokens_by_the_vocabulary_ever_exists(monkeypatch):
     chunk = 8
     hidden = 16
     in_blocks(monkeypatch, chunk, 1000)
-    sizes = {"hidden_size": hidden, "intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1}
+    sizes = {
+        "hidden_size": hidden,
+        "intermediate_size": 16,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+    }
     policy = small_models.tiny_policy(tokenizer=word_tokenizer(words), vocab_size=words, **sizes)
     completions = list(np.arange(200).reshape(10, 20))
     with _Largest() as largest:

@@ -62,7 +62,13 @@ def test_a_flag_that_was_not_given_overrules_nothing():
     assert origins["seed"] == "flags"
 
 
-@pytest.mark.parametrize(("task", "full", "lora"), [("arithmetic", 2e-4, 3e-3), ("gsm8k", 1e-6, 1e-4)])
+@pytest.mark.parametrize(
+    ("task", "full", "lora"),
+    [
+        ("arithmetic", 2e-4, 3e-3),
+        ("gsm8k", 1e-6, 1e-4),
+    ],
+)
 def test_the_learning_rate_is_ones_own_or_the_tasks_or_else_the_papers(task, full, lora):
     for flags, rates in (({}, [full, lora]), ({"learning_rate": 1e-5}, [1e-5, 1e-5])):
         settings, origins = settled(task=task, flags=flags | {"model": "qwen2.5-0.5b"})
@@ -219,6 +225,10 @@ def test_an_earlier_versions_setting_is_unknown(tmp_path):
 def test_settings_that_an_earlier_version_recorded_are_read_where_what_they_said_still_holds():
     earlier = Settings(wait=3.0).model_dump() | dict.fromkeys(RETIRED) | {"author_weight": "equal", "by_need": True}
     assert recorded(earlier) == recorded(earlier | {"engine": "hf"}) == Settings(wait=3.0)
-    for change in ({"author_weight": "gain"}, {"trust": "graft"}, {"nothing": 1}):
+    for change in (
+        {"author_weight": "gain"},
+        {"trust": "graft"},
+        {"nothing": 1},
+    ):
         with pytest.raises(ValidationError):
             recorded(earlier | change)

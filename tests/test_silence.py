@@ -178,7 +178,14 @@ RELAY = "/ip4/45.33.7.9/tcp/4001/p2p/12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDB
 
 
 @pytest.mark.skipif(not NETWORKS, reason="needs root, ip and strace")
-@pytest.mark.parametrize("relays", [(), pytest.param((RELAY,), marks=pytest.mark.slow)], ids=["alone", "with-a-relay"])
+@pytest.mark.parametrize(
+    "relays",
+    [
+        (),
+        pytest.param((RELAY,), marks=pytest.mark.slow),
+    ],
+    ids=["alone", "with-a-relay"],
+)
 def test_the_network_daemon_dials_its_router_and_peers_and_nobody_else(relays, tmp_path):
     """With a public address, the default host and no peers, or one that never answers; loopback is its own metrics."""
     line = command("join", "--home", str(tmp_path / "home"), "--device", "cpu", "--steps", "3", *STILL)

@@ -173,7 +173,14 @@ def test_a_forged_announcement_is_read_and_not_sound():
     who, other = Identity(bytes(32)), Identity(bytes(31) + b"1")
     _, body = make_packet(who.author, 7, 0, 1, 1)
     packets = [PacketRef(0, packet_digest(body), len(body), 1)]
-    made = announce(who, run_id=RUN.id, round=7, policy_step=1, issued_at=0, packets=packets)
+    made = announce(
+        who,
+        run_id=RUN.id,
+        round=7,
+        policy_step=1,
+        issued_at=0,
+        packets=packets,
+    )
     forged = made.encode().replace(who.author, other.author)
     read = Reader()
     assert read(made.encode(), max_packets=64).verify()

@@ -19,7 +19,11 @@ from ftis_node.learner.tensorfile import write_tensors
 from ftis_node.worker.checkpoint import SPARE
 from tests.support.small_models import batch_of, opened_engine
 
-KINDS = [{"lora": False}, {"lora": True}, {"lora": False, "dtype": "bfloat16"}]
+KINDS = [
+    {"lora": False},
+    {"lora": True},
+    {"lora": False, "dtype": "bfloat16"},
+]
 
 
 def train(engine):
@@ -142,7 +146,11 @@ def test_a_file_is_read_by_the_formats_own_library(parts, metadata):
 
 def test_large_and_transposed_tensors_are_written_in_parts(tmp_path, monkeypatch):
     monkeypatch.setattr(tensorfile, "_PART", 7)
-    tensors = {"a": torch.randn(5, 9).T, "b": torch.randn(3).bfloat16(), "c": torch.tensor(2)}
+    tensors = {
+        "a": torch.randn(5, 9).T,
+        "b": torch.randn(3).bfloat16(),
+        "c": torch.tensor(2),
+    }
     write_tensors(tmp_path / "file", tensors)
     assert same(load_file(tmp_path / "file"), tensors)
 

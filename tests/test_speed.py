@@ -22,13 +22,22 @@ def test_segments_grow_in_every_process_but_under_wsl2_unless_the_owner_sets_the
         owners = {name: "backend:cudaMallocAsync"}
         expand_segments(owners)
         assert owners == {name: "backend:cudaMallocAsync"}
-    for kernel, grows in (("6.6.87.2-microsoft-standard-WSL2", False), ("6.12.48+deb13-amd64", True)):
+    for kernel, grows in (
+        ("6.6.87.2-microsoft-standard-WSL2", False),
+        ("6.12.48+deb13-amd64", True),
+    ):
         (tmp_path / "osrelease").write_text(f"{kernel}\n")
         there = {}
         expand_segments(there, tmp_path / "osrelease")
         assert there == ({NAMES[1]: GROWING} if grows else {})
     code = "import os, sys, ftis_node; assert 'torch' not in sys.modules; print(os.environ['PYTORCH_CUDA_ALLOC_CONF'])"
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={"PATH": ""}, timeout=100)
+    told = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env={"PATH": ""},
+        timeout=100,
+    )
     assert told.stdout.strip() == GROWING, told.stderr
 
 

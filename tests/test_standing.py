@@ -184,7 +184,15 @@ def test_claims_that_rounding_lowers_are_never_doubted(rng, clock):
         assert reputation.weight(ALICE) == 1.0
 
 
-@pytest.mark.parametrize(("lie", "apart"), [(0.9, 0.05), (0.5, 0.5), (0.7, 1.0), (0.8, 1.672)])
+@pytest.mark.parametrize(
+    ("lie", "apart"),
+    [
+        (0.9, 0.05),
+        (0.5, 0.5),
+        (0.7, 1.0),
+        (0.8, 1.672),
+    ],
+)
 def test_row_10_too_low_claims_lead_to_a_ban_within_a_few_steps(lie, apart, rng, clock):
     reputation = Reputation(clock)
     found_out(reputation, rng, apart, lie)

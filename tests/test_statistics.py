@@ -59,7 +59,11 @@ def test_intervals_and_the_share_of_collapses_hold_what_they_claim():
     skewed = 1 - draw.exponential(0.03, sets)
     capped = np.minimum(1, draw.normal(1, 0.04, sets))
     errors = 0.94 - 2 * math.sqrt(0.06 / 800)
-    for values, truth in ((near, 0.7), (skewed, 0.97), (capped, 1 - 0.04 / math.sqrt(2 * math.pi))):
+    for values, truth in (
+        (near, 0.7),
+        (skewed, 0.97),
+        (capped, 1 - 0.04 / math.sqrt(2 * math.pi)),
+    ):
         half = stats.t.ppf(0.975, 7) * values.std(axis=1, ddof=1) / math.sqrt(8)
         students = np.mean(np.abs(values.mean(axis=1) - truth) <= half)
         assert held(map(mean_interval, values.tolist()), truth) >= max(students, errors)

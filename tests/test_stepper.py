@@ -26,7 +26,17 @@ from tests.support.swarm import CONTEXT, group, identity, packet, scored
 NOTHING = Waiting(0)
 
 
-@pytest.mark.parametrize(("others", "own"), [(0, 24), (1, 12), (2, 8), (3, 6), (4, 6), (50, 6)])
+@pytest.mark.parametrize(
+    ("others", "own"),
+    [
+        (0, 24),
+        (1, 12),
+        (2, 8),
+        (3, 6),
+        (4, 6),
+        (50, 6),
+    ],
+)
 def test_a_node_makes_its_part_of_the_batch_but_no_less_than_a_quarter(tmp_path, others, own):
     node = stepper(tmp_path, others)
     assert vertical(node).own_quota() == own
@@ -85,7 +95,14 @@ def test_what_a_checkpoint_of_an_earlier_version_says_of_needed_rows_is_left_alo
     assert Progress.from_facts(taken.facts()) == taken
 
 
-@pytest.mark.parametrize(("pace", "found"), [(0.0, 1), (791.0, 2), (5000.0, 3)])
+@pytest.mark.parametrize(
+    ("pace", "found"),
+    [
+        (0.0, 1),
+        (791.0, 2),
+        (5000.0, 3),
+    ],
+)
 async def test_after_a_restart_the_pool_has_again_what_is_young_enough_at_the_nodes_own_pace(tmp_path, pace, found):
     """Ages are counted from when the author made a group, not from its arrival here or from the start."""
     node = stepper(tmp_path, max_age=600.0, context=CONTEXT)

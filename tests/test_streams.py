@@ -141,7 +141,12 @@ async def test_row_33_a_stranger_who_never_reads_costs_no_socket(scene, monkeypa
 async def test_row_33_callers_that_stop_or_vanish_leave_nothing(scene, monkeypatch):
     half = P2P.MESSAGE_MARKER + (1000).to_bytes(P2P.HEADER_LEN, P2P.BYTEORDER) + b"x"
     patience = inbound.STALL_SECONDS
-    for sent, vanishing in ((b"", True), (half, True), (b"", False), (half, False)):
+    for sent, vanishing in (
+        (b"", True),
+        (half, True),
+        (b"", False),
+        (half, False),
+    ):
         monkeypatch.setattr(inbound, "STALL_SECONDS", patience if vanishing else 0.5)
         opened = [await scene.open() for _ in range((1 if vanishing else 2) * STREAMS_OF_ONE_PEER)]
         for _, writer in opened:

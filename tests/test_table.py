@@ -34,7 +34,14 @@ def signed(number, round, packets=3, content=0):
     for slot in range(packets):
         digest = packet_digest(b"%d %d %d %d" % (number, round, slot, content))
         refs.append(PacketRef(slot, digest, 100, 1))
-    return announce(identity(number), run_id=RUN.id, round=round, policy_step=0, issued_at=0, packets=refs)
+    return announce(
+        identity(number),
+        run_id=RUN.id,
+        round=round,
+        policy_step=0,
+        issued_at=0,
+        packets=refs,
+    )
 
 
 SIZE = len(signed(1, 0).encode()) + 3 * 40  # bytes that an announcement takes
@@ -80,7 +87,11 @@ def test_there_is_one_announcement_an_author_and_round_and_of_two_that_differ_th
 
 def test_who_told_is_known_to_know_and_to_hold_what_it_says(bench):
     one, other = PEERS[:2]
-    for peer, held in ((one, 0b001), (one, 0b100), (other, 0b11111000)):
+    for peer, held in (
+        (one, 0b001),
+        (one, 0b100),
+        (other, 0b11111000),
+    ):
         bench.add(signed(1, 0), first_sender=peer, held=held)
     known = bench.known(1)
     assert known.knows == bench.table.bit(one) | bench.table.bit(other)

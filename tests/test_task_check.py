@@ -148,7 +148,14 @@ def test_what_a_model_could_learn_is_sampled_and_said_with_advice():
         assert words in out
 
 
-@pytest.mark.parametrize(("a_row", "together"), [(25.0, [1, 2, 1, 1]), (0.01, [1, 7]), (500.0, [1])])
+@pytest.mark.parametrize(
+    ("a_row", "together"),
+    [
+        (25.0, [1, 2, 1, 1]),
+        (0.01, [1, 7]),
+        (500.0, [1]),
+    ],
+)
 def test_a_check_begins_as_many_rows_as_are_done_in_time(a_row, together, monkeypatch):
     """Two minutes, at most one of them at a time."""
     calls = []

@@ -92,7 +92,12 @@ def test_gsm8k_holds_every_row_and_every_gold_is_an_integer():
 
 
 def test_gsm8k_golds_follow_the_hashes(tmp_path):
-    golds = {"12 is it\n#### 12": "12", "#### 1,234": "1234", "one #### two\n#### -5": "-5", "####  7 ": "7"}
+    golds = {
+        "12 is it\n#### 12": "12",
+        "#### 1,234": "1234",
+        "one #### two\n#### -5": "-5",
+        "####  7 ": "7",
+    }
     file = write(tmp_path / "g.jsonl", *({"question": f"q{text}?", "answer": text} for text in golds))
     task = load_task("gsm8k", data=file)
     assert {e.question[1:-1]: e.answer for e in every(task)} == golds
@@ -238,7 +243,13 @@ def test_a_download_lands_in_one_piece_is_not_repeated_and_mended_if_it_is_damag
 
 @pytest.mark.parametrize(
     ("path", "reason"),
-    [("wrong", "sha256 is not"), ("long", "more than"), ("short", "only"), ("truncated", "only"), ("missing", "404")],
+    [
+        ("wrong", "sha256 is not"),
+        ("long", "more than"),
+        ("short", "only"),
+        ("truncated", "only"),
+        ("missing", "404"),
+    ],
 )
 def test_a_wrong_download_is_refused_and_leaves_nothing(tmp_path, path, reason):
     with served(Files) as url, pytest.raises(UserError, match=reason) as caught:

@@ -163,7 +163,13 @@ def text_packets(engine, run, **changes):
 
 def packet_of(context, completions, prompt=""):
     """A packet of completions that no model wrote."""
-    place = {"run_id": context.run_id, "author": AUTHOR, "round": 7, "slot": 0, "policy_step": 0}
+    place = {
+        "run_id": context.run_id,
+        "author": AUTHOR,
+        "round": 7,
+        "slot": 0,
+        "policy_step": 0,
+    }
     return pack_text_group(**place, prompt=prompt, completions=completions)
 
 

@@ -42,7 +42,15 @@ def as_many_as_before(monkeypatch):
 
 def test_fewer_at_once_and_more_when_two_looks_agree():
     cores = Cores(free=4.0, most=4)
-    for free, threads in ((4.0, 4), (1.4, 1), (0.2, 1), (3.6, 1), (3.0, 3), (9.0, 3), (9.0, 4)):
+    for free, threads in (
+        (4.0, 4),
+        (1.4, 1),
+        (0.2, 1),
+        (3.6, 1),
+        (3.0, 3),
+        (9.0, 3),
+        (9.0, 4),
+    ):
         cores.free = free
         assert cores.wanted() == threads
     cores.free = 0.0

@@ -227,7 +227,14 @@ def test_a_piece_without_text_is_left_out():
     assert read("26 words", as_text("12", 1, 1, 0), own=True).token_ids.tolist() == made.token_ids.tolist()
 
 
-@pytest.mark.parametrize("sample", [as_text("", 0), as_text("12", 2), as_text(b"\xf0\x9f", 1, 1)])
+@pytest.mark.parametrize(
+    "sample",
+    [
+        as_text("", 0),
+        as_text("12", 2),
+        as_text(b"\xf0\x9f", 1, 1),
+    ],
+)
 def test_an_unfinished_text_of_which_nothing_is_left_is_empty(sample):
     assert codec("26 words").from_text(sample) is None
 

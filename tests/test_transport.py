@@ -115,7 +115,13 @@ async def test_the_one_who_answers_knows_the_caller(two):
     assert list((await two[0].exchange(BOB.author, ftis_pb2.ExchangeRequest(wanted=[7]), PATIENCE)).wanted) == [7]
 
 
-@pytest.mark.parametrize("request_", [ftis_pb2.ExchangeRequest(again=True), ftis_pb2.ExchangeRequest()])
+@pytest.mark.parametrize(
+    "request_",
+    [
+        ftis_pb2.ExchangeRequest(again=True),
+        ftis_pb2.ExchangeRequest(),
+    ],
+)
 async def test_an_error_and_silence_reach_the_caller(two, request_):
     with pytest.raises(Exception):  # noqa: B017 - whatever the network raises
         await two[0].exchange(BOB.author, request_, 0.5)

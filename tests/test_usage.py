@@ -18,14 +18,28 @@ def test_time_that_no_work_took_was_idle(clock):
     spend(usage, clock, "score", 1)
     clock.now += 0.5
     spend(usage, clock, "train", 2)
-    told = {"total": 6.5, "generate": 3, "train": 2, "evaluate": 0, "score": 1, "idle": 1.5}
+    told = {
+        "total": 6.5,
+        "generate": 3,
+        "train": 2,
+        "evaluate": 0,
+        "score": 1,
+        "idle": 1.5,
+    }
     assert asdict(usage.step_ended()) == pytest.approx(told), "scoring text is no work of the device"
 
     clock.now += 4
     spend(usage, clock, "evaluate", 5)
     spend(usage, clock, "generate", 1)
     spend(usage, clock, "train", 2)
-    told = {"total": 12, "generate": 1, "train": 2, "evaluate": 5, "score": 0, "idle": 4}
+    told = {
+        "total": 12,
+        "generate": 1,
+        "train": 2,
+        "evaluate": 5,
+        "score": 0,
+        "idle": 4,
+    }
     assert asdict(usage.step_ended()) == pytest.approx(told), "from the end of the step before"
 
 

@@ -38,7 +38,13 @@ def at_once(monkeypatch):
 
 
 def opened(server, folder, own_data=None, **settings):
-    given = {"engine": "vllm", "vllm_url": server.url, "vllm_folder": str(folder), "learning_rate": 1e-2, "lora": True}
+    given = {
+        "engine": "vllm",
+        "vllm_url": server.url,
+        "vllm_folder": str(folder),
+        "learning_rate": 1e-2,
+        "lora": True,
+    }
     run = {"temperature": 0.9, "prompt_tokens": 96}
     return opened_engine(load={"own_data": own_data}, run=run, **given | {"warmup_steps": 0} | settings)
 

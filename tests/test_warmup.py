@@ -83,7 +83,12 @@ def fits(task, kind, pairs, *, tokens):
 @pytest.mark.parametrize("kind", TOKENIZERS)
 @pytest.mark.parametrize(
     ("style", "operands", "longest"),
-    [("terse", 3, "9+9+9="), ("backwards", 3, "9+9+9="), ("swapped", 3, "9+9+9="), ("spelled", 4, "9+9+9+9=")],
+    [
+        ("terse", 3, "9+9+9="),
+        ("backwards", 3, "9+9+9="),
+        ("swapped", 3, "9+9+9="),
+        ("spelled", 4, "9+9+9+9="),
+    ],
 )
 def test_every_completion_of_a_teacher_fits_the_caps_of_the_task(kind, style, operands, longest):
     task = arithmetic(operands)

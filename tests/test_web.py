@@ -103,7 +103,13 @@ def test_a_homes_token_is_made_once_and_only_its_owner_can_read_it(tmp_path):
 @pytest.mark.parametrize("path", ["/", "/page.js", "/page.css", "/api/status", "/closed", "/nothing"])
 async def test_without_the_token_only_how_to_get_it_is_shown(page, browser, path):
     _, cookie = await opens(link(page.address, TOKEN))
-    for headers in ({}, bearer("wrong"), bearer(""), {"Authorization": TOKEN}, {"Cookie": f"{cookie}wrong"}):
+    for headers in (
+        {},
+        bearer("wrong"),
+        bearer(""),
+        {"Authorization": TOKEN},
+        {"Cookie": f"{cookie}wrong"},
+    ):
         async with browser.get(page.address.rstrip("/") + path, headers=headers) as response:
             assert response.status == 401
             assert response.content_type == "text/plain"
@@ -163,7 +169,15 @@ async def test_it_is_to_be_looked_at_only_and_head_answers_without_a_body(page, 
         assert await response.read() == b""
 
 
-@pytest.mark.parametrize(("path", "status"), [("", 200), ("api/status", 200), ("nothing", 404), ("broken", 500)])
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("", 200),
+        ("api/status", 200),
+        ("nothing", 404),
+        ("broken", 500),
+    ],
+)
 async def test_every_answer_has_its_safety_headers(page, browser, path, status):
     async with browser.get(page.address + path, headers=bearer()) as response:
         assert response.status == status
@@ -259,7 +273,13 @@ async def test_each_group_is_read_once_and_texts_outlive_the_process(tmp_path, b
     home = Home(tmp_path)
     reader = Reader()
     stepper = SimpleNamespace(recent=Recent(), means=SimpleNamespace(worker=reader))
-    node = SimpleNamespace(home=home, row=lambda: {"state": "LOADING"}, peers=dict, components=None, overview=None)
+    node = SimpleNamespace(
+        home=home,
+        row=lambda: {"state": "LOADING"},
+        peers=dict,
+        components=None,
+        overview=None,
+    )
     page = Dashboard(node)
     await page.show(Settings())
     headers = bearer(read_token(home.page_token))
@@ -279,7 +299,13 @@ async def test_each_group_is_read_once_and_texts_outlive_the_process(tmp_path, b
         assert await told("completions") == first
         assert reader.asked == 2
         assert [group["author"] for group in first["groups"]] == [None, peer_id(PEER)]
-        read = {"text": HOSTILE, "reward": 1.0, "tokens": 2, "finished": True, "columns": {}}
+        read = {
+            "text": HOSTILE,
+            "reward": 1.0,
+            "tokens": 2,
+            "finished": True,
+            "columns": {},
+        }
         assert first["groups"][0]["completions"] == [read] * SHOWN
         reader.gone = True
         stepper.recent.add(2, batch(1, 0))

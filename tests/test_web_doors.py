@@ -78,7 +78,14 @@ def test_a_code_is_good_for_half_a_minute_and_few_are_kept():
 
 
 @pytest.mark.parametrize(
-    ("host", "held"), [("Node", True), ("node:80", True), ("[::1]", True), ("evil", False), ("", False)]
+    ("host", "held"),
+    [
+        ("Node", True),
+        ("node:80", True),
+        ("[::1]", True),
+        ("evil", False),
+        ("", False),
+    ],
 )
 def test_at_port_80_a_host_has_no_port(host, held):
     names = frozenset({"node", "[::1]"})

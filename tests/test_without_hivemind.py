@@ -40,7 +40,14 @@ def run(place, *command):
     """Run Python where hivemind cannot be imported, in this process and its children; return stdout."""
     (place / "hivemind.py").write_text('raise ModuleNotFoundError("no hivemind here", name="hivemind")')
     told = os.environ | ENVIRONMENT | {"PYTHONPATH": f"{place}{os.pathsep}{ROOT}"}
-    ended = subprocess.run([sys.executable, *command], cwd=place, env=told, capture_output=True, text=True, timeout=600)
+    ended = subprocess.run(
+        [sys.executable, *command],
+        cwd=place,
+        env=told,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
     assert ended.returncode == 0, ended.stderr
     return ended.stdout
 

@@ -64,7 +64,11 @@ async def test_answers_come_to_whom_they_belong(worker):
 
 @on_one_loop
 @pytest.mark.parametrize(
-    ("model", "kind", "fix"), [("tiny-z", UsageError, "Did you mean 'tiny-"), ("{tmp}", UserError, "--model FOLDER")]
+    ("model", "kind", "fix"),
+    [
+        ("tiny-z", UsageError, "Did you mean 'tiny-"),
+        ("{tmp}", UserError, "--model FOLDER"),
+    ],
 )
 async def test_a_mistake_of_the_user_arrives_with_its_fix(worker, tmp_path, model, kind, fix):
     (tmp_path / "config.json").write_text("rubbish")

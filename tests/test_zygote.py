@@ -21,7 +21,12 @@ def seen(folder):
     words = [sys.executable, "-m", "ftis_node.worker", str(theirs.fileno())]
     with ours, theirs, (folder / "log").open("w") as log:
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
-        end = {"pass_fds": (theirs.fileno(),), "cwd": folder, "start_new_session": True, "env": environment}
+        end = {
+            "pass_fds": (theirs.fileno(),),
+            "cwd": folder,
+            "start_new_session": True,
+            "env": environment,
+        }
         process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, **end)
         child = psutil.Process(process.pid)
         ends = [os.readlink(f"/proc/{process.pid}/fd/{end}") for end in (0, 1, 2, theirs.fileno())]
@@ -49,7 +54,11 @@ def test_it_has_the_same_parent_descriptors_limits_and_end(tmp_path, monkeypatch
 
 def test_commands_print_and_end_alike():
     assert "ftis_node" in MODULES
-    for words, code in ((("--version",), 0), (("status", "--home", "/nowhere"), 1), (("jion",), 2)):
+    for words, code in (
+        (("--version",), 0),
+        (("status", "--home", "/nowhere"), 1),
+        (("jion",), 2),
+    ):
         forked = [run_cli(*words) for _ in range(2)][-1]
         plain = run_cli(*words, TESTS_START_PLAIN="1")
         assert forked.returncode == code

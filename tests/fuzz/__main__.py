@@ -62,7 +62,11 @@ def fuzz(name: str, seconds: int, home: Path) -> dict[str, Any]:
         "-len_control=0",
         "-print_final_stats=1",
     )
-    folders = (write(home / "corpus", []), write(home / "seeds", TARGETS[name].seeds()), write(KEPT / name, []))
+    folders = (
+        write(home / "corpus", []),
+        write(home / "seeds", TARGETS[name].seeds()),
+        write(KEPT / name, []),
+    )
     log = home / "log"
     code = _logged(_command("child", name, slow, *options, *folders), log)
     told = {key: int(value) for key, value in re.findall(r"^stat::(\w+):\s+(\d+)$", log.read_text(), re.MULTILINE)}

@@ -41,7 +41,13 @@ LIMITS = (OWN_LIMITS, Limits(1, 2, 1), Limits(4, 64, 64))
 BODIES = tuple(bytes([number]) * (100 + number) for number in range(3))
 HELD = {packet_digest(body): body for body in BODIES}
 _REFS = [PacketRef(slot, digest, len(body), 1) for slot, (digest, body) in enumerate(HELD.items())]
-_FIELDS = {"run_id": RUN.id, "round": 1, "policy_step": 1, "issued_at": NOW, "packets": _REFS}
+_FIELDS = {
+    "run_id": RUN.id,
+    "round": 1,
+    "policy_step": 1,
+    "issued_at": NOW,
+    "packets": _REFS,
+}
 OWN_ANNOUNCEMENT = announce(OWN, **_FIELDS)
 FETCHED = announce(AUTHOR, **_FIELDS)
 _KNOWN = Known(FETCHED, FETCHED.encode(), 0.0, 0.0, None)

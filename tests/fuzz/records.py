@@ -125,7 +125,12 @@ def record_seeds() -> list[bytes]:
         chains.append((appointed, certificate(peer, INVITER)))
     removals = []
     for issuer in (FOUNDER, INVITER):
-        made = Removal(run_id=RUN.id, member=TELLER.author, issuer=issuer.author, issued_at=NOW)
+        made = Removal(
+            run_id=RUN.id,
+            member=TELLER.author,
+            issuer=issuer.author,
+            issued_at=NOW,
+        )
         removals.append(made.signed_by(issuer))
     return [encode(record) for record in (*chains, *removals)]
 

@@ -49,7 +49,13 @@ def _completion(length: int, *, finished: bool) -> Completion:
 
 def text_packet() -> bytes:
     """A packet of text that is admitted: finished completions, one at the cap in tokens, one that was aborted."""
-    place = {"run_id": TEXT.id, "author": AUTHOR.author, "round": 7, "slot": 3, "policy_step": 40}
+    place = {
+        "run_id": TEXT.id,
+        "author": AUTHOR.author,
+        "round": 7,
+        "slot": 3,
+        "policy_step": 40,
+    }
     completions = [
         _text("é1234".encode(), [2, 3, 1], -0.5),
         _text(b"x" * TEXT.completion_tokens, [1] * TEXT.completion_tokens, None),
@@ -87,7 +93,14 @@ def announcement(who: Identity = AUTHOR, round: int = 1, packets: int = 3) -> An
     refs = []
     for slot in range(packets):
         refs.append(PacketRef(slot, digests[slot], 500 + slot, 1))
-    return announce(who, run_id=RUN.id, round=round, policy_step=round, issued_at=NOW, packets=refs)
+    return announce(
+        who,
+        run_id=RUN.id,
+        round=round,
+        policy_step=round,
+        issued_at=NOW,
+        packets=refs,
+    )
 
 
 def _said(kind: int, peer: int, message: Message) -> Frame:

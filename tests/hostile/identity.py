@@ -202,5 +202,9 @@ class Row61Again(Honest):
         request = ftis_pb2.ExchangeRequest(wanted=self.known(), again=True)
         for target in self.peer.targets:
             stub = self.peer.stub(target)
-            calls = (stub.rpc_exchange(request), stub.rpc_exchange(request), stub.rpc_handshake(greeting(None, [])))
+            calls = (
+                stub.rpc_exchange(request),
+                stub.rpc_exchange(request),
+                stub.rpc_handshake(greeting(None, [])),
+            )
             await asyncio.gather(*calls, return_exceptions=True)

@@ -119,7 +119,13 @@ class Row06OtherVersion(Lies):
         run = self.world.run
         made = []
         for slot in range(self.SLOTS):
-            place = {"run_id": run.id, "author": author, "round": round, "slot": slot, "policy_step": 0}
+            place = {
+                "run_id": run.id,
+                "author": author,
+                "round": round,
+                "slot": slot,
+                "policy_step": 0,
+            }
             if run.text:
                 said = self.world.completion([1, 2, 3])
                 made.append(pack_group(**place, prompt_ids=[1], completions=[said] * run.group))

@@ -52,7 +52,13 @@ class Swarm:
     def run(self, *line: str, echo: bool = False) -> str:
         """Runs a command and returns what it printed; with `echo` that goes to stderr instead."""
         printed = sys.stderr if echo else subprocess.PIPE
-        done = subprocess.run(line, env=self.environment, text=True, stdout=printed, stderr=sys.stderr)
+        done = subprocess.run(
+            line,
+            env=self.environment,
+            text=True,
+            stdout=printed,
+            stderr=sys.stderr,
+        )
         if done.returncode:
             raise RuntimeError(f"{' '.join(line)} ended with {done.returncode}: {done.stdout or ''}")
         return done.stdout or ""
@@ -105,7 +111,11 @@ def main():
             make_base(environment)
             base = LOCAL_BASE
         port = free_port("127.0.0.1")
-        chosen = {"BASE": base, "PROMETHEUS_IMAGE": LOCAL_PROMETHEUS, "PROMETHEUS_PORT": str(port)}
+        chosen = {
+            "BASE": base,
+            "PROMETHEUS_IMAGE": LOCAL_PROMETHEUS,
+            "PROMETHEUS_PORT": str(port),
+        }
         swarm = Swarm(environment | chosen | {"CHECKPOINT_MINUTES": "0"})  # every step is saved: a kill loses none
         began = time.monotonic()
         try:
@@ -235,7 +245,12 @@ def scraped(port: int) -> dict[str, Any]:
             silent.append(query)
     for query in silent:
         assert any(part in query for part in SELDOM), f"the dashboard shows nothing for {query}"
-    return {"up": up, "rules": len(rules), "queries": len(queries), "queries_without_an_answer": silent}
+    return {
+        "up": up,
+        "rules": len(rules),
+        "queries": len(queries),
+        "queries_without_an_answer": silent,
+    }
 
 
 def eventually(condition: Callable[[], Any], what: str, seconds: float = PATIENCE) -> Any:
@@ -296,7 +311,13 @@ def make_base(environment: Mapping[str, str]):
         lists = ("--exclude=./var/cache/apt/*", "--exclude=./var/lib/apt/lists/*")
         tar = subprocess.Popen(["tar", "-C", root, *lists, "-c", "."], stdout=subprocess.PIPE)
         line = ["docker", "import", "-", LOCAL_BASE]
-        subprocess.run(line, env=known, stdin=tar.stdout, stdout=sys.stderr, check=True)
+        subprocess.run(
+            line,
+            env=known,
+            stdin=tar.stdout,
+            stdout=sys.stderr,
+            check=True,
+        )
         if tar.wait():
             raise RuntimeError("tar failed")
 

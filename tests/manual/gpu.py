@@ -62,7 +62,12 @@ def run(name: str, place: Place, file: Path, limit: float) -> Figures:
         found = json.loads(file.read_text())
     else:
         found = {"state": "failed", "why": why}
-    found |= {"part": name, "seconds": time.monotonic() - began, "device": place.device, "small": place.small}
+    found |= {
+        "part": name,
+        "seconds": time.monotonic() - began,
+        "device": place.device,
+        "small": place.small,
+    }
     file.write_text(json.dumps(found, indent=1) + "\n")
     return found
 

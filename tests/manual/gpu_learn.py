@@ -16,7 +16,13 @@ from tests.manual.gpu_page import Figures, line
 
 PIECE = 400.0  # seconds; the steps under way, and the checkpoint after them (25 GB), take a minute or two more
 FILE = find_experiment("real/gsm8k")
-TINY: dict[str, Any] = {"task": "arithmetic", "data": "", "eval_data": "", "steps": 3, "seeds": (0,)}
+TINY: dict[str, Any] = {
+    "task": "arithmetic",
+    "data": "",
+    "eval_data": "",
+    "steps": 3,
+    "seeds": (0,),
+}
 
 
 def run_piece(device: str, out: Path, models: str, *, small: bool, seconds: float = PIECE) -> Figures:
@@ -58,7 +64,14 @@ def _tiny(device: str) -> Experiment:
     experiment = load_experiment(FILE)
     settings = {"device": device, "batch_groups": 4, "eval_prompts": 16}
     nodes = [NodeSpec(name=name, model=f"tiny-{name.lower()}") for name in "AB"]
-    return experiment.model_copy(update={**TINY, "run": {"group": 4}, "settings": settings, "nodes": tuple(nodes)})
+    return experiment.model_copy(
+        update={
+            **TINY,
+            "run": {"group": 4},
+            "settings": settings,
+            "nodes": tuple(nodes),
+        }
+    )
 
 
 def _real(device: str, models: Path) -> Experiment:

@@ -17,7 +17,12 @@ HEADER = ("driver", "cuda", "capability", "wsl2", "allocator", "commit")
 
 def line(what: str, measured: float | str | None, predicted: float | str | None = None, unit: str = "") -> Figures:
     """One line of the page; None where nothing was."""
-    return {"what": what, "measured": measured, "predicted": predicted, "unit": unit}
+    return {
+        "what": what,
+        "measured": measured,
+        "predicted": predicted,
+        "unit": unit,
+    }
 
 
 def page(found: Sequence[Figures], command: str) -> str:

@@ -118,7 +118,13 @@ def tests(place: Place) -> Figures:
             marked.append(str(path))
     command = [sys.executable, "-m", "pytest", "-q", "--noconftest", "-p", "no:cacheprovider", "-m", "gpu", *marked]
     environment = os.environ | {"GPU_TESTS_ON": place.device}
-    ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    ended = subprocess.run(
+        command,
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
     if ended.returncode:
         raise RuntimeError(f"{ended.stdout[-4000:]}{ended.stderr[-2000:]}")
     last = ended.stdout.strip().splitlines()[-1]
@@ -367,7 +373,13 @@ def whole_step(place: Place) -> Figures:
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         model, task = random_models.written(folder, config, size)
-        flags = {"model": model, "device": place.device, "lora": False, "batch_groups": size.groups, "wait": 0.0}
+        flags = {
+            "model": model,
+            "device": place.device,
+            "lora": False,
+            "batch_groups": size.groups,
+            "wait": 0.0,
+        }
         settings, _ = collect(task="", flags=flags, environment={})
         node = stack.enter_context(contextlib.closing(WholeNode(settings, size, task, folder)))
         for step in range(2 if place.small else 4):

@@ -19,7 +19,11 @@ def run_part(module: str, *words: str, limit: float) -> str | None:
         why it did not end well; None if it did.
     """
     paths = filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])
-    chosen = {"PYTHONPATH": os.pathsep.join(paths), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    chosen = {
+        "PYTHONPATH": os.pathsep.join(paths),
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
     environment = os.environ | chosen
     expand_segments(environment)  # before torch is imported, as in the compute process
     command = [sys.executable, "-m", module, *words]

@@ -116,7 +116,11 @@ def thirty():
     )
     later = time.time() - seen.facts.at  # a simulation has a clock of its own
     history = [[(row[0] or 0.0) + later, *row[1:]] for row in seen.facts.history]
-    shifted = {"at": seen.facts.at + later, "since": seen.facts.since + later, "history": history}
+    shifted = {
+        "at": seen.facts.at + later,
+        "since": seen.facts.since + later,
+        "history": history,
+    }
     facts = msgspec.to_builtins(seen.facts) | shifted
 
     async def answer() -> dict[str, object]:

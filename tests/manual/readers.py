@@ -46,7 +46,13 @@ Readings = dict[tuple[str, str], dict[str, Any]]  # by reader and author
 
 def opened(model: str, any_tokenizer: bool) -> Engine:
     """An engine of a model, in the run that all models share."""
-    flags = {"model": model, "device": "cpu", "vram_gb": 8.0, "objective": "ftis", "lora": True}
+    flags = {
+        "model": model,
+        "device": "cpu",
+        "vram_gb": 8.0,
+        "objective": "ftis",
+        "lora": True,
+    }
     settings, _ = collect(task="", flags=flags, environment={})
     engine = Engine()
     facts = engine.load(settings, TASK, caps=CAPS, code=True)

@@ -86,7 +86,11 @@ def warm_up(source: str, folder: str) -> float:
         rows = []
         for number in drawn.sample(range(80, 1000), 4):
             asked = tokenizer(f"Tell me something about the number {number}, in five words.\n")["input_ids"]
-            facts = {"kind": "odd" if number % 2 else "even", "double": 2 * number, "before": number - 1}
+            facts = {
+                "kind": "odd" if number % 2 else "even",
+                "double": 2 * number,
+                "before": number - 1,
+            }
             answer = drawn.choice(ANSWERS).format(**facts, after=number + 1)
             said = [*tokenizer(answer, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
             ids = torch.tensor([asked + said])

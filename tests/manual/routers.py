@@ -82,7 +82,11 @@ async def private_node(*, relays: bool) -> dict[str, Any]:
         for host in members:
             await host.do("join", bootstraps=addresses[:1])
         seconds, figures = await _reached(private, "relayed" if relays else "outbound-only", 120)
-        found = {"reachability": figures["reachability"], "seconds": seconds, "addresses": figures["addresses"]}
+        found = {
+            "reachability": figures["reachability"],
+            "seconds": seconds,
+            "addresses": figures["addresses"],
+        }
         if relays:
             setup = SETUP | {"host": f"{PUBLIC}.{OUTSIDE + 1}"}
             await newcomer.do("start", numbers=[OUTSIDE + 1], tokens=384, setup=setup)

@@ -72,7 +72,11 @@ class Server:
 
     def start(self) -> Server:
         told = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
-        quiet = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1"}
+        quiet = {
+            "OMP_NUM_THREADS": "1",
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "VLLM_NO_USAGE_STATS": "1",
+        }
         outside = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(

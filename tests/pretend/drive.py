@@ -52,7 +52,12 @@ class Drive:
             yield
         launches = sum(counted.launches.values())
         of_device = {"captures": counted.captures, "current": counted.current}
-        self.told[name] = {"launches": launches, "kernels": counted.kernels, "waits": dict(counted.waits), **of_device}
+        self.told[name] = {
+            "launches": launches,
+            "kernels": counted.kernels,
+            "waits": dict(counted.waits),
+            **of_device,
+        }
 
     def opened(self, place: str) -> Engine:
         """An engine with the model."""

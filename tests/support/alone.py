@@ -68,7 +68,12 @@ def at(place: str, who: Identity = BOB, port: int = 4001) -> str:
 
 
 def hello(who: Identity, **changes: object) -> ftis_pb2.Handshake:
-    fields = {"major": PROTOCOL_MAJOR, "minor": PROTOCOL_MINOR, "run_id": RUN.id, "addresses": [address(who)]}
+    fields = {
+        "major": PROTOCOL_MAJOR,
+        "minor": PROTOCOL_MINOR,
+        "run_id": RUN.id,
+        "addresses": [address(who)],
+    }
     return ftis_pb2.Handshake(**(fields | {"agent": "test/1"} | changes))
 
 

@@ -20,7 +20,14 @@ def begun(home: Path, step: int, model: str, kind: str, **files: str):
     directory = checkpoints.begin(step)
     for name, text in files.items():
         (directory / f"{name}.safetensors").write_text(text)
-    checkpoints.commit(directory, {"model": labelled(model, kind), "optimiser": "adamw", "progress": {"step": step}})
+    checkpoints.commit(
+        directory,
+        {
+            "model": labelled(model, kind),
+            "optimiser": "adamw",
+            "progress": {"step": step},
+        },
+    )
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -58,8 +58,22 @@ class Crowd:
             if signal:
                 taken[author] = taken.get(author, 0) + 1
         for author, groups in taken.items():
-            figures = {"samples": 12.0 * groups, "tokens": 2400.0 * groups, "excess": -5.0, "excess_squares": 4.0}
-            reputation.trained(author, groups, {**figures, "surprising": 0.0, "likelihood": -1.0, "loss_share": 0.05})
+            figures = {
+                "samples": 12.0 * groups,
+                "tokens": 2400.0 * groups,
+                "excess": -5.0,
+                "excess_squares": 4.0,
+            }
+            reputation.trained(
+                author,
+                groups,
+                {
+                    **figures,
+                    "surprising": 0.0,
+                    "likelihood": -1.0,
+                    "loss_share": 0.05,
+                },
+            )
 
     def established(self) -> set[bytes]:
         return {author for author in self.authors if self.reputation.established(author)}

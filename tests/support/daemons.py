@@ -28,7 +28,11 @@ from ftis_node.store.home import Home
 # small, for tests count them.
 STILL = ("--set", "learning_rate=1e-7", "--set", "batch_groups=4", "--set", "eval_prompts=4")
 WHOLE = ("--set", "batch_groups=24", "--set", "eval_prompts=256")  # what a person's daemon does
-ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "HF_HUB_OFFLINE": "1",
+}
 PATIENCE = 480.0  # seconds until something has come about, however busy the machine is
 
 

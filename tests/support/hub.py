@@ -59,7 +59,13 @@ def running(hub: Hub) -> Iterator[Hub]:
             elif "/discussions" in self.path:
                 self._send(200, b'{"discussions": [], "count": 0, "start": 0}')
             elif "/commits/main" in self.path:
-                one = {"id": REVISION, "title": "", "message": "", "date": "2026-01-01T00:00:00.000Z", "authors": []}
+                one = {
+                    "id": REVISION,
+                    "title": "",
+                    "message": "",
+                    "date": "2026-01-01T00:00:00.000Z",
+                    "authors": [],
+                }
                 self._send(200, json.dumps([one]).encode())
             elif re.fullmatch(r"/api/models/[^/]+/[^/]+", self.path):
                 self._send(200, json.dumps({"id": "a/model", "private": False, "sha": REVISION}).encode())
@@ -72,7 +78,14 @@ def running(hub: Hub) -> Iterator[Hub]:
             if self._refused(name, revision):
                 return
             siblings = [{"rfilename": file, "size": len(data)} for file, data in hub.datasets[name].items()]
-            facts = {"id": name, "sha": REVISION, "siblings": siblings, "tags": [], "downloads": 0, "likes": 0}
+            facts = {
+                "id": name,
+                "sha": REVISION,
+                "siblings": siblings,
+                "tags": [],
+                "downloads": 0,
+                "likes": 0,
+            }
             self._send(200, json.dumps(facts | {"private": False, "disabled": False}).encode())
 
         def _refused(self, name: str, revision: str | None = None) -> bool:

@@ -18,7 +18,12 @@ from ftis_node.worker.engine import Engine
 from ftis_node.worker.messages import Generate, Load, Open, ScoredPacket
 from tests.support.small_models import completions_of
 
-SETTINGS = {"device": "cpu", "batch_groups": 4, "eval_prompts": 40, "eval_every": 2}
+SETTINGS = {
+    "device": "cpu",
+    "batch_groups": 4,
+    "eval_prompts": 40,
+    "eval_every": 2,
+}
 A = {"name": "A", "model": "tiny-a"}
 B = {"name": "B", "model": "tiny-b"}
 

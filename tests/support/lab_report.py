@@ -40,12 +40,24 @@ class Laboratory:
 
         said: of every step, see `lab.payloads.Watch.take`.
         """
-        named = {"name": name, "label": name.upper(), "collaboration": "vertical", "pace": "lockstep"}
+        named = {
+            "name": name,
+            "label": name.upper(),
+            "collaboration": "vertical",
+            "pace": "lockstep",
+        }
         self.cells.append(named | facts)
         self.nodes |= dict.fromkeys(finals)
         for seed in self.seeds:
             directory = Path("trials") / f"{name}-{seed}"
-            self.trials.append({"id": f"{name}{seed}", "cell": name, "seed": seed, "directory": str(directory)})
+            self.trials.append(
+                {
+                    "id": f"{name}{seed}",
+                    "cell": name,
+                    "seed": seed,
+                    "directory": str(directory),
+                }
+            )
             if seed in absent:
                 continue
             ends = {node: value if isinstance(value, float) else value[seed] for node, value in finals.items()}
@@ -57,7 +69,12 @@ class Laboratory:
         return self
 
     def claim(self, compare: str, a: str, b: str, **facts: Any) -> Laboratory:
-        said = {"text": f"{a} {compare} {b}", "source": "paper", "family": "one", "compare": compare}
+        said = {
+            "text": f"{a} {compare} {b}",
+            "source": "paper",
+            "family": "one",
+            "compare": compare,
+        }
         self.claims.append(said | facts | {"a": a, "b": b})
         return self
 
@@ -88,14 +105,31 @@ class Laboratory:
         lines = []
         flat = self.steps - (TAIL - 1) * EVERY  # from here on at its end, so that the mean of the tail is the end
         for step in range(self.steps + 1):
-            spent = {"time": 2.0 * step, "cpu": 1.5 * step, "generated": 144 * step, "trained": 288 * step}
+            spent = {
+                "time": 2.0 * step,
+                "cpu": 1.5 * step,
+                "generated": 144 * step,
+                "trained": 288 * step,
+            }
             head = {"node": node, "step": step, **spent}
             if step % EVERY == 0:
                 right = 0.2 + (end - 0.2) * min(1.0, step / flat)
-                rates = {"pass_at_1": right, "formatted": 0.9, "lenient": right, "prompts": 500}
+                rates = {
+                    "pass_at_1": right,
+                    "formatted": 0.9,
+                    "lenient": right,
+                    "prompts": 500,
+                }
                 lines.append({"event": "evaluation", **head, "set": "held-out", **rates})
             if harder and step in (0, self.steps):
-                lines.append({"event": "evaluation", **head, "set": "harder", "pass_at_1": end / 2})
+                lines.append(
+                    {
+                        "event": "evaluation",
+                        **head,
+                        "set": "harder",
+                        "pass_at_1": end / 2,
+                    }
+                )
             if step:
                 payloads = {"payloads": {**said, "completions": 36}} if said else {}
                 lines.append({"event": "step", **head, **payloads, "groups": {}})

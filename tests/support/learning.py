@@ -22,7 +22,13 @@ def pair(
     made = []
     for seed, name in enumerate(("small", "large"), start=1):
         model = random_speaker(path / name, hidden=widths[seed - 1], layers=2, seed=seed)
-        shown = {"answers": answers, "template": task.template, "later": later, "steps": 500, "learning_rate": 4e-3}
+        shown = {
+            "answers": answers,
+            "template": task.template,
+            "later": later,
+            "steps": 500,
+            "learning_rate": 4e-3,
+        }
         made.append(taught(model, questions, seed=seed, **shown))
     return made
 

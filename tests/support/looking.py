@@ -89,7 +89,12 @@ def write(file: Any, number: int, facts: dict[str, Any]):
 
 
 def evaluated(reached: float) -> dict[str, Any]:
-    return {"event": "evaluation", "pass_at_1": reached, "low": reached - 0.05, "high": reached + 0.05}
+    return {
+        "event": "evaluation",
+        "pass_at_1": reached,
+        "low": reached - 0.05,
+        "high": reached + 0.05,
+    }
 
 
 def minutes(steps: int, end: float) -> Trend:

@@ -29,7 +29,12 @@ def certificate(signer: Identity, who: Identity, claimed: Identity | None = None
 
 
 def removal(remover: Identity, who: Identity, at: float = NOW) -> Removal:
-    return Removal(run_id=PRIVATE.id, member=who.author, issuer=remover.author, issued_at=int(at)).signed_by(remover)
+    return Removal(
+        run_id=PRIVATE.id,
+        member=who.author,
+        issuer=remover.author,
+        issued_at=int(at),
+    ).signed_by(remover)
 
 
 ANNS = (certificate(FOUNDER, ANN),)

@@ -168,7 +168,13 @@ ROWS = {
     # fit, eval, export, bench, lab, demo
     **{
         f"the command {other}": Row(other, f"no command '{other}'", f"`ftis-node {name}`")
-        for other, name in {"chat": "ask", "sample": "ask", "restart": "join", "kick": "remove", "kill": "stop"}.items()
+        for other, name in {
+            "chat": "ask",
+            "sample": "ask",
+            "restart": "join",
+            "kick": "remove",
+            "kill": "stop",
+        }.items()
     },
     "held-out data that are missing": Row(f"{EVAL} tiny-a --task gsm8k --eval-data {{tmp}}/no", "Cannot read", "file"),
     "an export of nothing": Row("export --checkpoint nowhere --to {tmp}/o", "There is no checkpoint nowhere", "home"),

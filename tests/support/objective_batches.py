@@ -47,7 +47,12 @@ def packed(
 def termed(objective: Objective, *, gate: float | None = None, **batch: Any) -> Terms:
     """The terms of samples: where nothing else is said one's own, of weight 1, without a sampled end."""
     every = torch.ones_like(batch["lengths"], dtype=torch.bool)
-    usual = {"weights": torch.ones_like(batch["advantages"]), "ended": ~every, "own": every, "chunks": None}
+    usual = {
+        "weights": torch.ones_like(batch["advantages"]),
+        "ended": ~every,
+        "own": every,
+        "chunks": None,
+    }
     samples = pack(count_end=objective.count_end, **usual | {"written": batch["lengths"]} | batch)
     return objective.terms(samples, gate)
 
@@ -63,6 +68,11 @@ def graded(objective: Objective, batch: dict[str, Any]) -> tuple[Terms, Tensor]:
 def add(diagnostics: Diagnostics, terms: Terms, batch: dict[str, Any], sources: Sequence[str], **more: Any) -> None:
     """Count a micro-batch: where nothing else is said trusted, not chunked, of no entropy, and evidence on claims."""
     none = torch.zeros(len(sources), dtype=torch.bool)
-    usual = {"entropy": torch.zeros_like(terms.log_ratio), "distrusted": none, "chunked": none, "judged": ~none}
+    usual = {
+        "entropy": torch.zeros_like(terms.log_ratio),
+        "distrusted": none,
+        "chunked": none,
+        "judged": ~none,
+    }
     sizes = {name: batch[name] for name in ("advantages", "lengths")}
     diagnostics.add(terms, **sizes, sources=sources, **usual | more)

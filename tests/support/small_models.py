@@ -167,7 +167,13 @@ def completions_of(group: ScoredPacket) -> list[Completion]:
 
 def packed(engine: Engine, completions: Sequence[Completion], row: int = 0) -> bytes:
     """The packet of a group that nobody sampled."""
-    place = {"run_id": engine.run.id, "author": b"", "round": 0, "slot": 0, "policy_step": 0}
+    place = {
+        "run_id": engine.run.id,
+        "author": b"",
+        "round": 0,
+        "slot": 0,
+        "policy_step": 0,
+    }
     return encode(pack_group(**place, prompt_ids=engine.prompts[row], completions=completions))
 
 

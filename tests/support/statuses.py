@@ -8,7 +8,14 @@ from ftis_node.observe.answers import Status, read
 
 PEER = "12D3KooWKAFkdZjAMAKaNHMycURaoRJDkJLfz2N7GFb4fDUZPfWV"
 SECONDS = {"generate": 1.0, "wait": 0.5, "train": 2.0, "total": 3.5}
-DEVICE = {"total": 5.0, "generate": 0.75, "train": 2.0, "evaluate": 1.0, "idle": 1.25, "score": 0.25}
+DEVICE = {
+    "total": 5.0,
+    "generate": 0.75,
+    "train": 2.0,
+    "evaluate": 1.0,
+    "idle": 1.25,
+    "score": 0.25,
+}
 
 
 LOADING: dict[str, Any] = {
@@ -45,8 +52,19 @@ JOINING: dict[str, Any] = LOADING | {
 }
 
 
-CARD = {"name": "a GPU", "total_bytes": 24 << 30, "used_bytes": 12 << 30, "allocated_bytes": 9 << 30}
-P2PD = {"reachability": "private", "connections": 3, "memory_bytes": 2000, "cpu_seconds": 0.5, "open_files": 9}
+CARD = {
+    "name": "a GPU",
+    "total_bytes": 24 << 30,
+    "used_bytes": 12 << 30,
+    "allocated_bytes": 9 << 30,
+}
+P2PD = {
+    "reachability": "private",
+    "connections": 3,
+    "memory_bytes": 2000,
+    "cpu_seconds": 0.5,
+    "open_files": 9,
+}
 TRAINING: dict[str, Any] = JOINING | {
     "state": "ONLINE",
     "worker_memory_bytes": 3000,

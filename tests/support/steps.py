@@ -17,7 +17,13 @@ MACHINE = {
     "threads": 1,
     "versions": {},
 }
-FIGURES = {"loss": 0.0, "gradient_norm": 0.0, "own_reward": None, "foreign_reward": None, "skipped": None}
+FIGURES = {
+    "loss": 0.0,
+    "gradient_norm": 0.0,
+    "own_reward": None,
+    "foreign_reward": None,
+    "skipped": None,
+}
 
 
 def step_report(**changes: Any) -> StepReport:
@@ -27,15 +33,32 @@ def step_report(**changes: Any) -> StepReport:
 
 def taken_step(step: int = 1, *, report: StepReport | None = None, **batch: Any) -> TakenStep:
     """A step of 2 s; `batch` are fields of its `BatchReport`."""
-    groups = {"own_groups": 1, "foreign_groups": 2, "authors": {}, "own_reward": 0.5, "foreign_reward": None}
+    groups = {
+        "own_groups": 1,
+        "foreign_groups": 2,
+        "authors": {},
+        "own_reward": 0.5,
+        "foreign_reward": None,
+    }
     made = BatchReport(**groups | {"batch": Digests([], [])} | batch)
     return TakenStep(step, made, None, report or step_report(), StepSeconds(0.5, 0.0, 1.5, 2.0))
 
 
 def step(number: int, **facts: Any) -> dict[str, Any]:
     """What the daemon writes of a step, as far as the curves need it."""
-    foreign = {"samples": 10.0, "tokens": 100.0, "excess": -5.0, "filtered_fraction": 0.5, "loss_share": 0.25}
-    figures = {"samples": 10.0, "loss_weight": 3.0, "negatives": 4.0, "filtered": 1.0}
+    foreign = {
+        "samples": 10.0,
+        "tokens": 100.0,
+        "excess": -5.0,
+        "filtered_fraction": 0.5,
+        "loss_share": 0.25,
+    }
+    figures = {
+        "samples": 10.0,
+        "loss_weight": 3.0,
+        "negatives": 4.0,
+        "filtered": 1.0,
+    }
     by_source = {"own": figures, "peer": figures}
     return {
         "step": number,
@@ -55,7 +78,16 @@ def started(step: int = 0, *, fresh: bool = False) -> dict[str, Any]:
 def took(*steps: int, mark: str = "") -> list[dict[str, Any]]:
     """Lines of steps; `mark` (hex) tells two lines of the same step apart."""
     batch = {"own": [mark], "foreign": []}
-    return [{"event": "step", "step": n, "batch": batch, "micro_batch_tokens": 64, **FIGURES} for n in steps]
+    return [
+        {
+            "event": "step",
+            "step": n,
+            "batch": batch,
+            "micro_batch_tokens": 64,
+            **FIGURES,
+        }
+        for n in steps
+    ]
 
 
 def resumed(step: int) -> dict[str, Any]:

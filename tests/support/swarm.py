@@ -97,7 +97,13 @@ def store_request(*records: tuple[Any, ...]) -> dht_pb2.StoreRequest:
 def content(run: Run, author: bytes, round: int, slot: int, completions: Sequence[Completion], **fields: Any) -> Packet:
     """A packet of a run with these completions; fields: its prompt, by default that of the row drawn, and its step."""
     row = draw(run.id, author if run.parts == 1 else b"", round, slot, ROWS)
-    named = {"run_id": run.id, "author": author, "round": round, "slot": slot, "policy_step": 0}
+    named = {
+        "run_id": run.id,
+        "author": author,
+        "round": round,
+        "slot": slot,
+        "policy_step": 0,
+    }
     return pack_group(**named | {"prompt_ids": PROMPTS[row], "completions": completions} | fields)
 
 
@@ -141,7 +147,14 @@ def announcement(
     if issued_at is None:
         issued_at = int(time.time())
     packets = refs_of(bodies)
-    return announce(author, run_id=run.id, round=round, policy_step=round, issued_at=issued_at, packets=packets)
+    return announce(
+        author,
+        run_id=run.id,
+        round=round,
+        policy_step=round,
+        issued_at=issued_at,
+        packets=packets,
+    )
 
 
 def announced_slots(
@@ -149,7 +162,14 @@ def announced_slots(
 ) -> Announcement:
     """Of packets in these slots, which nobody has."""
     refs = [PacketRef(slot, bytes(32), 100, 1) for slot in slots]
-    return announce(who, run_id=run.id, round=round, policy_step=0, issued_at=issued_at, packets=refs)
+    return announce(
+        who,
+        run_id=run.id,
+        round=round,
+        policy_step=0,
+        issued_at=issued_at,
+        packets=refs,
+    )
 
 
 async def eventually(condition: Callable[[], bool], what: str, seconds: float = PATIENCE):

@@ -47,7 +47,12 @@ def speaker(template: str | None, eos: str = "<|im_end|>") -> Any:
 def _wrapped(backend: Tokenizer) -> Any:
     backend.add_special_tokens(SPECIALS)
     backend.post_processor = TemplateProcessing("<s> $A", special_tokens=[("<s>", backend.token_to_id("<s>"))])
-    return PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        bos_token="<s>",
+        eos_token="</s>",
+        unk_token="<unk>",
+    )
 
 
 def _metaspace() -> Any:
@@ -70,7 +75,12 @@ def sentencepiece_bpe(*, normalizing: bool) -> Any:
         made.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE), normalizers.Replace(" ", SPACE)])
     else:
         made.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, prepend_scheme="first", split=False)
-    steps = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    steps = [
+        decoders.Replace(SPACE, " "),
+        decoders.ByteFallback(),
+        decoders.Fuse(),
+        decoders.Strip(" ", 1, 0),
+    ]
     made.decoder = decoders.Sequence(steps)
     return _wrapped(made)
 

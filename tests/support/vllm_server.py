@@ -135,6 +135,10 @@ class VllmServer:
                     with torch.no_grad():
                         logprobs = logprobs_of(policy, [prompt], [one.token_ids], 1.0).numpy()
                 told = {"token_ids": one.token_ids.tolist()} if self.ids else {}
-                choice = {"index": len(choices), "logprobs": {"token_logprobs": logprobs.tolist()}, **told}
+                choice = {
+                    "index": len(choices),
+                    "logprobs": {"token_logprobs": logprobs.tolist()},
+                    **told,
+                }
                 choices.append(self.change(choice))
         return {"choices": choices[::-1]}

@@ -17,7 +17,11 @@ from ftis_node.swarm.reputation import Reputation
 from ftis_node.swarm.self_report import TEACHERS_MAX, SelfReport
 from ftis_node.swarm.swarm import Swarm
 
-MODELS = (("qwen2.5-0.5b", "c0382117ea32"), ("qwen2.5-1.5b", "c0382117ea32"), ("llama-3.2-1b", "5e27ac28c2f9"))
+MODELS = (
+    ("qwen2.5-0.5b", "c0382117ea32"),
+    ("qwen2.5-1.5b", "c0382117ea32"),
+    ("llama-3.2-1b", "5e27ac28c2f9"),
+)
 NAMES = "Ada Ben Cleo Dan Eva Finn Gil Hana Ida Jon Kim Leo Mia Noa Oli Pia Quinn Rosa Sam Tom Uma Vic Wim Xia Yara Zoe"
 
 

@@ -93,7 +93,12 @@ def held(process: psutil.Process) -> dict[str, float]:
     sizes = {name: int(kilobytes) / 1024 for name, kilobytes in _SIZES.findall((place / "smaps_rollup").read_text())}
     links = [os.readlink(file) for file in (place / "fd").iterdir()]
     counts = {"files": len(links), "sockets": sum(link.startswith("socket:") for link in links)}
-    return {"pss_mb": sizes["Pss"], "memory_mb": sizes["Anonymous"], **counts, "threads": process.num_threads()}
+    return {
+        "pss_mb": sizes["Pss"],
+        "memory_mb": sizes["Anonymous"],
+        **counts,
+        "threads": process.num_threads(),
+    }
 
 
 def heard(member: Member) -> dict[str, int]:
