@@ -12,6 +12,7 @@ dropped, uⱼ = 0, and uᵢ < 0 says that i is kept. (d) Σᵢ Âᵢ = 0, and ea
 import itertools
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 
 import pytest
 import torch
@@ -23,7 +24,9 @@ from ftis_node.objective import PRESETS
 from ftis_node.objective.filter import kept_by_filter
 from tests.support.objective_batches import termed
 
-WORDS, END, CAP = 3, 2, 3  # two words and an end; a completion has at most three tokens
+WORDS = 3
+END = 2  # of them; the others are words
+CAP = 3  # tokens of a completion
 FTIS = PRESETS["ftis"]
 TIS = PRESETS["tis"]
 SEEDS = range(20)
@@ -68,7 +71,8 @@ class World:
         random = torch.Generator().manual_seed(seed)
         shape = (len(CONTEXTS), WORDS)
         learner = torch.randn(shape, generator=random, dtype=torch.float64)
-        generator = learner + apart * torch.randn(shape, generator=random, dtype=torch.float64)
+        noise = torch.randn(shape, generator=random, dtype=torch.float64)
+        generator = learner + apart * noise
         rewards = torch.randint(0, 3, (len(ALL),), generator=random).double()
         advantages = (rewards - rewards.mean()) / rewards.std(correction=0)
         return cls(learner.requires_grad_(), generator, advantages)
@@ -76,7 +80,8 @@ class World:
     @property
     def ratio(self):
         """ρ of each token."""
-        return (of_tokens(self.learner.detach()) - of_tokens(self.generator)).exp()
+        mine = of_tokens(self.learner.detach())
+        return (mine - of_tokens(self.generator)).exp()
 
     @property
     def drawn_by(self):
@@ -117,8 +122,8 @@ class World:
     def scale(self):
         """M B: the largest advantage by the largest ‖∇ log π(token)‖, which is ‖e − π‖ of a table of logits."""
         pi = torch.softmax(self.learner.detach(), 1)
-        steepness = (torch.eye(WORDS)[TOKENS] - pi[WHERE]).norm(dim=1).max()
-        return float(self.advantages.abs().max() * steepness)
+        slopes = torch.eye(WORDS)[TOKENS] - pi[WHERE]
+        return float(self.advantages.abs().max() * slopes.norm(dim=1).max())
 
     def mean(self, values):
         """E under the generator of the mean over a completion's tokens."""
@@ -136,9 +141,10 @@ def test_the_completions_are_all_of_them():
 
 
 def bound(world, cap):
-    distance = 0.5 * float((world.drawn_by * (world.whole_ratio - 1).abs()).sum())
+    apart = (world.whole_ratio - 1).abs()
+    twice_the_distance = float((world.drawn_by * apart).sum())
     tokens = world.mean((world.ratio.clamp(max=cap) - 1).abs())
-    return world.scale * (2 * distance + tokens)
+    return world.scale * (twice_the_distance + tokens)
 
 
 @pytest.mark.parametrize("cap", [1.0, 2.0, 8.0, 1e6])
@@ -187,10 +193,12 @@ def test_what_the_filter_takes_is_within_its_bound(threshold):
         world = World.drawn(seed, 1.5)
         whole = world.gradient(FTIS.replace(threshold=None))
         taken = whole - world.gradient(FTIS.replace(threshold=threshold))
-        low = world.advantages <= 0
+
         d = world.ratio.log()
         divergence = by_completion((-d).exp() - 1 + d) / LENGTHS
-        share = float(world.drawn_by[low & (divergence >= threshold)].sum())
+        low = world.advantages <= 0
+        dropped = low & (divergence >= threshold)
+        share = float(world.drawn_by[dropped].sum())
         lowest = replace(world, advantages=world.advantages[low])
         assert float(taken.norm()) <= FTIS.truncation * lowest.scale * share + 1e-9
         assert share <= float((world.drawn_by * divergence).sum()) / threshold + 1e-12
@@ -203,8 +211,9 @@ def test_what_the_filter_takes_is_within_its_bound(threshold):
 
 def filtered(rewards, divergences, threshold):
     """Advantages before and after the filter."""
-    advantages = FTIS.advantages(torch.tensor(rewards, dtype=torch.float64))
-    kept = kept_by_filter(advantages, torch.tensor(divergences, dtype=torch.float64), threshold)
+    double = partial(torch.tensor, dtype=torch.float64)
+    advantages = FTIS.advantages(double(rewards))
+    kept = kept_by_filter(advantages, double(divergences), threshold)
     return advantages.tolist(), (advantages * kept).tolist()
 
 
@@ -216,7 +225,9 @@ groups = st.lists(st.tuples(REWARDS, st.floats(0, 10)), min_size=2, max_size=9)
 @given(groups)
 def test_no_comparison_above_the_mean_is_turned_and_a_push_upwards_is_left(group):
     rewards, divergences = zip(*group, strict=True)
+
     before, after = filtered(rewards, divergences, 5.0)
+
     for i, j in itertools.permutations(range(len(rewards)), 2):
         if rewards[i] <= rewards[j]:
             continue
@@ -225,12 +236,15 @@ def test_no_comparison_above_the_mean_is_turned_and_a_push_upwards_is_left(group
         if after[i] < after[j]:
             assert before[j] < before[i] <= 0, "both are below the mean"
             assert divergences[j] >= 5 > divergences[i], "the worse is dropped"
+
     dropped = [value for value, left in zip(before, after, strict=True) if value != left]
     assert sum(before) == pytest.approx(0, abs=1e-9)
     assert sum(after) == pytest.approx(sum(map(abs, dropped)), abs=1e-9)
+
     if set(rewards) == {0.0, 1.0}:
         rate = sum(rewards) / len(rewards)
-        assert sum(after) == pytest.approx(len(dropped) * math.sqrt(rate / (1 - rate)), abs=1e-9)
+        push = math.sqrt(rate / (1 - rate))
+        assert sum(after) == pytest.approx(len(dropped) * push, abs=1e-9)
 
 
 def test_a_better_failure_can_fall_behind_a_worse_one_that_is_dropped():

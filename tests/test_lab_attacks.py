@@ -67,13 +67,20 @@ def test_claims_of_its_own_rule_are_the_chances_of_whole_completions():
 
 
 def test_copied_claims_are_what_the_built_in_model_finds_and_careful_ones_twice_that():
-    copied, careful, low, high = (attacker(f"injection {claims}")[1] for claims in ("copied", "careful", "low", "high"))
-    assert [text for text, *_ in copied] == [text for text, *_ in careful] == [text for text, *_ in low]
-    for (_, one, _), (_, other, _) in zip(copied, careful, strict=True):
-        np.testing.assert_allclose(other.logprobs, np.minimum(one.logprobs + math.log(2.0), 0.0), atol=1e-5)
-        assert one.logprobs.min() < -4.0, "something in it is a surprise"
-    assert {float(value) for _, one, _ in low for value in one.logprobs} == {CLAIMED}
-    assert {float(value) for _, one, _ in high for value in one.logprobs} == {0.0}
+    texts = {}
+    claims = {}
+    for way in ("copied", "careful", "low", "high"):
+        _, group = attacker(f"injection {way}")
+        texts[way] = [text for text, *_ in group]
+        claims[way] = [completion.logprobs for _, completion, _ in group]
+
+    assert texts["copied"] == texts["careful"] == texts["low"]
+    for copied, careful in zip(claims["copied"], claims["careful"], strict=True):
+        twice = np.minimum(copied + math.log(2.0), 0.0)
+        np.testing.assert_allclose(careful, twice, atol=1e-5)
+        assert copied.min() < -4.0, "something in it is a surprise"
+    assert set(np.concatenate(claims["low"]).tolist()) == {CLAIMED}
+    assert set(np.concatenate(claims["high"]).tolist()) == {0.0}
 
 
 @pytest.mark.parametrize("script", ["injection", "padding copied", "injection low"])
@@ -83,8 +90,14 @@ def test_in_a_text_run_a_script_writes_bytes_and_every_chunk_of_its_reader_has_t
     packet = decode(answer.packet)
     assert isinstance(packet, TextPacket)
     assert set(packet.pieces) == {1}
-    content = replace(packet, prompt_digest=context.digest_of_row(0), author_digest=author_digest(b"x"))
+
+    content = replace(
+        packet,
+        prompt_digest=context.digest_of_row(0),
+        author_digest=author_digest(b"x"),
+    )
     assert isinstance(admit(context, b"x", encode(content)), Group)
+
     example = scripted.engine.task.train[0]
     read = scripted.engine.packets.read(answer.packet).completions(own=False)
     for written, completion, reward in zip(packet.completions(), read, answer.rewards, strict=True):
@@ -124,12 +137,19 @@ def test_a_watch_counts_since_it_was_last_asked():
     tokenizer = load_tokenizer("tiny-a")
 
     def said(*texts):
-        ids = [[*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id] for text in texts]
-        made = [Completion(np.asarray(one, np.uint32), np.zeros(len(one), np.float32), True) for one in ids]
+        made = []
+        for ids in tokenizer(list(texts), add_special_tokens=False)["input_ids"]:
+            ids = [*ids, tokenizer.eos_token_id]
+            claims = np.zeros(len(ids), np.float32)
+            made.append(Completion(np.asarray(ids, np.uint32), claims, True))
         return content(RUN, b"", 0, 0, made)
 
     watch = Watch(tokenizer, [EXAMPLE], CAP)
-    watch.see([0, 0], [said("<think>15 12</think><answer>12</answer>"), said("<think>15*", "<think>16 1", "15*")])
+    sound = said("<think>15 12</think><answer>12</answer>")
+    hostile = said("<think>15*", "<think>16 1", "15*")
+
+    watch.see([0, 0], [sound, hostile])
+
     told = watch.take()
     assert told["injection"] == 0.25
     assert told["completions"] == 4
@@ -138,16 +158,16 @@ def test_a_watch_counts_since_it_was_last_asked():
 
 
 def test_a_trial_tells_what_its_nodes_say_if_it_was_asked_to(tmp_path):
-    nodes = [A, {"name": "X", "script": "padding copied"}]
-    plain = spec(nodes=nodes, run={"group": 4, "completion_tokens": CAP}, steps=2)
-    watched = spec(
-        nodes=nodes,
-        run={"group": 4, "completion_tokens": CAP},
-        steps=2,
-        payloads=True,
-    )
+    parts = {
+        "nodes": [A, {"name": "X", "script": "padding copied"}],
+        "run": {"group": 4, "completion_tokens": CAP},
+        "steps": 2,
+    }
+    plain = spec(**parts)
+    watched = spec(**parts, payloads=True)
     assert "payloads" not in plain.facts()
     assert plain.id != watched.id
+
     steps = kind(run(watched, tmp_path / "watched"), "step", "A")
     assert [step["payloads"]["completions"] for step in steps] == [8, 8]
     without = kind(run(plain, tmp_path / "plain"), "step", "A")
@@ -158,11 +178,25 @@ def attacks(out):
     """Two methods under one attack: half of what A says carries its payload with the first, nothing with the second."""
     lab = Laboratory(out, seeds=8)
     lab.cell("unshared", {"A": 0.5}, said={"padding": 0.02, "tokens": 10.0})
-    for method, share, end in (("f-tis", 0.5, 0.3), ("gated", 0.02, 0.55)):
-        facts = {"values": {"attack": "padding copied", "method": method}}
-        lab.cell(f"padding {method}", {"A": end}, said={"padding": share, "tokens": 20.0}, **facts)
-    for method in ("f-tis", "gated"):
-        lab.claim("not worse", f"padding {method}", "unshared", measure="payload", margin=0.05, family="success")
+    for method, share, end in (
+        ("f-tis", 0.5, 0.3),
+        ("gated", 0.02, 0.55),
+    ):
+        cell = f"padding {method}"
+        lab.cell(
+            cell,
+            {"A": end},
+            said={"padding": share, "tokens": 20.0},
+            values={"attack": "padding copied", "method": method},
+        )
+        lab.claim(
+            "not worse",
+            cell,
+            "unshared",
+            measure="payload",
+            margin=0.05,
+            family="success",
+        )
     return lab.write()
 
 

@@ -46,10 +46,13 @@ VERDICTS = [
 @pytest.fixture(scope="module")
 def found(tmp_path_factory) -> list[Finding]:
     """Of each line above, in a family of its own."""
-    lab = Laboratory(tmp_path_factory.mktemp("verdicts")).cell("base", {"A": 0.5})
+    lab = Laboratory(tmp_path_factory.mktemp("verdicts"))
+    lab.cell("base", {"A": 0.5})
     for line in VERDICTS:
         compare, shift, scale, _ = line
-        lab.cell(str(line), {"A": around(0.5 + shift, scale)}).claim(compare, str(line), "base", family=str(line))
+        name = str(line)
+        lab.cell(name, {"A": around(0.5 + shift, scale)})
+        lab.claim(compare, name, "base", family=name)
     return judged(lab)
 
 
@@ -68,16 +71,25 @@ def test_non_inferiority_is_the_one_sided_t_test():
         b = draw.normal(0.5, 0.05, 7)
         oracle = stats.ttest_1samp(a - b, -0.03, alternative="greater").pvalue
         assert not_worse(list(a), list(b), margin=0.03) == pytest.approx(oracle)
-    for level, p in ((0.5, 0), (0.9, 0), (0.4, 1)):
+
+    for level, p in (
+        (0.5, 0),
+        (0.9, 0),
+        (0.4, 1),
+    ):
         assert not_worse([level] * 3, [0.5] * 3, margin=0.03) == p
     assert math.isnan(not_worse([0.9], [0.5], margin=0.03))
 
 
 def test_the_mean_over_nodes_is_of_those_that_both_cells_have(tmp_path):
-    lab = Laboratory(tmp_path).cell("two", {"A": 0.5, "B": 0.3}).cell("three", {"A": 0.6, "B": 0.5, "C": 0.0})
+    lab = Laboratory(tmp_path)
+    lab.cell("two", {"A": 0.5, "B": 0.3})
+    lab.cell("three", {"A": 0.6, "B": 0.5, "C": 0.0})
     for node in ("all", "B", "C"):
         lab.claim("greater", "three", "two", node=node)
+
     every, one, none = judged(lab)
+
     assert every.evidence.difference.mean == pytest.approx(0.15)
     assert one.evidence.difference.mean == pytest.approx(0.2)
     assert none.verdict == "inconclusive"
@@ -86,37 +98,55 @@ def test_the_mean_over_nodes_is_of_those_that_both_cells_have(tmp_path):
 
 def test_a_factor_turns_sooner_into_so_many_times_as_soon(tmp_path):
     ends = [0.9 + 0.001 * seed for seed in range(8)]
-    lab = Laboratory(tmp_path, target=0.5).cell("slow", {"A": [end - 0.3 for end in ends]}).cell("fast", {"A": ends})
+    lab = Laboratory(tmp_path, target=0.5)
+    lab.cell("slow", {"A": [end - 0.3 for end in ends]})
+    lab.cell("fast", {"A": ends})
     for factor in (1.0, 1.2, 3.0):
         lab.claim("less", "fast", "slow", measure="time", factor=factor, family=str(factor))
-    assert [finding.verdict for finding in judged(lab)] == ["reproduced", "reproduced", "not reproduced"]
+
+    verdicts = [finding.verdict for finding in judged(lab)]
+
+    assert verdicts == ["reproduced", "reproduced", "not reproduced"]
 
 
 def test_only_seeds_that_both_cells_finished_are_compared(tmp_path):
     lab = Laboratory(tmp_path)
     lab.cell("base", {"A": 0.5}, absent=[0])
     lab.cell("method", {"A": [0.0, *around(0.7)[1:6], 0.0, 0.0]}, unfinished=[6, 7])
-    (finding,) = judged(lab.claim("greater", "method", "base"))
+    lab.claim("greater", "method", "base")
+
+    (finding,) = judged(lab)
+
     difference = finding.evidence.difference
     assert difference.n == 5
     assert difference.mean == pytest.approx(0.2, abs=0.01)
 
 
 def test_with_too_few_seeds_no_permutation_decides(tmp_path):
-    lab = Laboratory(tmp_path, seeds=5).cell("base", {"A": 0.5}).cell("method", {"A": around(0.8)})
-    lab.claim("greater", "method", "base").claim("not worse", "method", "base", family="other")
+    lab = Laboratory(tmp_path, seeds=5)
+    lab.cell("base", {"A": 0.5})
+    lab.cell("method", {"A": around(0.8)})
+    lab.claim("greater", "method", "base")
+    lab.claim("not worse", "method", "base", family="other")
+
     greater, other = judged(lab)
+
     assert greater.verdict == "inconclusive"
     assert greater.evidence.p == greater.adjusted_for == 2 / 32
     assert other.verdict == "reproduced"
 
 
 def test_holm_adjusts_all_kinds_of_a_family_together(tmp_path):
-    lab = Laboratory(tmp_path).cell("base", {"A": 0.5})
-    lab.cell("method", {"A": around(0.9)}).cell("twin", {"A": around(0.5)})
-    lab.claim("greater", "method", "base").claim("same", "twin", "base")
+    lab = Laboratory(tmp_path)
+    lab.cell("base", {"A": 0.5})
+    lab.cell("method", {"A": around(0.9)})
+    lab.cell("twin", {"A": around(0.5)})
+    lab.claim("greater", "method", "base")
+    lab.claim("same", "twin", "base")
     lab.claim("greater", "method", "base", family="alone")
+
     greater, same, apart = judged(lab)
+
     assert same.evidence.p_for < greater.evidence.p_for == 2 / 256
     assert same.adjusted_for == pytest.approx(2 * same.evidence.p_for)
     assert greater.adjusted_for == greater.evidence.p_for == apart.adjusted_for  # the last of its family
@@ -124,7 +154,9 @@ def test_holm_adjusts_all_kinds_of_a_family_together(tmp_path):
 
 
 def test_one_seed_decides_nothing(tmp_path):
-    lab = Laboratory(tmp_path, seeds=1).cell("base", {"A": 0.5}).cell("method", {"A": 0.9})
+    lab = Laboratory(tmp_path, seeds=1)
+    lab.cell("base", {"A": 0.5})
+    lab.cell("method", {"A": 0.9})
     for compare in ("greater", "less", "same", "not worse"):
         lab.claim(compare, "method", "base")
     for finding in judged(lab):
@@ -145,13 +177,17 @@ def costly(tmp_path):
 
 @pytest.mark.parametrize(("measure", "per_step"), [("time", 2.0), ("generated", 144.0)])
 def test_costs_are_compared_where_all_seeds_reached_the_target(tmp_path, measure, per_step):
-    lab = costly(tmp_path).claim("less", "fast", "slow", measure=measure)
+    lab = costly(tmp_path)
+    lab.claim("less", "fast", "slow", measure=measure)
     lab.claim("less", "fast", "never", measure=measure)
+
     reached, censored = judged(lab)
+
     # the curve rises from 0.2 to its end in 15 steps, so it is at 0.5 after 15·0.3/(end − 0.2)
     fast, slow = (4.5 / (np.array(around(end)) - 0.2) for end in (0.9, 0.6))
+    saved = (fast - slow).mean()
     assert reached.verdict == "reproduced"
-    assert reached.evidence.difference.mean == pytest.approx(per_step * (fast - slow).mean())
+    assert reached.evidence.difference.mean == pytest.approx(per_step * saved)
     assert censored.verdict == "inconclusive"
     assert censored.evidence.difference.n == 8
     assert math.isnan(censored.evidence.difference.mean), "a seed that never got there has no cost"
@@ -168,7 +204,13 @@ def test_a_cost_has_no_margin_unless_the_claim_states_one(tmp_path):
 
 
 def test_another_set_is_judged_by_its_own_evaluations(tmp_path):
-    lab = Laboratory(tmp_path).cell("a", {"A": around(0.8)}, harder=True).cell("b", {"A": 0.6}, harder=True)
-    harder, unknown = judged(lab.claim("greater", "a", "b", set="harder").claim("greater", "a", "b", set="unheard of"))
+    lab = Laboratory(tmp_path)
+    lab.cell("a", {"A": around(0.8)}, harder=True)
+    lab.cell("b", {"A": 0.6}, harder=True)
+    for name in ("harder", "unheard of"):
+        lab.claim("greater", "a", "b", set=name)
+
+    harder, unknown = judged(lab)
+
     assert harder.evidence.difference.mean == pytest.approx(0.1)
     assert unknown.evidence.difference.n == 0

@@ -31,8 +31,10 @@ def test_in_lock_step_everybody_trains_on_half_own_and_half_foreign_groups(share
             assert e["foreign_groups"] == 2
             assert e["generated"] == 8 * e["step"]
             assert e["trained"] == 16 * e["step"]
+
         foreign = steps[-1]["foreign"]
         assert foreign["samples"] + foreign["idle"] == 8
+
         evaluations = kind(shared, "evaluation", node)
         assert [e["step"] for e in evaluations] == [0, 2, 3]
         for e in evaluations:
@@ -42,13 +44,15 @@ def test_in_lock_step_everybody_trains_on_half_own_and_half_foreign_groups(share
 
 
 def test_simulated_time_is_what_the_groups_cost(shared):
-    assert [e["time"] for e in kind(shared, "step", "A")] == pytest.approx([4, 8, 12]), "2 s to generate, 2 to train"
+    times = [e["time"] for e in kind(shared, "step", "A")]
+    assert times == pytest.approx([4, 8, 12]), "2 s to generate, 2 to train"
 
 
 def test_time_may_be_what_the_tokens_cost(tmp_path):
+    cell = {"collaboration": "alone", "pace": "free"}
     tokens = {"per": "token", "generate": 0.25, "train": 0.0}
-    found = run(spec({"collaboration": "alone", "pace": "free"}, nodes=[A], clock=tokens, steps=1), tmp_path)
-    (step,) = kind(found, "step")
+    trial = spec(cell, nodes=[A], clock=tokens, steps=1)
+    (step,) = kind(run(trial, tmp_path), "step")
     assert step["time"] % 0.25 == pytest.approx(0)
     assert 16 * 2 * 0.25 <= step["time"] <= 16 * 24 * 0.25, "16 completions of at most 24 tokens"
 
@@ -67,7 +71,9 @@ def test_only_a_warm_up_with_long_demonstrations_has_their_share_in_its_name():
 
 
 def test_a_trial_learns_a_task_of_the_lab(tmp_path):
-    found = run(spec({"collaboration": "alone"}, nodes=[A], task="ftis_node.lab.parity:two", steps=1), tmp_path)
+    cell = {"collaboration": "alone"}
+    trial = spec(cell, nodes=[A], task="ftis_node.lab.parity:two", steps=1)
+    found = run(trial, tmp_path)
     assert [e["prompts"] for e in kind(found, "evaluation")] == [40, 40]
     (step,) = kind(found, "step")
     assert step["generated"] == 16
@@ -102,16 +108,22 @@ def weights(directory, node):
 )
 def test_an_interrupted_trial_goes_on_to_the_same_numbers_and_weights(tmp_path, way, objective):
     """With the gate's level."""
-    whole = spec({"collaboration": way, "settings": {"objective": objective}}, steps=4, keep=True)
-    straight = run(whole, tmp_path / "straight")
-    cut(whole, tmp_path / "cut", False, True, True)
-    assert not finished(tmp_path / "cut")
-    with (tmp_path / "cut" / "events.jsonl").open("ab") as log:
+    cell = {"collaboration": way, "settings": {"objective": objective}}
+    whole = spec(cell, steps=4, keep=True)
+    straight = tmp_path / "straight"
+    events = run(whole, straight)
+    interrupted = tmp_path / "cut"
+    cut(whole, interrupted, False, True, True)
+    assert not finished(interrupted)
+    with (interrupted / "events.jsonl").open("ab") as log:
         log.write(b'{"event": "step", "node": "A", "st')  # as a kill leaves it
-    assert timeless(run(whole, tmp_path / "cut")) == timeless(straight)
-    assert finished(tmp_path / "cut")
+
+    again = run(whole, interrupted)
+
+    assert timeless(again) == timeless(events)
+    assert finished(interrupted)
     for node in "AB":
-        assert_same(weights(tmp_path / "straight", node), weights(tmp_path / "cut", node))
+        assert_same(weights(straight, node), weights(interrupted, node))
 
 
 def test_horizontal_groups_are_made_of_everybodys_parts(tmp_path):
@@ -129,7 +141,10 @@ def test_horizontal_groups_are_made_of_everybodys_parts(tmp_path):
 
 def test_a_listener_generates_nothing_and_takes_everything(tmp_path):
     nodes = [A, B, {"name": "L", "model": "tiny-b"}]
-    found = run(spec({"node": {"L": {"own_share": 0.0}}}, nodes=nodes, steps=2), tmp_path)
+    listens = {"node": {"L": {"own_share": 0.0}}}
+
+    found = run(spec(listens, nodes=nodes, steps=2), tmp_path)
+
     last = kind(found, "step", "L")[-1]
     assert last["generated"] == 0
     assert last["own_groups"] == 0
@@ -140,8 +155,10 @@ def test_a_listener_generates_nothing_and_takes_everything(tmp_path):
 def test_a_trial_may_end_when_all_of_its_fastest_nodes_are_there(tmp_path):
     free = {"pace": "free", "speed": {"B": 0.25}}
     found = run(spec(free, steps=30, target=0.05, until="target"), tmp_path)
-    assert kind(found, "evaluation", "A")[-1]["pass_at_1"] >= 0.05
+    last = kind(found, "evaluation", "A")[-1]
+    assert last["pass_at_1"] >= 0.05
     assert kind(found, "step") == [], "A is there before the first step"
+
     assert spec(free, until="target").facts()["until"] == 0.7
     assert "until" not in spec(free).facts()
     assert "until" not in spec(until="target").facts(), "in lock step all take their steps"
@@ -149,9 +166,16 @@ def test_a_trial_may_end_when_all_of_its_fastest_nodes_are_there(tmp_path):
 
 def test_other_problems_are_looked_at_before_and_after(tmp_path):
     also = [{"name": "harder", "task": "arithmetic-4", "prompts": 20}]
-    found = kind(run(spec(nodes=[A], evaluate=also, steps=1), tmp_path), "evaluation")
-    looks = [(name, step, prompts) for step in (0, 1) for name, prompts in (("held-out", 40), ("harder", 20))]
-    assert [(e["set"], e["step"], e["prompts"]) for e in found] == looks
+
+    found = run(spec(nodes=[A], evaluate=also, steps=1), tmp_path)
+
+    evaluations = kind(found, "evaluation")
+    assert [(e["set"], e["step"], e["prompts"]) for e in evaluations] == [
+        ("held-out", 0, 40),
+        ("harder", 0, 20),
+        ("held-out", 1, 40),
+        ("harder", 1, 20),
+    ]
 
 
 def test_a_packet_that_admission_refuses_ends_the_trial(tmp_path, monkeypatch):
@@ -162,13 +186,16 @@ def test_a_packet_that_admission_refuses_ends_the_trial(tmp_path, monkeypatch):
 
 
 def test_models_of_different_tokenizers_share_no_trial(tmp_path):
+    other = {"name": "N", "model": "tiny-numbers"}
+    trial = spec(nodes=[A, other], steps=1)
     with pytest.raises(UsageError, match=r"Node N shares no run.*tokenizer"):
-        run(spec(nodes=[A, {"name": "N", "model": "tiny-numbers"}], steps=1), tmp_path)
+        run(trial, tmp_path)
 
 
 @pytest.mark.parametrize("script", ["random-reasoning", "lying"])
 def test_a_scripted_partner_is_admitted_and_trains_nothing(tmp_path, script):
-    found = run(spec(nodes=[A, {"name": "X", "script": script}], steps=2), tmp_path)
+    partner = {"name": "X", "script": script}
+    found = run(spec(nodes=[A, partner], steps=2), tmp_path)
     assert {e["node"] for e in found if "node" in e} == {"A"}
     last = kind(found, "step", "A")[-1]
     assert last["foreign_groups"] == 2
@@ -184,8 +211,9 @@ def test_a_seed_decides_the_prompts_of_horizontal_groups_too(tmp_path):
     for seed in (0, 1):
         place = tmp_path / str(seed)
         found = run(spec({"collaboration": "horizontal"}, seeds=[seed], steps=1), place)
-        rounds = json.loads((place / "trial.json").read_text())["rounds"]
-        outcomes.append((rounds, [e["own_reward"] for e in kind(found, "step")]))
+        facts = json.loads((place / "trial.json").read_text())
+        rewards = [e["own_reward"] for e in kind(found, "step")]
+        outcomes.append((facts["rounds"], rewards))
     assert outcomes[0] != outcomes[1]
 
 
@@ -193,4 +221,7 @@ def test_a_checkpoint_that_is_gone_means_beginning_anew(tmp_path):
     made = spec(steps=2)
     cut(made, tmp_path, True)
     shutil.rmtree(tmp_path / "checkpoints" / "B")
-    assert [e["step"] for e in kind(run(made, tmp_path), "step", "A")] == [1, 2]
+
+    found = run(made, tmp_path)
+
+    assert [e["step"] for e in kind(found, "step", "A")] == [1, 2]

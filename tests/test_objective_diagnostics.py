@@ -21,7 +21,8 @@ def gather(objective, micro_batches, own="me"):
     diagnostics = Diagnostics(own)
     for samples in micro_batches:
         sources, advantages, d = zip(*samples, strict=True)
-        batch = packed(d, advantages, generator=[[0.0] * len(tokens) for tokens in d])
+        zeros = [[0.0] * len(tokens) for tokens in d]
+        batch = packed(d, advantages, generator=zeros)
         add(diagnostics, termed(objective, **batch), batch, sources)
     return diagnostics
 
@@ -33,8 +34,6 @@ def test_figures_of_two_sources_worked_by_hand():
         ("a", -1.0, [-2.0]),
         ("a", -1.0, [math.log(1.5)]),
     ]
-    summary = gather(ARITHMETIC, [[me, peer[0]], peer[1:]]).summary()
-    a = summary.sources["a"]
     weights = [2.0, 0.5, math.exp(-2), 1.5]
     divergences = [-math.log(4) - math.log(0.5), 2.0, -math.log(1.5)]
     mine = 1.0 * 2
@@ -61,6 +60,10 @@ def test_figures_of_two_sources_worked_by_hand():
         # s_i under the policy, whose log-probs are the d's, the generator's being 0.
         "likelihood": (math.log(2) / 2 - 2.0 + math.log(1.5)) / 3,
     }
+
+    summary = gather(ARITHMETIC, [[me, peer[0]], peer[1:]]).summary()
+
+    a = summary.sources["a"]
     assert {name: a[name] for name in expected} == pytest.approx(expected)
     assert summary.sources["me"]["ess"] == 1.0
     assert summary.overall["tokens"] == 6
@@ -69,7 +72,9 @@ def test_figures_of_two_sources_worked_by_hand():
 
 
 samples = st.tuples(
-    st.sampled_from(["me", "a", "b"]), st.floats(-2, 2), st.lists(st.floats(-25, 25), min_size=1, max_size=5)
+    st.sampled_from(["me", "a", "b"]),
+    st.floats(-2, 2),
+    st.lists(st.floats(-25, 25), min_size=1, max_size=5),
 )
 
 
@@ -80,6 +85,7 @@ samples = st.tuples(
 )
 def test_shares_add_up_and_micro_batches_do_not_matter(micro_batches, objective):
     summary = gather(objective, micro_batches).summary()
+
     sources = summary.sources.values()
     for name in ("loss_share", "loss_share_per_sample"):
         shares = [figures[name] for figures in sources]
@@ -89,6 +95,7 @@ def test_shares_add_up_and_micro_batches_do_not_matter(micro_batches, objective)
     for figures in sources:
         assert 0 <= figures["ess"] <= 1 + 1e-9
         assert figures["weight_max"] <= figures["ratio_max"] or objective.importance == "none"
+
     if micro_batches:
         together = [sample for batch in micro_batches for sample in batch]
         at_once = gather(objective, [together]).summary()
@@ -139,7 +146,13 @@ def test_every_estimator_has_its_mean_and_its_worst_samples():
 
 def gated(objective, **more):
     """Figures of two own and three foreign samples of 1, 2, 1, 2 and 3 tokens; the last of each is a sampled EOS."""
-    start = [[-1.0], [-2.0, -0.5], [-8.0], [-1.0, -1.5], [-1.0, -1.0, -7.0]]
+    start = [
+        [-1.0],
+        [-2.0, -0.5],
+        [-8.0],
+        [-1.0, -1.5],
+        [-1.0, -1.0, -7.0],
+    ]
     batch = packed(
         start,
         [1.0, -1.0, 1.0, 1.0, -1.0],
@@ -163,18 +176,21 @@ def test_only_the_gate_drops_what_has_a_positive_advantage():
 
 
 def test_ends_that_do_not_count_are_in_no_figure():
-    figures = gated(PRESETS["ftis-author"].replace(truncation=1.0), entropy=torch.arange(9.0))
+    objective = PRESETS["ftis-author"].replace(truncation=1.0)
+    figures = gated(objective, entropy=torch.arange(9.0))
     overall = figures.overall
     assert overall["tokens"] == 4
     assert overall["truncated"] == 1
     assert overall["judged_tokens"] == 9, "but in the evidence on claims they are: ρ has a mean of 1 with them"
     foreign = figures.foreign
-    assert foreign["bet_0.5"] == pytest.approx(6 * math.log(0.5 + 0.5 * math.exp(0.5 - TOLERANCE)))
+    bet = math.log(0.5 + 0.5 * math.exp(0.5 - TOLERANCE))
+    assert foreign["bet_0.5"] == pytest.approx(6 * bet)
     assert overall["k1"] == pytest.approx(-0.5)
     assert overall["entropy"] == pytest.approx((1 + 4 + 6 + 7) / 4)
     # One own sample of one token; of the foreign ones one of one token and one of two, each weighing 1 a token.
     assert foreign["loss_share"] == 3 / 4
     assert foreign["loss_share_per_sample"] == 2 / 3
+
     whole = gated(PRESETS["ftis"], entropy=torch.arange(9.0))
     assert whole.overall["tokens"] == 9
     assert whole.overall["entropy"] == 4
@@ -186,14 +202,20 @@ def test_later_inner_steps_change_only_the_clip():
     diagnostics = Diagnostics("me")
 
     def terms(drift):
-        return termed(PRESETS["tis"], **batch | {"trainer_logprobs": torch.tensor(drift, dtype=torch.float64)})
+        moved = {"trainer_logprobs": torch.tensor(drift, dtype=torch.float64)}
+        return termed(PRESETS["tis"], **batch | moved)
 
     add(diagnostics, terms([0.0] * 4), batch, ["me", "a"])
     before = diagnostics.summary()
     assert before.overall["clipped"] == 0
+
     # Up by more than log 1.2 with Â > 0, or down by more than log 0.8 with Â < 0.
-    for drift in ([0.3, 0.3, -0.3, -0.3], [0.3, 0.1, 0.1, 0.3]):
+    for drift in (
+        [0.3, 0.3, -0.3, -0.3],
+        [0.3, 0.1, 0.1, 0.3],
+    ):
         diagnostics.add_inner(terms(drift), batch["lengths"], ["me", "a"])
+
     after = diagnostics.summary()
     assert after.sources["me"]["clipped"] == 3 / 9
     assert after.sources["a"]["clipped"] == 1 / 3

@@ -21,9 +21,19 @@ def terms_of(name, samples, advantages, **more):
 
 
 def test_a_gate_keeps_own_samples_and_foreign_right_ones_that_are_near_enough():
-    samples = [[-1.0, -3.0], [-9.0], [-9.0], [-2.0, -2.0, -2.0], [-2.5], [-0.1]]
+    samples = [
+        [-1.0, -3.0],
+        [-9.0],
+        [-9.0],
+        [-2.0, -2.0, -2.0],
+        [-2.5],
+        [-0.1],
+    ]
     advantages = [1.0, 1.0, -1.0, 1.0, 1.0, -1.0]
-    terms = terms_of("gated", samples, advantages, own=[True] * 3 + [False] * 3, gate=-2.0)
+    own = [True] * 3 + [False] * 3
+
+    terms = terms_of("gated", samples, advantages, own=own, gate=-2.0)
+
     assert terms.likelihood.tolist() == [-2.0, -9.0, -9.0, -2.0, -2.5, -0.1]
     assert terms.kept.tolist() == [True, True, True, True, False, False]
     assert terms.value.tolist() == [1.0, 1.0, -1.0, 1.0, 0.0, 0.0]
@@ -44,7 +54,10 @@ def test_the_level_moves_a_fifth_of_the_way_to_the_strangest_own_success():
 @settings(derandomize=True)
 @given(st.lists(st.floats(-50, 0), min_size=1, max_size=60), st.floats(0, 0.99))
 def test_the_level_is_the_nearest_rank(values, quantile):
-    level = GATED.replace(gate=quantile).next_gate(None, torch.tensor(values, dtype=torch.float64))
+    successes = torch.tensor(values, dtype=torch.float64)
+
+    level = GATED.replace(gate=quantile).next_gate(None, successes)
+
     assert level in values
     rank = quantile * len(values)
     assert sum(value <= level for value in values) >= rank - 1e-9
@@ -53,7 +66,8 @@ def test_the_level_is_the_nearest_rank(values, quantile):
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "max"])
 def test_what_was_only_an_end_has_no_divergence(reduction):
-    terms = terms_of("ftis-author", [[-1.0]], [1.0], ended=[True], changes={"reduction": reduction, "divergence": "k1"})
+    changes = {"reduction": reduction, "divergence": "k1"}
+    terms = terms_of("ftis-author", [[-1.0]], [1.0], ended=[True], changes=changes)
     assert terms.divergence.tolist() == terms.value.tolist() == [0.0]
 
 
@@ -78,18 +92,22 @@ def test_a_step_of_which_all_was_dropped_is_divided_by_one():
         "dropped_tokens": 9,
     }
     for aggregation in ("sample", "token"):
-        assert PRESETS["ftis-author"].replace(aggregation=aggregation).batch_divisor(**counts) == 1
+        objective = PRESETS["ftis-author"].replace(aggregation=aggregation)
+        assert objective.batch_divisor(**counts) == 1
 
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_without_a_gradient_the_figures_are_the_same(name):
+    objective = PRESETS[name]
     batch = packed([[-1.0, -2.0]], [0.7], new=[[-1.1, -1.9]], generator=[[-3.0, -2.5]])
-    trained, _ = graded(PRESETS[name], batch)
+    trained, _ = graded(objective, batch)
     assert trained.value.requires_grad
-    plain = termed(PRESETS[name], **batch)
+
+    plain = termed(objective, **batch)
     batch["trainer_logprobs"].requires_grad_()
     with torch.no_grad():
-        evaluated = termed(PRESETS[name], **batch)
+        evaluated = termed(objective, **batch)
+
     for other in (plain, evaluated):
         assert not other.value.requires_grad
         for field in Terms.__dataclass_fields__:
@@ -111,8 +129,11 @@ def test_a_gpu_says_the_same(name):
         gate=-2.0,
     )
     objective = PRESETS[name].replace(aggregation="fixed", divisor=8.0)
+    moved = {name: one.cuda() for name, one in batch.items() if name != "gate"}
+
     here = termed(objective, **batch)
-    there = termed(objective, **batch | {name: one.cuda() for name, one in batch.items() if name != "gate"})
+    there = termed(objective, **batch | moved)
+
     for field in Terms.__dataclass_fields__:
         found = getattr(there, field)
         assert found.is_cuda

@@ -57,9 +57,12 @@ def test_order_and_packing_never_matter(batch, rng, aggregation):
     order = rng.sample(range(samples), samples)
     for preset in PRESETS.values():
         objective = preset.replace(aggregation=aggregation, divisor=8.0)
+
         together, gradient = graded(objective, take(batch, order) | {"gate": -7.0})
         alone = [graded(objective, take(batch, [i]) | {"gate": -7.0}) for i in order]
-        assert torch.equal(gradient, torch.cat([slope for _, slope in alone]))
+
+        slopes = [slope for _, slope in alone]
+        assert torch.equal(gradient, torch.cat(slopes))
         for field in Terms.__dataclass_fields__:
             one_by_one = [getattr(terms, field) for terms, _ in alone]
             assert torch.equal(getattr(together, field), torch.cat(one_by_one)), field
@@ -72,12 +75,15 @@ def test_a_filtered_sample_gives_nothing_even_if_nan(batch, which, alien):
     lengths = batch["lengths"]
     which %= lengths.numel()
     batch["advantages"][which] = -1.0
-    spoilt = torch.repeat_interleave(torch.arange(lengths.numel()), lengths) == which
+    samples = torch.arange(lengths.numel())
+    spoilt = samples.repeat_interleave(lengths) == which
     batch["start_logprobs"][spoilt] = -15.0
     batch["sampler_logprobs"][spoilt] = -1.0
+
     clean, clean_gradient = graded(objective, batch)
     batch["trainer_logprobs"][spoilt] = alien
     terms, gradient = graded(objective, batch)
+
     for figure in (terms.kept, terms.value, terms.loss_weight):
         assert figure[which] == 0
     assert torch.equal(terms.value, clean.value)
@@ -87,8 +93,15 @@ def test_a_filtered_sample_gives_nothing_even_if_nan(batch, which, alien):
 
 @pytest.mark.parametrize("objective", PRESETS.values(), ids=lambda objective: objective.name)
 def test_no_gradient_leaks_from_a_source_of_weight_zero(objective):
-    batch = packed([[-1.0], [math.nan]], [1.0, -1.0], generator=[[-1.0], [-1.0]], weights=[1.0, 0.0])
+    batch = packed(
+        [[-1.0], [math.nan]],
+        [1.0, -1.0],
+        generator=[[-1.0], [-1.0]],
+        weights=[1.0, 0.0],
+    )
+
     terms, gradient = graded(objective, batch)
+
     value = 1.0  # a ratio
     if objective.ratio == "detached":  # then it is log π
         value = -1.0
@@ -97,7 +110,8 @@ def test_no_gradient_leaks_from_a_source_of_weight_zero(objective):
 
 
 def test_an_unfiltered_nan_is_not_hidden_from_the_learner():
-    terms = termed(PRESETS["ftis"], **packed([[math.nan]], [-1.0], generator=[[-1.0]]))
+    batch = packed([[math.nan]], [-1.0], generator=[[-1.0]])
+    terms = termed(PRESETS["ftis"], **batch)
     assert terms.kept.all()
     assert terms.value.isnan().all()
 
@@ -105,11 +119,17 @@ def test_an_unfiltered_nan_is_not_hidden_from_the_learner():
 ALIEN = [0.0, -1e4, -1e30, 1e4]
 
 
-DIVERGENCES = list(itertools.product(("k1", "k2", "k3", "is_k1", "is_k3", "k3_reverse"), ("mean", "sum", "max")))
+ESTIMATORS = ("k1", "k2", "k3", "is_k1", "is_k3", "k3_reverse")
+DIVERGENCES = list(itertools.product(ESTIMATORS, ("mean", "sum", "max")))
 
 
 @EVERY
-@given(batches(), st.sampled_from(ALIEN), st.sampled_from([*ALIEN, -math.inf, math.inf]), st.sampled_from(DIVERGENCES))
+@given(
+    batches(),
+    st.sampled_from(ALIEN),
+    st.sampled_from([*ALIEN, -math.inf, math.inf]),
+    st.sampled_from(DIVERGENCES),
+)
 def test_extreme_log_probs_stay_finite(batch, start, claimed, measure):
     for name, tensor in batch.items():
         if tensor.is_floating_point():
@@ -118,7 +138,8 @@ def test_extreme_log_probs_stay_finite(batch, start, claimed, measure):
     batch["sampler_logprobs"].fill_(claimed)
     divergence, reduction = measure
     for preset in PRESETS.values():
-        terms, gradient = graded(preset.replace(divergence=divergence, reduction=reduction), batch)
+        objective = preset.replace(divergence=divergence, reduction=reduction)
+        terms, gradient = graded(objective, batch)
         assert gradient.isfinite().all()
         for field in ("value", "divergence", "likelihood", "importance", "loss_weight"):
             assert getattr(terms, field).isfinite().all(), (preset.name, measure, field)
@@ -147,5 +168,6 @@ def test_the_parts_of_ftis_and_gated_are_their_formulas(batch):
 
 
 def test_nothing_at_all_is_no_error():
-    terms, _ = graded(PRESETS["ftis"], packed([], []) | {"lengths": torch.zeros(0, dtype=torch.int64)})
+    nothing = packed([], []) | {"lengths": torch.zeros(0, dtype=torch.int64)}
+    terms, _ = graded(PRESETS["ftis"], nothing)
     assert terms.value.shape == terms.kept.shape == (0,)

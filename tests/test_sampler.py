@@ -28,15 +28,20 @@ def at(probabilities, uniform):
 @pytest.mark.parametrize("vocabulary", [2, 7, 26, 300, 2048])
 @pytest.mark.parametrize("temperature", [0.7, 1.0])
 def test_many_draws_pass_a_chi_square_test(vocabulary, temperature):
+    draws = 400_000
     logits = 2 * torch.randn(1, vocabulary, generator=seeded(vocabulary))
-    tokens, _ = draw(logits, 400_000, temperature=temperature, seed=1)
+
+    tokens, _ = draw(logits, draws, temperature=temperature, seed=1)
+
     counts = np.bincount(tokens[0].numpy(), minlength=vocabulary)
-    expected = len(tokens[0]) * torch.softmax(logits[0].double() / temperature, 0).numpy()
+    probabilities = torch.softmax(logits[0].double() / temperature, 0)
+    expected = draws * probabilities.numpy()
     rare = expected < 5
     if rare.any():
         counts = np.append(counts[~rare], counts[rare].sum())
         expected = np.append(expected[~rare], expected[rare].sum())
-    assert chisquare(counts, expected * counts.sum() / expected.sum()).pvalue > 1e-3
+    expected *= counts.sum() / expected.sum()
+    assert chisquare(counts, expected).pvalue > 1e-3
 
 
 @given(vocabulary=st.integers(1, 700), seed=st.integers(0, 1 << 32), spread=st.floats(0, 40))
@@ -44,7 +49,9 @@ def test_a_number_gives_the_token_where_the_distribution_passes_it(vocabulary, s
     random = seeded(seed)
     probabilities = (spread * torch.randn(3, vocabulary, generator=random)).softmax(-1)
     uniform = torch.rand(3, 50, dtype=torch.float64, generator=random)
+
     tokens = at(probabilities, uniform)
+
     ends = probabilities.double().cumsum(1)
     ends /= ends[:, -1:].clone()
     starts = ends - probabilities
@@ -55,10 +62,11 @@ def test_a_number_gives_the_token_where_the_distribution_passes_it(vocabulary, s
 
 @pytest.mark.parametrize("vocabulary", [3, 100, 2048])
 def test_the_ends_of_the_unit_interval_never_give_an_impossible_token(vocabulary):
+    certain = vocabulary // 2
     probabilities = torch.zeros(1, vocabulary)
-    probabilities[0, vocabulary // 2] = 1.0
+    probabilities[0, certain] = 1.0
     uniform = torch.tensor([[0.0, 5e-324, 0.5, 1 - 2.0**-53]], dtype=torch.float64)
-    assert (at(probabilities, uniform) == vocabulary // 2).all()
+    assert (at(probabilities, uniform) == certain).all()
 
 
 def test_a_token_below_the_resolution_of_fp32_is_still_drawn():
@@ -72,12 +80,15 @@ def test_a_token_below_the_resolution_of_fp32_is_still_drawn():
 
 def test_several_chunks_are_as_good_as_one(monkeypatch):
     logits = torch.randn(10, 33, generator=seeded(0))
-    whole = draw(logits, 3, temperature=1.3, seed=1)
+    tokens, logprobs = draw(logits, 3, temperature=1.3, seed=1)
+
     monkeypatch.setattr(sampler, "CHUNK_BYTES", 4 * 33 * 4)
-    parts = draw(logits, 3, temperature=1.3, seed=1)
-    assert torch.equal(whole[0], parts[0])
-    torch.testing.assert_close(whole[1], parts[1])
-    torch.testing.assert_close(whole[1], (logits / 1.3).log_softmax(-1).gather(1, whole[0]))
+    same_tokens, same_logprobs = draw(logits, 3, temperature=1.3, seed=1)
+
+    assert torch.equal(tokens, same_tokens)
+    torch.testing.assert_close(logprobs, same_logprobs)
+    expected = (logits / 1.3).log_softmax(-1).gather(1, tokens)
+    torch.testing.assert_close(logprobs, expected)
 
 
 def test_the_numbers_of_a_prompt_follow_from_its_seed_alone():
@@ -95,6 +106,8 @@ def test_the_numbers_of_a_prompt_follow_from_its_seed_alone():
 @pytest.mark.parametrize("greedy", [False, True])
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -float("inf")])
 def test_numbers_that_are_none_become_logprobs_that_are_none(wrong, greedy):
-    tokens, logprobs = draw(torch.full((2, 70), wrong), 4, temperature=1.0, greedy=greedy)
-    assert ((tokens >= 0) & (tokens < 70)).all()
+    logits = torch.full((2, 70), wrong)
+    tokens, logprobs = draw(logits, 4, temperature=1.0, greedy=greedy)
+    assert (tokens >= 0).all()
+    assert (tokens < 70).all()
     assert not torch.isfinite(logprobs).any()

@@ -24,13 +24,21 @@ from tests.support import small_models
 from tests.support.small_models import KINDS, PROMPTS, logprobs_of, of_kind, plain_logprobs, twin
 
 assert_close = partial(torch.testing.assert_close, atol=2e-5, rtol=1e-5)
-COMPLETIONS = [np.array(ids, np.uint32) for ids in ([1], [4, 4, 9, 22, 1], [3, 0, 25, 8, 8, 8, 8, 1], [2, 3])]
+IDS = [
+    [1],
+    [4, 4, 9, 22, 1],
+    [3, 0, 25, 8, 8, 8, 8, 1],
+    [2, 3],
+]
+COMPLETIONS = [np.array(ids, np.uint32) for ids in IDS]
+of_each_kind = pytest.mark.parametrize("kind", KINDS)
 
 
 def gradients(policy, logprobs):
     """Gradients of an uneven sum of the log-probs, by parameter."""
     policy.model.zero_grad(set_to_none=True)
-    (logprobs * torch.linspace(-1, 2, logprobs.numel())).sum().backward()
+    weights = torch.linspace(-1, 2, logprobs.numel())
+    (logprobs * weights).sum().backward()
     return {name: p.grad for name, p in policy.model.named_parameters() if p.grad is not None}
 
 
@@ -47,8 +55,11 @@ def scored(policy, groups, temperature):
 
 def of_copies(policy, groups, temperature):
     """Plain log-probs, every completion with a copy of its prompt."""
-    prompts = [group.prompt for group in groups for _ in group.completions]
-    completions = [completion for group in groups for completion in group.completions]
+    prompts = []
+    completions = []
+    for group in groups:
+        prompts += [group.prompt] * len(group.completions)
+        completions += group.completions
     return plain_logprobs(policy, prompts, completions, temperature)
 
 
@@ -65,22 +76,26 @@ ONE_TOKEN = [group([5, 9], [1], [3]), group([4], [2])]
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5, 2.0])
-@pytest.mark.parametrize("kind", KINDS)
+@of_each_kind
 def test_a_prompt_shared_by_its_group_gives_a_plain_softmax_over_the_valid_vocabulary(kind, temperature):
     shared = of_kind(kind)
     apart = replace(twin(of_kind(kind)), packed=False)
     assert shared.packed
+
     ours, entropy = score.completion_logprobs(shared, GROUPS, temperature)
+
     assert ours.dtype == torch.float32
     plain = of_copies(apart, GROUPS, temperature)
     assert_close(ours, plain)
+
     padded, padded_entropy = score.completion_logprobs(apart, GROUPS, temperature)
     assert_close(padded, plain)
     assert_close(entropy, padded_entropy)
+
     assert_gradients_close(gradients(shared, ours), gradients(apart, plain))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@of_each_kind
 def test_given_tokens_are_read_and_not_predicted(kind):
     packed = of_kind(kind)
     padded = replace(twin(of_kind(kind)), packed=False)
@@ -90,7 +105,14 @@ def test_given_tokens_are_read_and_not_predicted(kind):
         Prefixed([5, 9], [long[:5], np.array([3, 2])], [given[:5], None]),
         Prefixed([7], [long], [given]),
     ]
-    predicted = np.concatenate([~given[:5], [True, True], ~given])
+    predicted = np.concatenate(
+        [
+            ~given[:5],
+            [True, True],
+            ~given,
+        ]
+    )
+
     plain = of_copies(padded, groups, 0.7)[torch.from_numpy(predicted)]
     ours = scored(packed, groups, 0.7)
     assert ours.shape == (2 + 2 + 4,)
@@ -115,18 +137,27 @@ def in_blocks(monkeypatch, tokens, columns, kept=0):
 def test_the_entropy_is_that_of_what_each_token_was_drawn_from(block, monkeypatch):
     policy = of_kind("padded")
     in_blocks(monkeypatch, *block)
+
     _, entropy = score.completion_logprobs(policy, [group([5, 9], [4, 4, 9])], 0.7)
+
     with torch.no_grad():
-        logits = policy.model(input_ids=torch.tensor([[5, 9, 4, 4]])).logits[0, 1:, : policy.vocabulary] / 0.7
-    assert_close(entropy, torch.distributions.Categorical(logits=logits).entropy())
+        logits = policy.model(input_ids=torch.tensor([[5, 9, 4, 4]])).logits
+    of_tokens = logits[0, 1:, : policy.vocabulary] / 0.7
+    drawn_from = torch.distributions.Categorical(logits=of_tokens)
+    assert_close(entropy, drawn_from.entropy())
     assert not entropy.requires_grad
 
 
 def other_model(config):
     """A small random model of another family, as it is loaded."""
     torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(config)
-    return ready(Policy(config.model_type, model, small_models.tiny_tokenizer(), torch.device("cpu")))
+    policy = Policy(
+        config.model_type,
+        transformers.AutoModelForCausalLM.from_config(config),
+        small_models.tiny_tokenizer(),
+        torch.device("cpu"),
+    )
+    return ready(policy)
 
 
 SIZES = {
@@ -165,6 +196,7 @@ def test_other_families_are_packed_where_that_is_right_and_padded_where_not(conf
     assert policy.packed == packed
     other = twin(policy)
     policy.model.train()  # no dropout is left that training could switch on
+
     ours = scored(policy, GROUPS, 1.3)
     plain = of_copies(other, GROUPS, 1.3)
     torch.testing.assert_close(ours, plain, atol=5e-5, rtol=1e-4)
@@ -178,8 +210,12 @@ def test_attention_over_sequences_as_they_lie_is_that_over_tables(groups, window
     monkeypatch.setattr(packing, "varlen_attn", by_sequence)
     layout = pack(groups, torch.device("cpu"))
     torch.manual_seed(0)
-    inputs = [torch.randn(layout.inputs["input_ids"].numel(), heads, 8, requires_grad=True) for heads in (4, 2, 2)]
-    runs, tables = (way(layout.inputs["packing"], *inputs, 0.3, window) for way in ATTENTIONS.values())
+    tokens = layout.inputs["input_ids"].numel()
+    inputs = [torch.randn(tokens, heads, 8, requires_grad=True) for heads in (4, 2, 2)]
+
+    lie = layout.inputs["packing"]
+    runs, tables = (way(lie, *inputs, 0.3, window) for way in ATTENTIONS.values())
+
     assert_close(runs, tables, atol=1e-6)
     weights = torch.randn(runs.shape)
     slopes = [torch.autograd.grad((out * weights).sum(), inputs) for out in (runs, tables)]
@@ -188,18 +224,33 @@ def test_attention_over_sequences_as_they_lie_is_that_over_tables(groups, window
 
 def test_dropout_that_is_only_a_number_is_switched_off_too():
     """OPT hands its own attribute to a function; in training mode it would come back."""
-    policy = other_model(transformers.OPTConfig(**SIZES, ffn_dim=48, word_embed_proj_dim=32, dropout=0.5))
+    config = transformers.OPTConfig(
+        **SIZES,
+        ffn_dim=48,
+        word_embed_proj_dim=32,
+        dropout=0.5,
+    )
+    policy = other_model(config)
     with torch.no_grad():
         before = scored(policy, GROUPS, 1.0)
         policy.model.train()
-        assert torch.equal(scored(policy, GROUPS, 1.0), before)
+        after = scored(policy, GROUPS, 1.0)
+    assert torch.equal(after, before)
 
 
 def test_a_model_that_cannot_be_scored_is_refused_with_a_sentence():
+    few_positions = transformers.GPT2Config(**GPT2, n_positions=8)
     with pytest.raises(UsageError, match="cannot be scored"):
-        other_model(transformers.GPT2Config(**GPT2, n_positions=8))
+        other_model(few_positions)
+
+    llama_4 = transformers.Llama4TextConfig(
+        **WIDE,
+        head_dim=8,
+        intermediate_size_mlp=48,
+        num_local_experts=2,
+    )
     with pytest.raises(UsageError, match=r"layers come with its head only.*for example Llama 3"):
-        other_model(transformers.Llama4TextConfig(**WIDE, head_dim=8, intermediate_size_mlp=48, num_local_experts=2))
+        other_model(llama_4)
 
 
 @pytest.mark.parametrize(
@@ -217,26 +268,30 @@ def test_the_blocks_of_the_logits_do_not_matter(tokens, columns, kept, monkeypat
     policy = of_kind("padded")
     whole = logprobs_of(policy, PROMPTS, COMPLETIONS, 0.5)
     expected = gradients(policy, whole)
+
     in_blocks(monkeypatch, tokens, columns, kept)
     parts = logprobs_of(policy, PROMPTS, COMPLETIONS, 0.5)
+
     assert_close(parts, whole, atol=1e-6, rtol=1e-6)
     assert_gradients_close(gradients(policy, parts), expected, loosely=0.1)
 
 
 def test_a_token_as_good_as_certain_keeps_its_gradient_in_half_precision():
     """Its slope is 1 − p, which is lost if p is rounded first."""
-    hidden = torch.tensor([[8.0, 1.0]], dtype=torch.bfloat16, requires_grad=True)
-    weight = torch.tensor([[1.0, 0.0], [0.0, 1.0]], dtype=torch.bfloat16, requires_grad=True)
+    half = partial(torch.tensor, dtype=torch.bfloat16, requires_grad=True)
+    hidden = half([[8.0, 1.0]])
+    weight = half([[1.0, 0.0], [0.0, 1.0]])
+
     logprob, _ = score._Head.apply(hidden, weight, None, torch.tensor([0]), 2, 1.0, None)
     logprob.sum().backward()
+
     slope = 1 - 1 / (1 + np.exp(-7.0))
     assert float(hidden.grad[0, 0]) == pytest.approx(slope, rel=0.01)
     assert float(weight.grad[0, 0]) == pytest.approx(8 * slope, rel=0.01)
 
 
-samples = st.tuples(
-    st.lists(st.integers(0, 25), min_size=1, max_size=10), st.lists(st.integers(0, 25), min_size=1, max_size=8)
-)
+some_ids = partial(st.lists, st.integers(0, 25), min_size=1)
+samples = st.tuples(some_ids(max_size=10), some_ids(max_size=8))
 
 
 @settings(max_examples=30)
@@ -245,9 +300,10 @@ def test_a_sample_scores_the_same_alone_and_in_any_company(batch, rng):
     policy = of_kind("padded")
 
     def each(chosen):
+        groups = [group(*sample) for sample in chosen]
+        lengths = [len(completion) for _, completion in chosen]
         with torch.no_grad():
-            flat = scored(policy, [group(*sample) for sample in chosen], 1.0)
-        return flat.split([len(completion) for _, completion in chosen])
+            return scored(policy, groups, 1.0).split(lengths)
 
     rng.shuffle(batch)
     for sample, company in zip(batch, each(batch), strict=True):
@@ -264,7 +320,8 @@ class _Largest(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
-        for tensor in tree_flatten(out)[0]:
+        leaves, _ = tree_flatten(out)
+        for tensor in leaves:
             if isinstance(tensor, Tensor):
                 self.elements = max(self.elements, tensor.numel())
         return out
@@ -283,10 +340,12 @@ def test_no_matrix_of_all_tokens_by_the_vocabulary_ever_exists(monkeypatch):
     }
     policy = small_models.tiny_policy(tokenizer=word_tokenizer(words), vocab_size=words, **sizes)
     completions = list(np.arange(200).reshape(10, 20))
+
     with _Largest() as largest:
         with small_models.held_for_backward() as held:
             logprobs = logprobs_of(policy, [[1, 2]] * 10, completions, 1.0)
         logprobs.sum().backward()
+
     assert 10 * chunk < 200, "the test would see it"
     assert largest.elements <= max(chunk * 1000, words * hidden)
     assert max(held) <= words * hidden, "the head itself is kept, no logits are"

@@ -31,6 +31,7 @@ def split(pairs):
 def test_an_interval_is_students_or_the_studentised_bootstraps_where_that_is_wider():
     half = 4.3026527 * math.sqrt(1 / 3)  # t(2, 0.975) of the tables
     assert astuple(mean_interval([1, 2, 3])) == pytest.approx((2, 2 - half, 2 + half, 3))
+
     values = [1.0, 2.0, 3.0, 7.0]
     deviation = np.std(values, ddof=1)
     drawn = np.array(list(itertools.product(values, repeat=4)))  # by hand: all 256, and none weighed
@@ -39,14 +40,23 @@ def test_an_interval_is_students_or_the_studentised_bootstraps_where_that_is_wid
     low = 3.25 - t[249] * deviation
     high = 3.25 - t[6] * deviation
     half = 3.1824463 * deviation / 2
+
     found = mean_interval(values[::-1])
-    assert (found.low, found.high) == pytest.approx((3.25 - half, high))
+
+    assert found.low == pytest.approx(3.25 - half)
+    assert found.high == pytest.approx(high)
     assert low > found.low
     assert high > 3.25 + half
 
 
 def held(intervals, truth):
-    return float(np.mean([interval.low <= truth <= interval.high for interval in intervals]))
+    """The share of intervals that the truth is in."""
+    hits = [interval.low <= truth <= interval.high for interval in intervals]
+    return np.mean(hits)
+
+
+def held_by_means(sets, truth):
+    return held(map(mean_interval, sets), truth)
 
 
 def test_intervals_and_the_share_of_collapses_hold_what_they_claim():
@@ -59,20 +69,26 @@ def test_intervals_and_the_share_of_collapses_hold_what_they_claim():
     skewed = 1 - draw.exponential(0.03, sets)
     capped = np.minimum(1, draw.normal(1, 0.04, sets))
     errors = 0.94 - 2 * math.sqrt(0.06 / 800)
+
     for values, truth in (
         (near, 0.7),
         (skewed, 0.97),
         (capped, 1 - 0.04 / math.sqrt(2 * math.pi)),
     ):
         half = stats.t.ppf(0.975, 7) * values.std(axis=1, ddof=1) / math.sqrt(8)
-        students = np.mean(np.abs(values.mean(axis=1) - truth) <= half)
-        assert held(map(mean_interval, values.tolist()), truth) >= max(students, errors)
+        error = np.abs(values.mean(axis=1) - truth)
+        students = np.mean(error <= half)
+        assert held_by_means(values.tolist(), truth) >= max(students, errors)
         assert values is near or students < 0.91
-    whole = np.where(fell, 0.05, near).tolist()
-    assert held(map(mean_interval, whole), 0.9 * 0.7 + 0.1 * 0.05) < 0.7
+
+    whole = np.where(fell, 0.05, near)
+    assert held_by_means(whole.tolist(), 0.9 * 0.7 + 0.1 * 0.05) < 0.7
+
     others = (values[~lost] for values, lost in zip(near, fell, strict=True))
-    assert held(map(mean_interval, others), 0.7) >= 0.94
-    assert held((subject.collapse_share(int(lost), 8) for lost in fell.sum(axis=1)), 0.1) >= 0.94
+    assert held_by_means(others, 0.7) >= 0.94
+
+    shares = (subject.collapse_share(int(lost), 8) for lost in fell.sum(axis=1))
+    assert held(shares, 0.1) >= 0.94
     assert subject.collapse_share(0, 8).high == pytest.approx(1 - 0.025 ** (1 / 8))
 
 
@@ -83,7 +99,9 @@ def test_one_seed_has_no_interval_and_equal_seeds_one_without_width():
 
 def test_a_paired_difference_is_that_of_the_paired_t_test_or_wider():
     found = subject.paired_difference(DRUG_1, DRUG_2)
-    assert (found.mean, found.high, found.n) == pytest.approx((-1.58, -0.7001142, 10), abs=1e-6)
+    assert found.n == 10
+    assert found.mean == pytest.approx(-1.58, abs=1e-6)
+    assert found.high == pytest.approx(-0.7001142, abs=1e-6)
     assert -3.2 < found.low < -2.4598858, "one of ten is far out"
     assert found == subject.paired_difference(DRUG_1, DRUG_2)
 
@@ -93,10 +111,16 @@ def test_the_exact_p_is_that_of_scipy():
     for n in (2, 4, 7, 9):
         a = draw.normal(0.6, 0.1, n)
         b = draw.normal(0.5, 0.1, n)
+
         oracle = stats.permutation_test(
-            (a, b), lambda x, y, axis: np.mean(x - y, axis=axis), permutation_type="samples", vectorized=True
+            (a, b),
+            lambda x, y, axis: np.mean(x - y, axis=axis),
+            permutation_type="samples",
+            vectorized=True,
         )
-        assert paired_permutation(a.tolist(), b.tolist()) == pytest.approx(float(oracle.pvalue), abs=1e-12)
+
+        p = paired_permutation(a.tolist(), b.tolist())
+        assert p == pytest.approx(oracle.pvalue, abs=1e-12)
 
 
 def test_sums_that_rounding_tells_apart_are_equal():
@@ -107,10 +131,13 @@ def test_sums_that_rounding_tells_apart_are_equal():
 
 
 def test_drawn_flips_come_near_all_flips(monkeypatch):
-    exact = paired_permutation(DARWIN, [0] * 15)
+    zeros = [0] * 15
+    exact = paired_permutation(DARWIN, zeros)
+
     monkeypatch.setattr(subject, "EXACT_UP_TO", 14)
-    drawn = paired_permutation(DARWIN, [0] * 15)
-    assert drawn == paired_permutation(DARWIN, [0] * 15)
+    drawn = paired_permutation(DARWIN, zeros)
+
+    assert drawn == paired_permutation(DARWIN, zeros)
     assert drawn != exact
     assert drawn == pytest.approx(exact, abs=4 * math.sqrt(exact / subject.FLIPS))
 
@@ -129,27 +156,34 @@ def test_p_knows_neither_names_nor_order_nor_level(pairs, shuffler, shift):
     p = paired_permutation(a, b)
     tost = astuple(equivalent(a, b))
     assert 0 < p <= 1
+
     assert paired_permutation(b, a) == p
     other = equivalent(b, a)
-    assert (-other.difference, -other.high, -other.low, other.p) == pytest.approx(tost, nan_ok=True)
+    turned = (-other.difference, -other.high, -other.low, other.p)
+    assert turned == pytest.approx(tost, nan_ok=True)
+
     shuffler.shuffle(pairs)
     moved = [[value + shift / 10 for value in values] for values in (a, b)]
     for first, second in (split(pairs), moved):
         assert paired_permutation(first, second) == p
-        assert astuple(equivalent(first, second)) == pytest.approx(tost, abs=1e-9, nan_ok=True)
+        found = astuple(equivalent(first, second))
+        assert found == pytest.approx(tost, abs=1e-9, nan_ok=True)
 
 
 def test_equivalence_is_two_one_sided_t_tests():
     for margin in (0.5, 1.58, 2.5, 4.0):
         found = equivalent(DRUG_1, DRUG_2, margin=margin)
-        shifted = [[value + shift for value in DRUG_1] for shift in (margin, -margin)]
-        one_sided = [
-            stats.ttest_rel(shifted[0], DRUG_2, alternative="greater").pvalue,
-            stats.ttest_rel(shifted[1], DRUG_2, alternative="less").pvalue,
-        ]
-        assert found.p == pytest.approx(max(one_sided))
+
+        raised = [value + margin for value in DRUG_1]
+        lowered = [value - margin for value in DRUG_1]
+        above = stats.ttest_rel(raised, DRUG_2, alternative="greater")
+        below = stats.ttest_rel(lowered, DRUG_2, alternative="less")
+        assert found.p == pytest.approx(max(above.pvalue, below.pvalue))
+
         interval = stats.ttest_rel(DRUG_1, DRUG_2).confidence_interval(0.9)
-        assert (found.difference, found.low, found.high) == pytest.approx((-1.58, interval.low, interval.high))
+        assert found.difference == pytest.approx(-1.58)
+        assert found.low == pytest.approx(interval.low)
+        assert found.high == pytest.approx(interval.high)
 
 
 def test_sameness_without_any_spread_is_decided_by_the_margin():
@@ -160,31 +194,42 @@ def test_sameness_without_any_spread_is_decided_by_the_margin():
 
 
 def test_holm_steps_down():
-    assert holm({"a": 0.01, "b": 0.04, "c": 0.03, "d": 0.005}) == pytest.approx(
-        {"a": 0.03, "b": 0.06, "c": 0.06, "d": 0.02}
-    )
-    assert holm({"x": 0.6, "y": 0.7, "z": 0.02}) == pytest.approx({"x": 1, "y": 1, "z": 0.06})
+    four = holm({"a": 0.01, "b": 0.04, "c": 0.03, "d": 0.005})
+    assert four == pytest.approx({"a": 0.03, "b": 0.06, "c": 0.06, "d": 0.02})
+
+    three = holm({"x": 0.6, "y": 0.7, "z": 0.02})
+    assert three == pytest.approx({"x": 1, "y": 1, "z": 0.06})
+
     assert list(holm({"z": 0.5, "a": 0.1})) == ["z", "a"]
+
+
+def bound(trials):
+    """A share of false alarms that chance exceeds hardly ever."""
+    return 0.05 + 3 * math.sqrt(0.05 * 0.95 / trials)
 
 
 def test_tests_err_as_rarely_as_they_claim():
     draw = np.random.default_rng(3)
     sets = 600
     n = 8
-    bound = 0.05 + 3 * math.sqrt(0.05 * 0.95 / sets)
     warmups = draw.uniform(0.3, 0.7, (sets, n))
     # Skewed noise of unequal size, the same for both methods, in steps of a validation set of 200 questions.
     noise = draw.gamma(1.5, 0.05, (2, sets, n)) * draw.uniform(0.2, 1, (sets, n))
     a, b = np.round((warmups + noise) * 200) / 200
     found = [paired_permutation(x, y) for x, y in zip(a.tolist(), b.tolist(), strict=True)]
-    assert 0.02 < np.mean(np.array(found) <= 0.05) <= bound
-    families = [holm({str(i): p for i, p in enumerate(found[k : k + 4])}) for k in range(0, sets, 4)]
-    wrong = np.mean([min(family.values()) <= 0.05 for family in families])
-    assert wrong <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / len(families))
+    assert 0.02 < np.mean(np.array(found) <= 0.05) <= bound(sets)
+
+    wrong = []
+    for k in range(0, sets, 4):
+        family = {str(i): p for i, p in enumerate(found[k : k + 4])}
+        wrong.append(min(holm(family).values()) <= 0.05)
+    assert np.mean(wrong) <= bound(len(wrong))
+
     # The null of sameness at its edge: the methods differ by just the margin.
     edge = draw.normal(0.03, 0.01, (sets, n))
-    same = [equivalent(x, y).p for x, y in zip((warmups + edge).tolist(), warmups.tolist(), strict=True)]
-    assert 0.02 < np.mean(np.array(same) <= 0.05) <= bound
+    better = (warmups + edge).tolist()
+    same = [equivalent(x, y).p for x, y in zip(better, warmups.tolist(), strict=True)]
+    assert 0.02 < np.mean(np.array(same) <= 0.05) <= bound(sets)
 
 
 def test_a_band_is_an_interval_at_each_position():
@@ -194,8 +239,18 @@ def test_a_band_is_an_interval_at_each_position():
 
 
 def test_a_target_is_reached_on_the_line_between_two_evaluations():
-    curve = [(0.0, 0.2), (10.0, 0.4), (20.0, 0.3), (30.0, 0.7)]
-    for target, work in ((0.3, 5), (0.4, 10), (0.5, 25), (0.1, 0)):
+    curve = [
+        (0.0, 0.2),
+        (10.0, 0.4),
+        (20.0, 0.3),
+        (30.0, 0.7),
+    ]
+    for target, work in (
+        (0.3, 5),
+        (0.4, 10),
+        (0.5, 25),
+        (0.1, 0),
+    ):
         assert reached(curve, target) == pytest.approx(work)
     assert reached(curve, 0.71) is None
     assert reached([(0, 0.1), (0, 0.5)], 0.3) == 0  # a listener trains on no samples of its own

@@ -15,29 +15,53 @@ SHAPE = geometry_of(known_config("qwen2.5-3b"), "qwen2.5-3b")
 
 
 def planned(**wished):
-    return plan(SHAPE, 24 * 10**9, Workload(512, 256, 12, 24), Wishes(lora=True, **wished), "cuda", True)
+    return plan(
+        SHAPE,
+        24 * 10**9,
+        Workload(512, 256, 12, 24),
+        Wishes(lora=True, **wished),
+        "cuda",
+        True,
+    )
 
 
 def test_a_step_of_3b_takes_what_was_worked_out_kernel_by_kernel():
     """An RTX 4090 with LoRA: 27 ms a token of 288 rows, 10.5 s to train on 43 k tokens."""
-    assert generating(SHAPE, planned(), Work(24, 12, 150, 256, 256), CARD) / 256 == pytest.approx(0.027, rel=0.2)
+    longest = Work(24, 12, 150, 256, 256)
+    a_token = generating(SHAPE, planned(), longest, CARD) / 256
+    assert a_token == pytest.approx(0.027, rel=0.2)
     assert training(SHAPE, planned(), WORK, CARD) == pytest.approx(10.5, rel=0.2)
 
 
-def test_more_work_and_slower_cards_take_longer():
+def test_fewer_places_and_slower_cards_take_longer_to_generate():
     few = planned(generation_batch=24)
-    seconds = [generating(SHAPE, one, WORK, CARD) for one in (planned(), planned(generation_batch=96), few)]
-    assert seconds == sorted(seconds), "fewer places"
-    assert generating(SHAPE, few, WORK, CARDS["RTX 3060 12 GB"]) > 1.5 * seconds[-1], "the bandwidth"
-    twice, once = (training(SHAPE, planned(gradient_checkpointing=way), WORK, CARD) for way in (True, False))
+    plans = (planned(), planned(generation_batch=96), few)
+
+    seconds = [generating(SHAPE, one, WORK, CARD) for one in plans]
+
+    assert seconds == sorted(seconds)
+    slower = CARDS["RTX 3060 12 GB"]
+    assert generating(SHAPE, few, WORK, slower) > 1.5 * seconds[-1], "the bandwidth"
+    nothing = WORK._replace(groups=0)
+    assert generating(SHAPE, few, nothing, CARD) == 0
+
+
+def test_checkpointing_and_padding_cost_what_they_compute():
+    once = training(SHAPE, planned(gradient_checkpointing=False), WORK, CARD)
+    twice = training(SHAPE, planned(gradient_checkpointing=True), WORK, CARD)
     assert twice == pytest.approx(1.5 * once), "a second forward pass"
-    assert generating(SHAPE, few, WORK._replace(groups=0), CARD) == 0
 
-
-def test_padding_and_dequantising_cost_what_they_compute_and_read():
+    packed = training(SHAPE, planned(), WORK, CARD)
     padded = training(replace(SHAPE, padded="a window"), planned(), WORK, CARD)
-    assert padded == pytest.approx(training(SHAPE, planned(), WORK, CARD) * (12 * 300) / (150 + 12 * 150))
+    assert padded == pytest.approx(packed * (12 * 300) / (150 + 12 * 150))
+
+
+def test_dequantising_costs_what_it_reads():
     four_bits = planned(quantisation="nf4", generation_batch=96)
-    fused, apart = (generating(SHAPE, four_bits, WORK, replace(CARD, tflops=1e4, fused=rows)) for rows in (96, 95))
+    seconds = []
+    for rows in (96, 95):
+        card = replace(CARD, tflops=1e4, fused=rows)
+        seconds.append(generating(SHAPE, four_bits, WORK, card))
+    fused, apart = seconds
     tokens = 288 * 150 / 96 + 106
     assert apart - fused == pytest.approx(tokens * 4 * 2.77e9 / (1008e9 * 0.8), rel=0.02)

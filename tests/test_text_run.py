@@ -43,6 +43,12 @@ def opened(model, *, any_tokenizer=True, **changes):
     return engine, AdmissionContext(run, engine.open(run).prompt_digests)
 
 
+def step_of(author, context):
+    """The rows that AUTHOR's first slots answer, and the groups that a model makes of them."""
+    rows = drawn(context)
+    return rows, author.generate(rows, AUTHOR, 7, 1).groups
+
+
 def drawn(context, slots=4):
     """The rows that AUTHOR's first slots answer."""
     return [context.row_of(AUTHOR, 7, slot) for slot in range(slots)]
@@ -67,13 +73,15 @@ def test_models_of_three_tokenizers_agree_on_the_prompts_and_on_every_reward(cha
     reader, theirs = numbers
     assert theirs.prompt_digests == context.prompt_digests
     assert theirs.run == context.run
-    rows = drawn(context)
-    generated = author.generate(rows, AUTHOR, 7, 1)
-    for slot, (row, group) in enumerate(zip(rows, generated.groups, strict=True)):
+
+    rows, groups = step_of(author, context)
+
+    for slot, (row, group) in enumerate(zip(rows, groups, strict=True)):
         admitted = admit(theirs, AUTHOR, group.packet, announced=(7, slot))
         assert isinstance(admitted, Group)
         assert admitted.row == row
         assert reader.score(row, group.packet) == group.rewards
+
         readable = [ReadableGroup(row, group.packet, 8)]
         read = reader.texts(readable)
         assert read == author.texts(readable)
@@ -82,12 +90,18 @@ def test_models_of_three_tokenizers_agree_on_the_prompts_and_on_every_reward(cha
 
 @pytest.mark.parametrize("cap", [4, 40])
 async def test_no_honest_author_is_struck_by_readers_of_another_tokenizer_or_itself(cap, tmp_path):
-    nodes = {model: opened(model, completion_tokens=cap) for model in ("tiny-chars", "tiny-numbers", "tiny-bpe")}
-    keys = {model: Identity(bytes([place]) * 32).author for place, model in enumerate(nodes)}
+    nodes = {}
+    keys = {}
+    for place, model in enumerate(("tiny-chars", "tiny-numbers", "tiny-bpe")):
+        nodes[model] = opened(model, completion_tokens=cap)
+        keys[model] = Identity(bytes([place]) * 32).author
     written = {}
     for model, (engine, context) in nodes.items():
-        rows = [context.row_of(keys[model], 7, slot) for slot in range(6)]
-        written[model] = list(zip(rows, engine.generate(rows, keys[model], 7, 1).groups, strict=True))
+        key = keys[model]
+        rows = [context.row_of(key, 7, slot) for slot in range(6)]
+        groups = engine.generate(rows, key, 7, 1).groups
+        written[model] = list(zip(rows, groups, strict=True))
+
     unread = 0
     for reader, (engine, context) in nodes.items():
         (tmp_path / reader).mkdir()
@@ -99,18 +113,22 @@ async def test_no_honest_author_is_struck_by_readers_of_another_tokenizer_or_its
                 node.source.inbox.score_later(group, boot_seconds(), right_of(made.rewards))
                 unread += not engine.score(row, made.packet)
         await node.source.inbox.scored()
-        assert not node.means.reputation.left_alone()
-        assert all(not node.means.reputation.report(key)["refused"] for key in keys.values())
+
+        reputation = node.means.reputation
+        assert not reputation.left_alone()
+        assert all(not reputation.report(key)["refused"] for key in keys.values())
     assert unread or cap > 12
 
 
 def test_a_step_on_anothers_group_learns_over_chunks(numbers):
     author, context = numbers
     learner, _ = opened("tiny-bpe")
-    rows = drawn(context)
-    made = author.generate(rows, AUTHOR, 7, 1)
+    rows, groups = step_of(author, context)
+    batch = batch_of(rows, groups, uneven=True, source="peer")
     before = state(learner)
-    report = learner.step(batch_of(rows, made.groups, uneven=True, source="peer"))
+
+    report = learner.step(batch)
+
     figures = report.diagnostics.sources["peer"]
     assert figures["samples"] + figures.get("unreadable", 0) == 4 * context.run.group
     assert figures["chunked"] > 0.8 * figures["samples"]
@@ -123,20 +141,23 @@ def test_a_step_on_anothers_group_learns_over_chunks(numbers):
 def test_with_one_tokenizer_a_text_run_trains_bit_for_bit_as_a_token_run(source):
     tokens, context = opened("tiny-a", any_tokenizer=False)
     text, _ = opened("tiny-a", completion_tokens=16)
-    rows = drawn(context)
-    groups = {"tokens": [], "text": []}
-    for row, made in zip(rows, tokens.generate(rows, AUTHOR, 7, 1).groups, strict=True):
+    of_tokens = []
+    of_text = []
+    rewards = [float(place % 2) for place in range(8)]
+    for row, made in zip(*step_of(tokens, context), strict=True):
         completions = list(decode(made.packet).completions())
-        data = text.packets.write(SLOT, text.task.prompt(text.task.train[row]), [], completions)
+        prompt = text.task.prompt(text.task.train[row])
+        data = text.packets.write(SLOT, prompt, [], completions)
         read = text.packets.read(data).completions(own=source == "own")
         # Pads and newlines that a token run has inside a completion end one in a text run; equal groups are compared.
         if all(same(one, other) for one, other in zip(read, completions, strict=True)):
-            rewards = [float(place % 2) for place in range(8)]
-            for kind, packet in (("tokens", made.packet), ("text", data)):
-                groups[kind].append(StepGroup(row, [GroupPart(source, packet, rewards)]))
-    assert len(groups["text"]) >= 2
-    by_tokens = tokens.step(groups["tokens"])
-    by_text = text.step(groups["text"])
+            of_tokens.append(StepGroup(row, [GroupPart(source, made.packet, rewards)]))
+            of_text.append(StepGroup(row, [GroupPart(source, data, rewards)]))
+    assert len(of_text) >= 2
+
+    by_tokens = tokens.step(of_tokens)
+    by_text = text.step(of_text)
+
     assert by_tokens.loss == by_text.loss
     assert by_tokens.diagnostics == by_text.diagnostics
     weights = state(text)
@@ -178,7 +199,8 @@ def refusal(context, packet, **changes):
     run = context.run.model_copy(update={"group": len(packet.lengths)} | changes)
     other = AdmissionContext(run, context.prompt_digests)
     digest = other.digest_of_row(other.row_of(AUTHOR, 7, 0))
-    found = admit(other, AUTHOR, encode(replace(packet, run_id=run.id, prompt_digest=digest)), announced=(7, 0))
+    data = encode(replace(packet, run_id=run.id, prompt_digest=digest))
+    found = admit(other, AUTHOR, data, announced=(7, 0))
     return found.reason if isinstance(found, Rejection) else None
 
 
@@ -186,9 +208,15 @@ def test_a_completion_that_reaches_the_cap_in_bytes_is_cut_there(chars):
     engine, context = chars
     packets = text_packets(engine, context.run, completion_bytes=5)
     made = [completion(text, engine.policy.tokenizer) for text in ("1234", "12345", "123456789")]
+
     data = packets.write(SLOT, "", [], made)
+
     told = [(one.text, one.finished) for one in packets.read(data).texts()]
-    assert told == [("1234", True), ("12345", False), ("12345", False)]
+    assert told == [
+        ("1234", True),
+        ("12345", False),
+        ("12345", False),
+    ]
     assert refusal(context, decode(data), completion_bytes=5) is None
 
 
@@ -198,12 +226,15 @@ def test_a_token_without_text_ends_a_completion_unfinished(chars):
     plain = completion("12", tokenizer)
     ids = np.insert(plain.token_ids, 1, tokenizer.pad_token_id)
     broken = replace(plain, token_ids=ids, logprobs=np.full(4, -0.5, np.float32))
+
     data = engine.packets.write(SLOT, "", [], [broken, plain])
+
     first, second = decode(data).completions()
     assert first.pieces.tolist() == [1, 0]
     assert not first.finished
     assert second.finished
     assert refusal(context, decode(data)) is None
+
     own, _ = engine.packets.read(data).completions(own=True)
     assert own.token_ids.tolist() == ids[:1].tolist()
     assert not own.finished
@@ -216,8 +247,12 @@ def test_the_cap_in_tokens_holds_for_the_readers_tokens_too(chars, numbers):
     whole = completion(long, author.policy.tokenizer)
     assert len(whole) < 30 < len(long)
     unfinished = completion(long, author.policy.tokenizer, end=False)
-    data = text_packets(author, context.run, completion_tokens=30).write(SLOT, "", [], [whole, unfinished])
-    finished, cut = text_packets(reader, context.run, completion_tokens=30).read(data).completions(own=False)
+
+    of_author = text_packets(author, context.run, completion_tokens=30)
+    data = of_author.write(SLOT, "", [], [whole, unfinished])
+    of_reader = text_packets(reader, context.run, completion_tokens=30)
+    finished, cut = of_reader.read(data).completions(own=False)
+
     assert finished is None, "this model would have been cut off there"
     assert 0 < len(cut) <= 30
     assert not cut.finished
@@ -262,19 +297,25 @@ def test_packets_of_the_other_kind_are_refused(chars):
     tokens, token_context = opened("tiny-a", any_tokenizer=False, completion_tokens=64)
     for one, other in ((engine, token_context), (tokens, context)):
         (group,) = one.generate([0], AUTHOR, 7, 1).groups
-        found = admit(other, AUTHOR, encode(replace(decode(group.packet), run_id=other.run_id)))
+        renamed = replace(decode(group.packet), run_id=other.run_id)
+        found = admit(other, AUTHOR, encode(renamed))
         assert found.reason is Reason.OTHER_VERSION
+
+    of_tokens = engine.packets.read(group.packet)
     with pytest.raises(PacketError, match="token ids"):
-        engine.packets.read(group.packet).completions(own=False)
+        of_tokens.completions(own=False)
+
+    of_text = tokens.packets.read(encode(packet_of(context, [written(b"1")])))
     with pytest.raises(PacketError, match="of text"):
-        tokens.packets.read(encode(packet_of(context, [written(b"1")]))).completions(own=False)
+        of_text.completions(own=False)
 
 
 def test_a_tokenizer_that_cannot_write_the_task_is_told(chars):
     engine, context = chars
     facts = engine.load(arithmetic_settings(model="tiny-chars"), "arithmetic")
+    refused = facts.shared() | {"text_refusal": "it lacks letters"}
     with pytest.raises(UsageError, match="can take no part in a run of any tokenizer: it lacks letters"):
-        check_fit(context.run, facts.shared() | {"text_refusal": "it lacks letters"}, "tiny-chars")
+        check_fit(context.run, refused, "tiny-chars")
 
 
 def test_a_prompt_longer_than_the_run_allows_is_refused():
@@ -299,20 +340,29 @@ def test_row_47_right_answers_that_nobody_can_read_are_no_signal(chars):
 def test_row_47_no_way_of_cutting_a_text_raises_the_judged_weight_and_none_passes_the_cap(numbers):
     """The same text and the same claim in all, cut by chance; the claim is spread so that some pieces look unlikely."""
     reader, _ = numbers
+    objective = reader.learner.objective
     text = b"<think>12 13</think><answer>13</answer>"
     total = -20.0
     rng = np.random.default_rng(0)
     found = []
     for _ in range(24):
-        ends = np.sort(rng.choice(np.arange(1, len(text)), rng.integers(0, 30), replace=False))
+        places = np.arange(1, len(text))
+        ends = np.sort(rng.choice(places, rng.integers(0, 30), replace=False))
         sizes = np.diff([0, *ends, len(text)])
         shares = rng.dirichlet(np.full(len(sizes) + 1, 0.3)) * total
-        made = TextCompletion(text, sizes.astype(np.uint8), shares[:-1].astype(np.float32), float(shares[-1]))
+        made = TextCompletion(
+            text,
+            sizes.astype(np.uint8),
+            shares[:-1].astype(np.float32),
+            float(shares[-1]),
+        )
+
         read = Codec(reader.policy.tokenizer).from_text(made)
+
         assert isinstance(read, Completion)
         start = torch.linspace(-2, -0.1, len(read))
         terms = termed(
-            reader.learner.objective,
+            objective,
             trainer_logprobs=start,
             start_logprobs=start,
             sampler_logprobs=torch.from_numpy(read.logprobs),
@@ -320,6 +370,6 @@ def test_row_47_no_way_of_cutting_a_text_raises_the_judged_weight_and_none_passe
             advantages=torch.ones(1),
             chunks=None if read.chunks is None else torch.from_numpy(read.chunks),
         )
-        assert float(terms.importance.max()) <= reader.learner.objective.truncation
+        assert float(terms.importance.max()) <= objective.truncation
         found.append(float(start.sum() - read.logprobs.sum()))
     assert found == pytest.approx([found[0]] * 24, abs=1e-3), "the whole sample weighs the same, however it is cut"

@@ -19,6 +19,7 @@ from ftis_node.tokenizer.codec import Codec, refusal
 from tests.support.tokenizers import KINDS, REAL, codec, tokenizer, words_without_spaces
 
 needs_real = pytest.mark.skipif(not set(REAL) <= set(KINDS), reason="the real tokenizers are not here")
+of_each_kind = pytest.mark.parametrize("kind", KINDS)
 # Each kind writes for itself and for the two that follow it.
 PAIRS = [(author, [*KINDS, *KINDS][place + step]) for place, author in enumerate(KINDS) for step in range(3)]
 TEXTS = st.one_of(
@@ -36,14 +37,23 @@ def encoded(kind, text):
 
 def completion(ids, finished=True):
     """Claims whose sums are exact: −1/8, −2/8, … The last id is an end, if finished."""
-    return Completion(np.array(ids, np.uint32), -np.arange(1, len(ids) + 1, dtype=np.float32) / 8, finished)
+    return Completion(np.array(ids, np.uint32), claims(ids), finished)
+
+
+def claims(pieces):
+    return -np.arange(1, len(pieces) + 1, dtype=np.float32) / 8
 
 
 def as_text(text, *pieces, end=None):
-    claims = -np.arange(1, len(pieces) + 1, dtype=np.float32) / 8
     data = text if isinstance(text, bytes) else text.encode()
     assert sum(pieces) == len(data)
-    return TextCompletion(data, np.array(pieces, np.uint8), claims, end)
+    return TextCompletion(data, np.array(pieces, np.uint8), claims(pieces), end)
+
+
+def in_bytes(text):
+    """The text and its end, in pieces of one byte each."""
+    data = text.encode()
+    return as_text(data, *[1] * len(data), end=-1.0)
 
 
 def read(kind, sample, **options):
@@ -60,11 +70,15 @@ def written(kind, ids):
 def samples(draw, kind):
     """A text that the tokenizer can write, and ids of it: its parts' encodings, so seldom the canonical ones."""
     text = draw(TEXTS)
-    inner = draw(st.sets(st.integers(0, max(len(text) - 1, 0)), max_size=6))
-    cuts = sorted({0, *inner})
-    parts = [text[a:b] for a, b in zip(cuts, [*cuts[1:], len(text)], strict=True)]
-    ids = [index for part in parts for index in encoded(kind, part)]
-    assume(written(kind, ids) == text.encode() and all(written(kind, [index]) for index in ids))
+    places = st.integers(0, max(len(text) - 1, 0))
+    inner = draw(st.sets(places, max_size=6))
+    starts = sorted({0, *inner})
+    ends = [*starts[1:], len(text)]
+    ids = []
+    for start, end in zip(starts, ends, strict=True):
+        ids += encoded(kind, text[start:end])
+    assume(written(kind, ids) == text.encode())
+    assume(all(written(kind, [index]) for index in ids))
     return text, ids
 
 
@@ -80,32 +94,40 @@ def ordinary(kind):
     return ids[:: max(1, len(ids) // 3000)]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@of_each_kind
 def test_every_token_writes_what_the_tokenizer_itself_decodes(kind):
     before = encoded(kind, "3")  # a space at the very beginning may be left out by a decoder
+    backend = tokenizer(kind).backend_tokenizer
     for index in ordinary(kind):
-        decoded = tokenizer(kind).backend_tokenizer.decode([*before, index], skip_special_tokens=False)
+        decoded = backend.decode([*before, index], skip_special_tokens=False)
         if kind == "no decoder":  # the library puts spaces between such tokens
             decoded = decoded.replace("3 ", "3", 1)
-        assert (b"3" + written(kind, [index])).decode(errors="replace") == decoded
+
+        ours = b"3" + written(kind, [index])
+        assert ours.decode(errors="replace") == decoded
+
     assert not any(written(kind, [index]) for index in {*special(kind), codec(kind).end})
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@of_each_kind
 @settings(max_examples=30)
 @given(data=st.data())
 def test_own_samples_come_back_as_they_were(kind, data):
     own = codec(kind)
-    ids = data.draw(st.lists(st.sampled_from(ordinary(kind)).filter(lambda index: written(kind, [index])), max_size=20))
+    with_text = st.sampled_from(ordinary(kind)).filter(lambda index: written(kind, [index]))
+    ids = data.draw(st.lists(with_text, max_size=20))
     for finished in (True, False):
         sample = completion([*ids, own.end] if finished else ids, finished)
+
         text = own.to_text(sample)
+
         assert text.text == written(kind, ids)
         assert len(text) == len(sample)
         assert text.finished == finished
         if not len(sample):
             assert own.from_text(text, own=True) is None
             continue
+
         again = read(kind, text, own=True)
         assert again.chunks is None
         assert again.finished == finished
@@ -119,39 +141,49 @@ def test_own_samples_come_back_as_they_were(kind, data):
 @given(data=st.data())
 def test_a_finished_text_keeps_bytes_claims_and_every_common_end(author, reader, data):
     text, ids = data.draw(samples(author))
-    sample = completion([*ids, codec(author).end])
-    sent = codec(author).to_text(sample)
-    made = codec(reader).from_text(sent)
-    if codec(reader).rewritten(text) != text:
+    theirs = codec(author)
+    ours = codec(reader)
+    sample = completion([*ids, theirs.end])
+
+    sent = theirs.to_text(sample)
+    made = ours.from_text(sent)
+
+    if ours.rewritten(text) != text:
         assert made is None
         return
     assert isinstance(made, Completion)
     assert made.finished
     *own, end = made.token_ids.tolist()
-    assert end == codec(reader).end
+    assert end == ours.end
     assert own == encoded(reader, text)
     assert written(reader, own) == text.encode()
     assert made.logprobs.sum() == sample.logprobs.sum()
     assert made.logprobs[-1] == sample.logprobs[-1]
+
+    sizes = [len(written(reader, [index])) for index in own]
+    ends = np.cumsum(sizes, dtype=np.int64)
     pieces = np.cumsum(sent.pieces, dtype=np.int64)
-    ends = np.cumsum([len(written(reader, [index])) for index in own], dtype=np.int64)
     chunks = np.arange(len(made)) if made.chunks is None else made.chunks
     assert len(chunks) == len(made)
     assert len(made.logprobs) == chunks[-1] + 1
     last = np.flatnonzero(np.diff(chunks))
-    assert ends[last].tolist() == np.intersect1d(pieces, ends).tolist(), "each common end, and no other"
-    exact = pieces.tolist() == ends.tolist() and not codec(reader)._ambiguous[own].any()
+    common = np.intersect1d(pieces, ends)
+    assert ends[last].tolist() == common.tolist(), "each common end, and no other"
+
+    exact = pieces.tolist() == ends.tolist() and not ours._ambiguous[own].any()
     assert (made.chunks is None) == exact
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@of_each_kind
 @settings(max_examples=30)
 @given(text=TEXTS)
 def test_one_tokenizer_reads_its_own_encoding_token_by_token(kind, text):
     own = codec(kind)
     assume(own.rewritten(text) == text)
     sample = completion([*encoded(kind, text), own.end])
+
     made = read(kind, own.to_text(sample))
+
     assert made.token_ids.tolist() == sample.token_ids.tolist()
     assert made.logprobs.tolist() == sample.logprobs.tolist()
     assert made.chunks is None or made.chunks.tolist() == list(range(len(sample)))
@@ -162,6 +194,7 @@ def test_pieces_that_are_no_encoding_of_the_text_go_by_chunks():
     split = read("26 words", as_text("<answer>7", 4, 4, 1, end=-2.0))
     assert split.chunks.tolist() == [0, 1, 2]
     assert split.logprobs.tolist() == [-0.375, -0.375, -2.0]
+
     whole = read("26 words", as_text("<answer>7", 8, 1, end=-2.0))
     assert whole.chunks is None
     assert whole.token_ids.tolist() == split.token_ids.tolist()
@@ -174,7 +207,8 @@ def test_bytes_with_two_ids_go_by_chunks_and_as_own_they_are_the_ordinary_id():
     assert sent.text == b"8"
     assert read("prepending", sent).chunks is not None
     for option in (True, False):
-        assert read("prepending", sent, own=option).token_ids.tolist() == [vocabulary["8"], own.end]
+        made = read("prepending", sent, own=option)
+        assert made.token_ids.tolist() == [vocabulary["8"], own.end]
 
 
 def test_an_unfinished_text_loses_its_last_chunk():
@@ -200,7 +234,10 @@ def test_an_unfinished_text_loses_a_character_that_was_cut_and_the_chunk_before_
     assert own == [b"8", b"-", b"3"]
     at_a_piece = (1, 1, 1, 1, 1)
     within_a_piece = (1, 1, 3)
-    for pieces, left in ((at_a_piece, b"8-"), (within_a_piece, b"8")):
+    for pieces, left in (
+        (at_a_piece, b"8-"),
+        (within_a_piece, b"8"),
+    ):
         made = read(kind, as_text(b"8-3" + half, *pieces))
         assert written(kind, made.token_ids) == left
         assert made.logprobs.tolist() == [-0.125, -0.25][: len(left)]
@@ -212,7 +249,9 @@ def test_own_tokens_before_a_cut_character_stay_token_by_token():
     assert len(face) > 1, "or nothing is cut"
     ids = [*encoded("gpt2", "so 8"), *face[:-1]]
     sent = codec("gpt2").to_text(completion(ids, False))
+
     made = read("gpt2", sent)
+
     assert made.chunks is None
     assert made.token_ids.tolist() == encoded("gpt2", "so 8")
     assert made.logprobs.tolist() == sent.logprobs[: len(made)].tolist()
@@ -220,11 +259,14 @@ def test_own_tokens_before_a_cut_character_stay_token_by_token():
 
 
 def test_a_piece_without_text_is_left_out():
-    made = read("26 words", as_text("12", 1, 1, 0))
+    sent = as_text("12", 1, 1, 0)
+    made = read("26 words", sent)
     assert made.chunks is None
     assert len(made) == len(made.logprobs) == 2
     assert not made.finished
-    assert read("26 words", as_text("12", 1, 1, 0), own=True).token_ids.tolist() == made.token_ids.tolist()
+
+    as_own = read("26 words", sent, own=True)
+    assert as_own.token_ids.tolist() == made.token_ids.tolist()
 
 
 @pytest.mark.parametrize(
@@ -278,15 +320,15 @@ def test_a_mark_for_a_space_is_no_space():
 @pytest.mark.parametrize("kind", ["qwen", "gpt2"])
 def test_text_that_spells_a_special_token_is_plain_text(kind):
     text = "8<|im_end|><|endoftext|>3"
-    made = read(kind, as_text(text, *[1] * len(text), end=-1.0))
+    made = read(kind, in_bytes(text))
     assert not special(kind) & set(made.token_ids[:-1].tolist())
     assert written(kind, made.token_ids) == text.encode()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@of_each_kind
 def test_no_spelling_is_read_as_an_end(kind):
     text = "8" + str(tokenizer(kind).eos_token)
-    made = codec(kind).from_text(as_text(text, *[1] * len(text), end=-1.0))
+    made = codec(kind).from_text(in_bytes(text))
     assert made is None or codec(kind).end not in made.token_ids[:-1].tolist()
 
 
@@ -294,6 +336,7 @@ def test_the_first_token_without_text_ends_a_text():
     own = codec("prepending")
     vocabulary = tokenizer("prepending").get_vocab()
     eight = vocabulary["8"]
+
     aborted = own.to_text(completion([eight, vocabulary["<s>"], eight, own.end]))
     assert aborted.text == b"8"
     assert aborted.pieces.tolist() == [1, 0]
@@ -301,6 +344,7 @@ def test_the_first_token_without_text_ends_a_text():
     assert aborted.logprobs.tolist() == [-0.125, -0.25]
     assert aborted.pieces.dtype == np.uint8
     assert aborted.logprobs.dtype == np.float32
+
     finished = own.to_text(completion([eight, own.end, eight], False))
     assert finished.text == b"8"
     assert finished.pieces.tolist() == [1]
@@ -311,7 +355,9 @@ def test_an_end_that_is_an_ordinary_word_of_the_backend_is_an_end():
     words = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"8": 0, "end": 1, "</s>": 2})))
     words.eos_token = "end"
     own = Codec(words)
+
     sent = own.to_text(completion([0, 1]))
+
     assert own.end == 1
     assert sent.text == b"8"
     assert sent.pieces.tolist() == [1]
@@ -323,11 +369,14 @@ def test_a_token_longer_than_a_packet_holds_aborts():
     longer = "e" * 256
     words = Tokenizer(WordLevel({longest: 0, longer: 1, "</s>": 2}))
     own = Codec(PreTrainedTokenizerFast(tokenizer_object=words, eos_token="</s>"))
-    assert own.to_text(completion([0, 2])).pieces.tolist() == [255]
+    kept = own.to_text(completion([0, 2]))
+    assert kept.pieces.tolist() == [255]
+
     aborted = own.to_text(completion([0, 1, 2]))
     assert aborted.text == longest.encode()
     assert aborted.pieces.tolist() == [255, 0]
     assert aborted.finished is False
+
     made = own.from_text(as_text(longer, 200, 56, end=-1.0))
     assert made.token_ids.tolist() == [1, 2], "others may write such a text"
 
@@ -344,8 +393,10 @@ def test_a_prompt_begins_as_its_tokenizer_wants_it():
 
 
 def test_an_end_after_every_text_is_not_part_of_a_prompt():
-    words = Tokenizer(WordLevel({"8": 0, "<s>": 1, "</s>": 2}))
-    words.post_processor = processors.TemplateProcessing("<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 2)])
+    vocabulary = {"8": 0, "<s>": 1, "</s>": 2}
+    words = Tokenizer(WordLevel(vocabulary))
+    marks = [("<s>", 1), ("</s>", 2)]
+    words.post_processor = processors.TemplateProcessing("<s> $A </s>", special_tokens=marks)
     both = PreTrainedTokenizerFast(tokenizer_object=words, bos_token="<s>", eos_token="</s>")
     assert both("8")["input_ids"] == [1, 0, 2]
     assert prompt_ids(both, "{question}", "8") == [1, 0]
@@ -361,11 +412,13 @@ def test_what_a_tokenizer_does_for_training_does_not_reach_the_codec():
         assert own.encode("abababab").tolist() == [2, 2, 2, 2]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@of_each_kind
 def test_a_tokenizer_that_writes_what_the_task_needs_can_take_part(kind):
     """A real one even where it composes accents."""
-    more = ["cafe\u0301 \U0001f600 数 \\frac{1}{2}", "".join(TAGS)] if kind in REAL else []
-    assert refusal(codec(kind), ["1+2-3=", "<answer>8</answer>", *more]) == ""
+    needed = ["1+2-3=", "<answer>8</answer>"]
+    if kind in REAL:
+        needed += ["cafe\u0301 \U0001f600 数 \\frac{1}{2}", "".join(TAGS)]
+    assert refusal(codec(kind), needed) == ""
 
 
 @pytest.mark.parametrize("kind", ["26 words", "no decoder"])
@@ -380,15 +433,19 @@ def test_a_tokenizer_that_loses_spaces_is_refused():
 
 
 def test_a_tokenizer_whose_ids_give_back_another_text_is_refused():
-    words = Tokenizer(WordPiece({"3": 0, "##4": 1, "4": 2, "</s>": 3, "[UNK]": 4}, unk_token="[UNK]"))
-    why = refusal(Codec(PreTrainedTokenizerFast(tokenizer_object=words, eos_token="</s>")), ["3", "4"])
+    vocabulary = {"3": 0, "##4": 1, "4": 2, "</s>": 3, "[UNK]": 4}
+    words = Tokenizer(WordPiece(vocabulary, unk_token="[UNK]"))
+    own = Codec(PreTrainedTokenizerFast(tokenizer_object=words, eos_token="</s>"))
+    why = refusal(own, ["3", "4"])
     assert "give back another text" in why
     assert "choose a model" in why
 
 
 def test_a_tokenizer_without_an_end_of_its_own_has_no_codec():
+    words = Tokenizer(WordLevel({"8": 0}))
+    endless = PreTrainedTokenizerFast(tokenizer_object=words)
     with pytest.raises(UsageError, match="names no EOS") as caught:
-        Codec(PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"8": 0}))))
+        Codec(endless)
     assert "eos_token" in caught.value.fix
 
 
@@ -403,14 +460,15 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("unit", HOSTILE.values(), ids=HOSTILE)
-@pytest.mark.parametrize("kind", KINDS)
+@of_each_kind
 def test_hostile_text_takes_time_in_proportion(kind, unit):
     """Pieces of one byte each. Four times the bytes would take sixteen times as long, if time went with the square."""
     own = codec(kind)
     times = {}
     for size in (4096, 16384):
-        data = (unit * size).encode()[:size].decode(errors="ignore").encode()
-        sample = as_text(data, *[1] * len(data), end=-1.0)
+        cut = (unit * size).encode()[:size]
+        whole_characters = cut.decode(errors="ignore")
+        sample = in_bytes(whole_characters)
         spent = []
         for _ in range(3):
             started = time.thread_time()
