@@ -37,7 +37,8 @@ def honest(author=AUTHOR, round_=4, slot=5, made=None):
 
 
 def refusal(packet, **options):
-    outcome = admit(CONTEXT, AUTHOR, packet if isinstance(packet, bytes) else encode(packet), **options)
+    data = packet if isinstance(packet, bytes) else encode(packet)
+    outcome = admit(CONTEXT, AUTHOR, data, **options)
     assert isinstance(outcome, Rejection), "it was admitted"
     assert outcome.detail.isprintable()
     return outcome.reason
@@ -65,18 +66,24 @@ def honest_packets(data):
         if finished:
             ids[-1] = data(st.sampled_from(EOS))
         completions.append(completion(ids, finished, data(st.floats(-24, 0))))
-    return author, honest(author, data(st.integers(0, 2**64 - 1)), data(st.integers(0, 15)), completions)
+    round_ = data(st.integers(0, 2**64 - 1))
+    slot = data(st.integers(0, 15))
+    return author, honest(author, round_, slot, completions)
 
 
 @given(honest_packets())
 def test_everything_honest_is_admitted(made):
     author, packet = made
+    place = (packet.round, packet.slot)
     data = encode(packet)
-    group = admit(CONTEXT, author, data, announced=(packet.round, packet.slot), digest=packet_digest(data))
+    digest = packet_digest(data)
+
+    group = admit(CONTEXT, author, data, announced=place, digest=digest)
+
     assert isinstance(group, Group)
-    assert group.key == (author, packet.round, packet.slot)
-    assert group.row == draw(RUN.id, author, packet.round, packet.slot, ROWS)
-    assert group.digest == packet_digest(data)
+    assert group.key == (author, *place)
+    assert group.row == draw(RUN.id, author, *place, ROWS)
+    assert group.digest == digest
     assert encode(group.packet) == data
 
 
@@ -121,13 +128,29 @@ def test_an_id_outside_the_vocabulary_is_refused(index, token):
 
 
 @pytest.mark.parametrize("index", [0, 5, 11])
-@pytest.mark.parametrize("logprob", [math.nan, -math.nan, math.inf, -math.inf, 0.0011, LOGPROB_MIN - 1e-4, -1e30, 3e38])
+@pytest.mark.parametrize(
+    "logprob",
+    [
+        math.nan,
+        -math.nan,
+        math.inf,
+        -math.inf,
+        0.0011,
+        LOGPROB_MIN - 1e-4,
+        -1e30,
+        3e38,
+    ],
+)
 def test_an_impossible_logprob_is_refused(index, logprob):
     assert refusal(with_token(index, logprob=logprob)) is Reason.LOGPROB_OUT_OF_RANGE
 
 
-EDGES = [with_token(0, logprob=logprob) for logprob in (0.0, -0.0, 0.0009, LOGPROB_MIN + 1e-4, -1e-45)]
-EDGES += [honest(slot=RUN.slots - 1), honest(made=[completion([1] * (CAP - 1) + [999], True)] * 3)]
+FULL = completion([1] * (CAP - 1) + [999], True)
+EDGES = [
+    *(with_token(0, logprob=logprob) for logprob in (0.0, -0.0, 0.0009, LOGPROB_MIN + 1e-4, -1e-45)),
+    honest(slot=RUN.slots - 1),
+    honest(made=[FULL] * 3),
+]
 
 
 @pytest.mark.parametrize("made", EDGES)

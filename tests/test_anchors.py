@@ -10,14 +10,28 @@ import pytest
 
 @pytest.mark.parametrize("size", [2, 8, 12, 36, 96])
 def test_a_group_misses_a_rare_right_answer_as_often_as_the_formula_says(size):
-    rare, common, wrong = np.random.default_rng(size).multinomial(size, (0.02, 0.28, 0.7), 200_000).T
-    assert np.mean((rare == 0) & (common > 0) & (wrong > 0)) == pytest.approx(tail_miss(size), abs=0.0045)
+    draw = np.random.default_rng(size)
+    rare, common, wrong = draw.multinomial(size, (0.02, 0.28, 0.7), 200_000).T
+
+    missed = (rare == 0) & (common > 0) & (wrong > 0)
+
+    assert np.mean(missed) == pytest.approx(tail_miss(size), abs=0.0045)
 
 
 def tail_miss(size, right=0.3, rare=0.02):
-    return float((1 - rare) ** size - (right - rare) ** size - (1 - right) ** size)
+    without_rare = (1 - rare) ** size
+    all_common = (right - rare) ** size
+    all_wrong = (1 - right) ** size
+    return without_rare - all_common - all_wrong
 
 
 def test_a_group_of_twelve_is_near_the_worst_and_k_nodes_with_common_rows_are_better():
-    assert tail_miss(12) > 0.95 * max(map(tail_miss, range(2, 200)))
-    assert [round(tail_miss(12 * nodes), 2) for nodes in (1, 3, 8)] == [0.77, 0.48, 0.14]
+    worst = max(map(tail_miss, range(2, 200)))
+    assert tail_miss(12) > 0.95 * worst
+
+    for nodes, expected in (
+        (1, 0.77),
+        (3, 0.48),
+        (8, 0.14),
+    ):
+        assert round(tail_miss(12 * nodes), 2) == expected

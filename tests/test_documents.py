@@ -69,7 +69,10 @@ def excused(error, arguments):
     return capitals and str(error).startswith("BadParameter")
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
+of_each_document = pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
+
+
+@of_each_document
 def test_every_command_in_the_documents_exists_with_its_options(path):
     for arguments in commands(path):
         try:
@@ -81,7 +84,7 @@ def test_every_command_in_the_documents_exists_with_its_options(path):
                 raise AssertionError(f"ftis-node {' '.join(arguments)}: {error}") from None
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
+@of_each_document
 def test_every_setting_in_the_documents_exists(path):
     text = text_of(path)
     assert set(re.findall(r"--set ([a-z_0-9]+)=", text)) <= {*Settings.model_fields, "key"}
@@ -89,7 +92,7 @@ def test_every_setting_in_the_documents_exists(path):
     assert set(re.findall(r"\bFTIS_[A-Z_0-9]+\b", text)) <= variables
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
+@of_each_document
 def test_every_target_and_module_in_the_documents_exists(path):
     rules = re.findall(r"^([a-z][a-z -]*):(?!=)", text_of(ROOT / "Makefile"), re.MULTILINE)
     targets = {target for rule in rules for target in rule.split()}
@@ -113,7 +116,7 @@ def anchors(path):
     return frozenset(slugs)
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
+@of_each_document
 def test_every_link_within_the_repository_leads_somewhere(path):
     for target in _LINK.findall(_FENCE.sub("", text_of(path))):
         if re.match(r"[a-z]+:", target):

@@ -54,6 +54,10 @@ def holding(contents):
     return {packet_digest(body): body for body in contents}.get
 
 
+def uploads_of(contents):
+    return Uploads(holding(contents), Traffic())
+
+
 class Pair:
     """Bob holds, Alice fetches."""
 
@@ -152,7 +156,7 @@ async def test_over_quic_all_arrives_too(tmp_path):
         assert len(both) == 2
         await alice.connect(BOB.author, quic)
         pair = Pair(alice, bob)
-        await pair.serve(Uploads(holding(contents), Traffic()).serve)
+        await pair.serve(uploads_of(contents).serve)
         assert await pair.fetch(targets(contents)) == contents
 
 
@@ -184,13 +188,13 @@ async def test_what_is_over_the_limit_waits_and_then_is_busy(monkeypatch):
 
 async def test_the_largest_packet_arrives(pair):
     contents = bodies(2, 4 << 20)
-    await pair.serve(Uploads(holding(contents), Traffic()).serve)
+    await pair.serve(uploads_of(contents).serve)
     assert await pair.fetch(targets(contents)) == contents
 
 
 async def test_many_fetches_come_without_a_fault(pair):
     contents = bodies(24)
-    await pair.serve(Uploads(holding(contents), Traffic()).serve)
+    await pair.serve(uploads_of(contents).serve)
     wanted = targets(contents)
     for _ in range(50):
         got = await pair.fetch(wanted)
@@ -295,7 +299,7 @@ async def slots_taken(uploads, contents):
 
 async def test_a_peer_that_fetches_twice_at_once_hears_busy(pair):
     contents = bodies(3)
-    uploads = Uploads(holding(contents), Traffic())
+    uploads = uploads_of(contents)
     first_out = asyncio.Event()
     go_on = asyncio.Event()
 
@@ -328,7 +332,7 @@ async def test_who_would_wait_too_long_for_a_slot_hears_busy(monkeypatch):
 async def test_asking_often_takes_one_place_in_the_queue_only(monkeypatch):
     monkeypatch.setattr(fetching, "BUSY_AFTER", 5.0)
     contents = bodies(2)
-    uploads = Uploads(holding(contents), Traffic())
+    uploads = uploads_of(contents)
     others = await slots_taken(uploads, contents)
     greedy = [asyncio.create_task(read(uploads, ALICE.author, contents)) for _ in range(20)]
     await eventually(lambda: sum(task.done() for task in greedy) == 19, "all but one of its requests are refused")
@@ -342,7 +346,7 @@ async def test_asking_often_takes_one_place_in_the_queue_only(monkeypatch):
 
 async def test_row_61_a_request_is_answered_up_to_its_limit_only():
     contents = bodies(OWN.digests + 10, 10)
-    uploads = Uploads(holding(contents), Traffic())
+    uploads = uploads_of(contents)
     assert await read(uploads, ALICE.author, contents) == [HERE] * OWN.digests
 
 
@@ -350,7 +354,7 @@ async def test_peers_that_do_not_read_lose_their_slots(pair, monkeypatch):
     monkeypatch.setattr(inbound, "STALL_SECONDS", 0.5)
     monkeypatch.setattr(fetching, "UPLOADS", 1)
     contents = bodies(20, 4 << 20)  # more than the sockets between the two swallow
-    uploads = Uploads(holding(contents), Traffic())
+    uploads = uploads_of(contents)
     await pair.serve(uploads.serve)
     _, _, writer = await pair.alice.p2p.call_binary_stream_handler(PeerID(BOB.author), "FtisSwarm.rpc_fetch")
     await P2P.send_protobuf(asked(contents), writer)

@@ -71,9 +71,15 @@ def test_what_a_lab_file_cannot_mean_is_told_with_its_place(tmp_path, text, what
 
 
 def test_lists_that_vary_make_a_cell_for_each_combination():
-    made = experiment({"vary": {"threshold": [1.0, 2.5], "objective": ["ftis", "f-vis"]}, "values": {"kind": "both"}})
-    cells = made.all_cells()
-    assert [cell.name for cell in cells][:2] == ["cell threshold=1 objective=ftis", "cell threshold=1 objective=f-vis"]
+    cell = {
+        "vary": {"threshold": [1.0, 2.5], "objective": ["ftis", "f-vis"]},
+        "values": {"kind": "both"},
+    }
+
+    cells = experiment(cell).all_cells()
+
+    assert cells[0].name == "cell threshold=1 objective=ftis"
+    assert cells[1].name == "cell threshold=1 objective=f-vis"
     assert cells[3].settings == {"threshold": 2.5, "objective": "f-vis"}
     assert cells[3].values == {"kind": "both", "threshold": 2.5, "objective": "f-vis"}
 
@@ -111,7 +117,9 @@ def test_what_has_an_each_is_written_out_for_each_combination():
         "a": "with X",
         "b": "with {who}",
     }
+
     made = experiment(nodes=nodes, cells=cells, claims=[claim])
+
     assert [node.name for node in made.nodes] == ["A", "X 1", "X 2", "Y 1", "Y 2"]
     assert [(cell.nodes, cell.speed) for cell in made.cells] == [(("A", f"{w} 1"), {f"{w} 1": 2.0}) for w in "XY"]
     assert made.claims[0].text == "Y {is} here"
@@ -137,11 +145,20 @@ def test_settings_come_layer_upon_layer():
 
 
 def test_a_trials_id_is_what_happens_in_it_and_nothing_else():
-    ours = spec({"settings": {"objective": "ftis"}})
-    assert ours.id == spec({"name": "other", "label": "x", "settings": {"objective": "ftis"}}, title="y", tail=3).id
-    changes = [{"steps": 4}, {"seeds": [4]}, {"nodes": [A]}, {"run": {"group": 6}}]
-    ids = [ours.id, *(spec({"settings": {"objective": "ftis"}}, **change).id for change in changes)]
-    assert len(set(ids)) == len(ids)
+    cell = {"settings": {"objective": "ftis"}}
+    ours = spec(cell)
+
+    renamed = spec({"name": "other", "label": "x", **cell}, title="y", tail=3)
+    assert renamed.id == ours.id
+
+    changes = [
+        {"steps": 4},
+        {"seeds": [4]},
+        {"nodes": [A]},
+        {"run": {"group": 6}},
+    ]
+    others = [spec(cell, **change).id for change in changes]
+    assert len({ours.id, *others}) == 5
 
 
 def test_twins_start_from_one_checkpoint_and_strangers_from_their_own():
@@ -154,7 +171,8 @@ def test_twins_start_from_one_checkpoint_and_strangers_from_their_own():
 
 def test_some_of_a_file_can_be_run():
     made = experiment(seeds=[0, 1, 2])
-    assert [t.seed for t in trials(narrowed(made, seeds="2,0", steps=1))] == [2, 0]
+    some = narrowed(made, seeds="2,0", steps=1)
+    assert [trial.seed for trial in trials(some)] == [2, 0]
     assert narrowed(made, seeds="1,1").seeds == (1,)
 
 
@@ -175,14 +193,19 @@ PAPERS = [
 @pytest.mark.parametrize("file", PAPERS)
 def test_the_papers_own_experiments_plan_their_memory_and_hours_without_weights(file):
     made = narrowed(load_experiment(file), seeds="0")
+
     report = forecast(made, Card(vram=141))
+
     assert report["fits_together"]
     assert report["hours"] > 0.5
-    assert all(node["fits"] and node["memory_gb"] <= node["budget_gb"] for node in report["nodes"].values())
-    kinds = {name: node["kind"] for name, node in report["nodes"].items()}
-    assert all((kind == "lora") == (name.startswith("B") and "lora" in file.stem) for name, kind in kinds.items())
+    for name, node in report["nodes"].items():
+        assert node["fits"]
+        assert node["memory_gb"] <= node["budget_gb"]
+        lora = name.startswith("B") and "lora" in file.stem
+        assert (node["kind"] == "lora") == lora
     assert "hours" in forecast_text(report)
     assert not forecast(made, Card(vram=24))["fits_together"]
+
     for one in trials(made):
         settings = [one.settings_of(member) for member in one.members]
         assert one.steps == 50
@@ -193,7 +216,8 @@ def test_the_papers_own_experiments_plan_their_memory_and_hours_without_weights(
 
 def test_other_contents_of_a_data_file_make_another_trial(tmp_path):
     ids = []
+    file = tmp_path / "own.jsonl"
     for answer in (1, 2):
-        (tmp_path / "own.jsonl").write_text(f'{{"question": "q", "answer": {answer}}}\n')
-        ids.append(spec(task="own.jsonl", data=str(tmp_path / "own.jsonl")).id)
+        file.write_text(f'{{"question": "q", "answer": {answer}}}\n')
+        ids.append(spec(task="own.jsonl", data=str(file)).id)
     assert ids[0] != ids[1]

@@ -41,16 +41,25 @@ def packets(minimal) -> dict[str, list[bytes]]:
 
 def test_its_task_rows_and_rewards_are_the_products(minimal, packets):
     task = load_task("arithmetic")
-    for own, rows in ((minimal.TRAIN, task.train), (minimal.EXAM, task.held_out)):
-        assert [(question, str(answer)) for question, answer in own] == [(row.question, row.answer) for row in rows]
+    for own, rows in (
+        (minimal.TRAIN, task.train),
+        (minimal.EXAM, task.held_out),
+    ):
+        ours = [(question, str(answer)) for question, answer in own]
+        assert ours == [(row.question, row.answer) for row in rows]
+
     rewards = []
     for slot, data in enumerate(packets["tiny-a"]):
         row = task.train[draw(minimal.RUN, b"tiny-a", 3, slot, len(task.train))]
         group = minimal.admit(data, b"tiny-a", 3, slot)
         assert group.prompt == minimal.TOKENIZER.encode(row.question).ids
         for ids, given in zip(group.answers, group.rewards, strict=True):
-            text = minimal.TOKENIZER.decode([one for one in ids if one != minimal.END], skip_special_tokens=False)
-            assert given == (score(task.reward, text, row.answer).reward if ids[-1] == minimal.END else 0.0), text
+            words = [one for one in ids if one != minimal.END]
+            text = minimal.TOKENIZER.decode(words, skip_special_tokens=False)
+            deserved = 0.0
+            if ids[-1] == minimal.END:
+                deserved = score(task.reward, text, row.answer).reward
+            assert given == deserved, text
         rewards += group.rewards
     assert {*rewards} == {0.0, 1.0}
 
@@ -62,9 +71,11 @@ def test_its_bytes_are_packets(minimal, packets):
         assert encode(packet) == data
         assert packet.round == 3
         assert packet.slot == slot
+
         group = minimal.admit(data, b"tiny-a", 3, slot)
-        assert [one.token_ids.tolist() for one in packet.completions()] == group.answers
-        assert [one.logprobs.tolist() for one in packet.completions()] == group.claims
+        completions = list(packet.completions())
+        assert [one.token_ids.tolist() for one in completions] == group.answers
+        assert [one.logprobs.tolist() for one in completions] == group.claims
         assert len(data) < 8 * sum(map(len, group.answers)) + 120
 
 
@@ -97,18 +108,23 @@ def test_its_loss_and_gradient_are_the_products(minimal, packets):
     for name, sent in packets.items():
         for slot, data in enumerate(sent):
             group = minimal.admit(data, name.encode(), 3, slot)
-            packet = decode(data)
             groups.append(group)
-            batch.append(TrainingGroup(group.prompt, [Part(name, [*packet.completions()], group.rewards)]))
+            part = Part(name, [*decode(data).completions()], group.rewards)
+            batch.append(TrainingGroup(group.prompt, [part]))
+
     report = learner.step(batch)
+
     assert report.diagnostics.sources["tiny-b"]["filtered"] > 0
     assert node.step(groups) == pytest.approx(report.loss, abs=1e-6)
-    ours = {name: parameter.grad for name, parameter in node.model.named_parameters()}
-    norm = torch.stack([gradient.norm() for gradient in ours.values()]).norm()
+
+    ours = dict(node.model.named_parameters())
+    norms = [parameter.grad.norm() for parameter in ours.values()]
+    norm = torch.stack(norms).norm()
     assert float(norm) == pytest.approx(min(report.gradient_norm, 1.0), rel=1e-4)
-    theirs = dict(learner.policy.model.named_parameters())
-    moved = [(theirs[name] - parameter).detach().abs().max() for name, parameter in node.model.named_parameters()]
-    assert float(torch.stack(moved).max()) < 2e-5, "a step is 2e-4"
+
+    for name, parameter in learner.policy.model.named_parameters():
+        apart = (parameter - ours[name]).detach().abs().max()
+        assert float(apart) < 2e-5, "a step is 2e-4"
 
 
 def test_two_rounds_of_it_run(minimal, capsys):

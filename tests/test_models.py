@@ -61,7 +61,10 @@ def test_the_models_are_small_to_ship():
     assert sum(sizes[name] for name in OTHER) <= 3_000_000
 
 
-@pytest.mark.parametrize("name", ["tiny-a", *OTHER])
+of_each_tokenizer = pytest.mark.parametrize("name", ["tiny-a", *OTHER])
+
+
+@of_each_tokenizer
 def test_a_model_solves_what_the_manifest_says(name):
     policy = load_policy(Settings(model=name, device="cpu"))
     task = load_task("arithmetic")
@@ -85,7 +88,7 @@ def test_the_kinds_of_tokenizer_differ_pairwise():
     assert cuts["tiny-bpe"] == ["<think>15", " 12", "</think><answer>", "12</answer>"]
 
 
-@pytest.mark.parametrize("name", ["tiny-a", *OTHER])
+@of_each_tokenizer
 def test_only_padding_and_end_are_special(name):
     words = tokenizer(name)
     assert set(words.all_special_tokens) == {"<|pad|>", "<|end|>"}
@@ -115,7 +118,7 @@ def test_text_comes_back_as_it_was(text):
     assert words.encode(words.decode(ids)) == ids
 
 
-@pytest.mark.parametrize("name", ["tiny-a", *OTHER])
+@of_each_tokenizer
 def test_a_prompt_of_the_task_is_six_tokens(name):
     task = load_task("arithmetic")
     prompts = [task.prompt(e) for e in (*task.train, *task.held_out)]
@@ -124,7 +127,7 @@ def test_a_prompt_of_the_task_is_six_tokens(name):
     assert tokenizer(name).batch_decode(ids) == prompts
 
 
-@pytest.mark.parametrize("name", ["tiny-a", *OTHER])
+@of_each_tokenizer
 def test_the_tokenizer_that_is_built_is_the_one_that_is_loaded(name):
     built = TOKENIZERS[KINDS[name]]()
     loaded = tokenizer(name)

@@ -34,10 +34,16 @@ def key(number):
 
 def put(table, author, round, first_sender, slots=3, size=46):
     """Add an unsigned announcement, for the table checks nothing; the two are named by their numbers."""
+    who = key(author)
     refs = PacketRefs.of([PacketRef(slot, bytes(32), 1000, 1) for slot in range(slots)])
-    made = Announcement(RUN.id, key(author), round, 0, 0, refs, bytes(64))
-    data = made.author + round.to_bytes(8, "big")
-    return table.add(made, data.ljust(size), age=0.0, first_sender=key(first_sender))
+    made = Announcement(RUN.id, who, round, 0, 0, refs, bytes(64))
+    data = who + round.to_bytes(8, "big")
+    return table.add(
+        made,
+        data.ljust(size),
+        age=0.0,
+        first_sender=key(first_sender),
+    )
 
 
 async def test_row_34_throw_away_peers_leave_those_with_a_record_in_the_view(tmp_path):

@@ -57,6 +57,9 @@ class Bench:
     def add(self, made, age=0, first_sender=PEERS[0], held=0):
         return self.table.add(made, made.encode(), age=age, first_sender=first_sender, held=held)
 
+    def hear(self, number, round, packets=3, content=0, **how):
+        return self.add(signed(number, round, packets, content), **how)
+
     def known(self, number, round=0):
         known = self.table.get(author(number), round)
         assert known is not None
@@ -85,13 +88,13 @@ def rounds_of(known):
 
 
 def test_there_is_one_announcement_an_author_and_round_and_of_two_that_differ_the_first_stands(bench):
-    assert bench.add(signed(1, 0)) is Outcome.NEW
-    assert bench.add(signed(1, 0), first_sender=PEERS[1]) is Outcome.KNOWN
-    assert bench.add(signed(1, 1)) is Outcome.NEW
-    assert bench.add(signed(2, 0)) is Outcome.NEW
+    assert bench.hear(1, 0) is Outcome.NEW
+    assert bench.hear(1, 0, first_sender=PEERS[1]) is Outcome.KNOWN
+    assert bench.hear(1, 1) is Outcome.NEW
+    assert bench.hear(2, 0) is Outcome.NEW
 
-    assert bench.add(signed(1, 0, content=1)) is Outcome.EQUIVOCATION
-    assert bench.add(signed(1, 0, packets=2)) is Outcome.EQUIVOCATION
+    assert bench.hear(1, 0, content=1) is Outcome.EQUIVOCATION
+    assert bench.hear(1, 0, packets=2) is Outcome.EQUIVOCATION
 
     assert len(bench.table) == 3
     assert bench.known(1).announcement == signed(1, 0)
@@ -104,7 +107,7 @@ def test_who_told_is_known_to_know_and_to_hold_what_it_says(bench):
         (one, 0b100),
         (other, 0b11111000),
     ):
-        bench.add(signed(1, 0), first_sender=peer, held=held)
+        bench.hear(1, 0, first_sender=peer, held=held)
 
     known = bench.known(1)
     assert known.knows == bench.table.bit(one) | bench.table.bit(other)
@@ -132,7 +135,7 @@ def test_row_18_nobody_makes_an_announcement_much_older_or_younger_than_it_is(ag
         bench.table.expire()
         now = bench.clock.now
 
-        outcome = bench.add(signed(1, 0), age=claimed, first_sender=PEERS[number % 10])
+        outcome = bench.hear(1, 0, age=claimed, first_sender=PEERS[number % 10])
 
         if outcome is Outcome.NEW:
             heard = heard or now
@@ -149,24 +152,24 @@ def test_row_18_nobody_makes_an_announcement_much_older_or_younger_than_it_is(ag
 
 
 def test_row_18_what_left_is_taken_in_again_but_for_no_longer_than_since_it_was_first_heard_of(bench):
-    bench.add(signed(1, 0), age=MAX_AGE - 1)
+    bench.hear(1, 0, age=MAX_AGE - 1)
     bench.clock.now += 50
     bench.table.expire()
     assert len(bench.table) == 0
 
-    assert bench.add(signed(1, 0), age=10.0) is Outcome.NEW
+    assert bench.hear(1, 0, age=10.0) is Outcome.NEW
     assert bench.clock() - bench.known(1).born == 50.0, "it was heard of 50 s ago"
 
     bench.clock.now += 51
-    assert bench.add(signed(1, 1), first_sender=PEERS[1]) is Outcome.NEW
+    assert bench.hear(1, 1, first_sender=PEERS[1]) is Outcome.NEW
     bench.table.expire()
-    assert bench.add(signed(1, 0), age=0.0) is Outcome.OLD
+    assert bench.hear(1, 0, age=0.0) is Outcome.OLD
 
 
 def test_what_is_too_old_is_neither_taken_nor_kept_nor_chosen(bench):
-    assert bench.add(signed(1, 0), age=MAX_AGE + 1) is Outcome.OLD
-    bench.add(signed(1, 1), age=MAX_AGE - 10)
-    bench.add(signed(1, 2), age=0)
+    assert bench.hear(1, 0, age=MAX_AGE + 1) is Outcome.OLD
+    bench.hear(1, 1, age=MAX_AGE - 10)
+    bench.hear(1, 2, age=0)
 
     bench.clock.now += 11
     [fresh] = bench.table.sample(10, PEERS[5])
@@ -184,10 +187,10 @@ def small() -> Bench:
 
 
 def test_an_introducer_with_much_to_tell_displaces_its_own_oldest(small):
-    small.add(signed(9, 0), first_sender=PEERS[1])
+    small.hear(9, 0, first_sender=PEERS[1])
     for round in range(300):
         small.clock.now += 0.1
-        assert small.add(signed(1, round)) is Outcome.NEW
+        assert small.hear(1, round) is Outcome.NEW
 
     told = [known for known in small.table if known.first_sender == PEERS[0]]
     assert rounds_of(told) == [296, 297, 298, 299]
@@ -196,41 +199,41 @@ def test_an_introducer_with_much_to_tell_displaces_its_own_oldest(small):
 
 def test_who_tells_first_of_what_others_made_cannot_make_it_vanish(small):
     liar, honest = PEERS[:2]
-    small.add(signed(9, 0), first_sender=liar)
-    assert small.add(signed(9, 0), first_sender=honest) is Outcome.KNOWN
+    small.hear(9, 0, first_sender=liar)
+    assert small.hear(9, 0, first_sender=honest) is Outcome.KNOWN
 
     for round in range(300):
         small.clock.now += 0.1
-        small.add(signed(1, round), first_sender=liar)
+        small.hear(1, round, first_sender=liar)
     assert small.known(9).first_sender == honest
     assert sum(known.first_sender == liar for known in small.table) == 4
 
     for round in range(1, 5):
         small.clock.now += 0.1
-        small.add(signed(9, round), first_sender=honest)
+        small.hear(9, round, first_sender=honest)
     assert small.table.get(author(9), 0) is None, "of its own part it is the oldest"
 
 
 def test_an_authors_part_is_bounded_by_number_and_by_bytes_and_its_oldest_make_room(small):
     for round in range(10):
         small.clock.now += 0.1
-        assert small.add(signed(1, round), first_sender=PEERS[round]) is Outcome.NEW
-        small.add(signed(2, round), first_sender=None)
+        assert small.hear(1, round, first_sender=PEERS[round]) is Outcome.NEW
+        small.hear(2, round, first_sender=None)
     assert rounds_of(small.table) == [6, 6, 7, 7, 8, 8, 9, 9]
 
     many = 3 * FIRST_SENDER_PART
     few = Bench(bytes_max=many * SIZE)
     for number in range(1, 41):
         for round in range(5):
-            assert few.add(signed(number, round), first_sender=PEERS[number % 10]) is Outcome.NEW
+            assert few.hear(number, round, first_sender=PEERS[number % 10]) is Outcome.NEW
             assert len(few.table) <= many
             authors = Counter(known.announcement.author for known in few.table)
             assert authors[author(number)] <= 3
 
 
 def test_nobody_is_told_what_it_told_or_was_told(bench):
-    bench.add(signed(1, 0), first_sender=PEERS[0])
-    bench.add(signed(2, 0), first_sender=PEERS[1])
+    bench.hear(1, 0, first_sender=PEERS[0])
+    bench.hear(2, 0, first_sender=PEERS[1])
 
     [only] = bench.table.sample(10, PEERS[0])
     assert only.announcement == signed(2, 0)
@@ -243,8 +246,8 @@ def test_nobody_is_told_what_it_told_or_was_told(bench):
 
 
 def test_recent_authors_are_those_of_recent_announcements(bench):
-    bench.add(signed(1, 0), age=50)
-    bench.add(signed(2, 0), age=5)
+    bench.hear(1, 0, age=50)
+    bench.hear(2, 0, age=5)
     assert bench.table.recent_authors(10) == {author(2)}
 
 
@@ -257,7 +260,7 @@ def test_authors_take_turns_and_nothing_is_chosen_twice(rounds, count, seed):
     bench = Bench(seed=seed)
     for number, many in rounds.items():
         for round in range(many):
-            bench.add(signed(number, round, packets=2), age=10 * round)
+            bench.hear(number, round, packets=2, age=10 * round)
 
     chosen = bench.choose(count)
 
@@ -271,7 +274,7 @@ def test_authors_take_turns_and_nothing_is_chosen_twice(rounds, count, seed):
 
 
 def test_what_is_done_on_its_way_or_unwanted_is_not_chosen(bench):
-    bench.add(signed(1, 0, packets=4))
+    bench.hear(1, 0, packets=4)
     known = bench.known(1)
     known.done = 0b0001
     known.pulling = 0b0010
@@ -285,7 +288,7 @@ def test_what_is_done_on_its_way_or_unwanted_is_not_chosen(bench):
 
 
 def test_what_may_be_had_of_some_peers_is_what_they_hold_and_everything_of_its_author(bench):
-    bench.add(signed(1, 0, packets=4))
+    bench.hear(1, 0, packets=4)
     known = bench.known(1)
     one, other = PEERS[2:4]
     bench.table.note_holder(known, one, 0b0011, None)
@@ -299,7 +302,7 @@ def test_what_may_be_had_of_some_peers_is_what_they_hold_and_everything_of_its_a
 
 def test_row_76_for_identities_without_number_nobody_in_the_view_is_forgotten(bench):
     table = bench.table = Table(MAX_AGE, bench.clock, view={PEERS[0]})
-    bench.add(signed(1, 0), held=0b101)
+    bench.hear(1, 0, held=0b101)
     known = bench.known(1)
 
     for number in range(1000, 1010 + PEERS_MAX):
@@ -314,7 +317,7 @@ def test_row_76_for_identities_without_number_nobody_in_the_view_is_forgotten(be
 
 def test_the_fresher_of_two_is_preferred(bench):
     for number in range(1, 11):
-        bench.add(signed(number, 0, packets=1), age=float(number))
+        bench.hear(number, 0, packets=1, age=float(number))
 
     first = Counter()
     for _ in range(500):
@@ -326,7 +329,7 @@ def test_the_fresher_of_two_is_preferred(bench):
 
 def test_of_one_author_the_freshest_goes_first(bench):
     for round, age in enumerate((30, 10, 20)):
-        bench.add(signed(1, round, packets=1), age=age)
+        bench.hear(1, round, packets=1, age=age)
 
     chosen = bench.choose(3)
     assert [target.known.announcement.round for target in chosen] == [1, 2, 0]
@@ -340,7 +343,7 @@ def test_of_an_authors_packets_of_about_one_age_one_that_others_hold_is_chosen_f
         (1, 40.0, 0b010),
         (2, 5.0, 0),
     ):
-        bench.add(signed(1, round), age=age, held=held)
+        bench.hear(1, round, age=age, held=held)
 
     chosen = bench.choose(3, peers={PEERS[0], made_by})
 
@@ -464,7 +467,7 @@ def test_of_named_rows_the_first_are_chosen_authors_take_turns_and_other_rows_co
 
     bench = Bench(rows_of=same_rows)
     for number in range(40):
-        bench.add(signed(number, 1, 10), first_sender=PEERS[number % 10])
+        bench.hear(number, 1, 10, first_sender=PEERS[number % 10])
 
     calls = Counter()
     sys.setprofile(lambda frame, event, what: calls.update([event]))

@@ -34,15 +34,22 @@ def test_the_same_seed_gives_the_same_bytes(tmp_path, short, capsys):
     for folder in (one, two):
         warmup.main(["--out", str(folder)])
     assert "tiny-a: pass@1" in capsys.readouterr().out
-    for recipe in SHORT:
+    names = [recipe.name for recipe in SHORT]
+    for name in names:
         for file in ("model.safetensors", "tokenizer.json"):
-            assert (one / recipe.name / file).read_bytes() == (two / recipe.name / file).read_bytes()
+            assert (one / name / file).read_bytes() == (two / name / file).read_bytes()
+
     manifest = (one / "manifest.json").read_text()
     assert manifest == (two / "manifest.json").read_text()
-    assert list(json.loads(manifest)["models"]) == [recipe.name for recipe in SHORT]
+    assert list(json.loads(manifest)["models"]) == names
+
+
+def test_another_seed_gives_another_model(tmp_path):
     task = load_task("arithmetic")
-    warmup.save(SHORT[0], *warmup.warm_up(SHORT[0], task, 9), task, tmp_path / "three")
-    assert weights_in(tmp_path / "three" / "tiny-a") != weights_in(one / "tiny-a")
+    recipe = SHORT[0]
+    for seed in (0, 9):
+        warmup.save(recipe, *warmup.warm_up(recipe, task, seed), task, tmp_path / str(seed))
+    assert weights_in(tmp_path / "0" / "tiny-a") != weights_in(tmp_path / "9" / "tiny-a")
 
 
 def weights_in(folder):
@@ -65,19 +72,29 @@ def test_held_out_prompts_are_never_shown(monkeypatch):
 
 
 def test_a_teacher_keeps_the_format_and_is_right_about_half_of_the_time():
-    assert Teacher(random.Random(3), 4, style="swapped", errors=0).completion("8+7-3=")[7:21] == "7+8=15 3-15=12"
+    never_errs = Teacher(random.Random(3), 4, style="swapped", errors=0)
+    assert never_errs.completion("8+7-3=")[7:21] == "7+8=15 3-15=12"
+
     teacher = Teacher(random.Random(3), forgetful=4)
-    verdicts = [score("integer", teacher.completion(e.question), e.answer) for e in load_task("arithmetic").train]
+    verdicts = []
+    for example in load_task("arithmetic").train:
+        text = teacher.completion(example.question)
+        verdicts.append(score("integer", text, example.answer))
+
     assert all(verdict.formatted for verdict in verdicts)
-    assert 0.3 < sum(verdict.reward for verdict in verdicts) / len(verdicts) < 0.7
+    rewards = [verdict.reward for verdict in verdicts]
+    assert 0.3 < sum(rewards) / len(rewards) < 0.7
 
 
 def fits(task, kind, pairs, *, tokens):
     """Questions and their answers, in a tokenizer of a kind, are within a task's caps; tokens: of an answer."""
-    lengths = [len(ids) + 1 for ids in TOKENIZERS[kind]()([text for _, text in pairs])["input_ids"]]
-    assert max(lengths) <= tokens
-    assert max(len(text.encode()) for _, text in pairs) < task.text.completion_bytes
-    assert max(len(task.prompt(Example(question, "")).encode()) for question, _ in pairs) <= task.text.prompt_bytes
+    tokenizer = TOKENIZERS[kind]()
+    for ids in tokenizer([text for _, text in pairs])["input_ids"]:
+        assert len(ids) + 1 <= tokens
+    for question, text in pairs:
+        prompt = task.prompt(Example(question, ""))
+        assert len(text.encode()) < task.text.completion_bytes
+        assert len(prompt.encode()) <= task.text.prompt_bytes
 
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
@@ -93,28 +110,34 @@ def fits(task, kind, pairs, *, tokens):
 def test_every_completion_of_a_teacher_fits_the_caps_of_the_task(kind, style, operands, longest):
     task = arithmetic(operands)
     teacher = Teacher(random.Random(4), forgetful=3, style=style)
-    questions = [longest, *(example.question for example in task.train[:: 1 if operands == 3 else 10])]
+    examples = task.train[:: 1 if operands == 3 else 10]
+    questions = [longest, *(example.question for example in examples)]
     tokens = task.text.completion_tokens
     if kind == "words" and style in ("terse", "backwards"):
         tokens = task.completion_tokens
-    fits(task, kind, [(question, teacher.completion(question)) for question in questions], tokens=tokens)
+    pairs = [(question, teacher.completion(question)) for question in questions]
+    fits(task, kind, pairs, tokens=tokens)
 
 
 @pytest.mark.parametrize(("task", "width"), [(parity.one(), 1), (parity.two(), 2)])
 def test_demonstrations_of_parities_are_right_new_and_as_often_long_as_asked(task, width):
     def counts(question):
-        return "".join(str(question[column::width].count("1") % (2 * width)) for column in range(width))
+        columns = [question[column::width] for column in range(width)]
+        return "".join(str(bits.count("1") % (2 * width)) for bits in columns)
 
     pairs = demonstrations(task, 0.25, random.Random(5), 400)
+
     assert len(dict(pairs)) > 390
     for example in (*task.train, *task.held_out):
         assert example.answer == counts(example.question)
+
     held_out = {example.question[:-1] for example in task.held_out}
     lengths = {"/": [], "=": []}  # of thoughts, by how the question ends
     for question, text in pairs:
         assert score("exact", text, counts(question)).reward
         assert question[:-1] not in held_out
         lengths[question[-1]].append(text.index("</think>") - len("<think>"))
+
     full = len(pairs[0][0]) - 1
     assert lengths["/"] == [full] * (200 * (width - 1)), "of one column nobody asks for a long one"
     told = lengths["="]
@@ -131,7 +154,8 @@ def test_what_the_labs_tasks_are_answered_with_fits_their_caps(kind):
     for task in (parity.one(), parity.two()):
         answered[task] = demonstrations(task, 1.0, rng, 50)
     for task, pairs in answered.items():
-        fits(task, kind, pairs, tokens=task.completion_tokens if kind == "words" else task.text.completion_tokens)
+        tokens = task.completion_tokens if kind == "words" else task.text.completion_tokens
+        fits(task, kind, pairs, tokens=tokens)
         assert max(len(question) for question, _ in pairs) <= task.prompt_tokens
 
 
@@ -144,19 +168,28 @@ def test_sums_of_eight_are_right_never_negative_and_their_teacher_is_so_about_ha
         assert min(values) >= 0
         assert example.answer == str(values[-1])
     assert not set(task.train) & set(task.held_out)
+
     for seed in range(4):
         teacher = Teacher(random.Random(seed), 4, style="spelled", errors=LARGER[0].errors)
-        rewards = [score("integer", teacher.completion(e.question), e.answer).reward for e in task.train[:300]]
-        assert 0.3 < sum(rewards) / 300 < 0.65
+        right = 0.0
+        for example in task.train[:300]:
+            text = teacher.completion(example.question)
+            right += score("integer", text, example.answer).reward
+        assert 0.3 < right / 300 < 0.65
 
 
 def test_small_batches_and_a_rise_of_the_rate_make_other_warm_ups_and_older_names_stay():
     task = sums.eight()
     recipes = [dataclasses.replace(LARGER[0], steps=1, rise=rise) for rise in (1, 2, 4)]
     recipes.append(dataclasses.replace(recipes[0], batch=LARGER[0].batch // 2))
+
     models = [warmup.warm_up(recipe, task)[0] for recipe in recipes]
+
     one, two, four, few = (next(model.parameters()).detach() for model in models)
-    assert (one - two).abs().max() > 1e-4 > 100 * (one - two - 2 * (two - four)).abs().max()
+    half_a_step = one - two
+    a_quarter = two - four
+    assert half_a_step.abs().max() > 1e-4
+    assert 100 * (half_a_step - 2 * a_quarter).abs().max() < 1e-4
     assert not torch.equal(one, few)
     assert len({Start(recipe, "0/A").name for recipe in recipes}) == 4
     assert Start(RECIPES[0], "0/A").name == "tiny-a-d7303de1df43"

@@ -65,9 +65,14 @@ def cut(spec: TrialSpec, directory: Path, *stopping: bool):
 def opened(model: str, run: tuple[tuple[str, Any], ...]) -> Engine:
     """An engine with this model in such a run, which is not to be changed."""
     engine = Engine()
-    made = spec(nodes=[{"name": "A", "model": model}, {"name": "X", "script": "lying"}], run=dict(run))
+    nodes = [
+        {"name": "A", "model": model},
+        {"name": "X", "script": "lying"},
+    ]
+    made = spec(nodes=nodes, run=dict(run))
     settings = made.settings_of(made.members[0]).model_copy(update={"model": model})
-    Open(run_of(made, Load(settings=settings, task="arithmetic").answered_by(engine))).answered_by(engine)
+    facts = Load(settings=settings, task="arithmetic").answered_by(engine)
+    Open(run_of(made, facts)).answered_by(engine)
     return engine
 
 
@@ -88,14 +93,21 @@ def partner(script: str, group: int, **run: Any) -> tuple[Scripted, list[tuple[s
 
 
 def events(directory: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (directory / "events.jsonl").read_text().splitlines()]
+    lines = (directory / "events.jsonl").read_text().splitlines()
+    return list(map(json.loads, lines))
 
 
 def kind(found: list[dict[str, Any]], event: str, node: str | None = None) -> list[dict[str, Any]]:
     """The events of a kind, of one node or of all."""
-    return [e for e in found if e["event"] == event and node in (None, e["node"])]
+    of_kind = [e for e in found if e["event"] == event]
+    if node is None:
+        return of_kind
+    return [e for e in of_kind if e["node"] == node]
 
 
 def timeless(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Without what hangs on the machine: CPU seconds, and the last line's durations."""
-    return [{key: value for key, value in e.items() if key not in ("cpu", "seconds")} for e in found]
+    kept = []
+    for e in found:
+        kept.append({key: value for key, value in e.items() if key not in ("cpu", "seconds")})
+    return kept

@@ -23,13 +23,27 @@ TEMPERATURE = 1.3
 POLICY = tiny_policy(vocab_size=32)
 LORA = tiny_policy(vocab_size=32, lora=True)
 PEER = tiny_policy(seed=1, vocab_size=32)
-PROMPTS = [[5, 9, 14], [20], [7, 7, 8, 3, 2, 25], [12, 13]]
+PROMPTS = [
+    [5, 9, 14],
+    [20],
+    [7, 7, 8, 3, 2, 25],
+    [12, 13],
+]
 # Some uneven, one all right, one all wrong.
-REWARDS = [[1, 0, 0, 1], [0, 0, 1, 0], [1, 1, 1, 1], [0, 0, 0, 0]]
+REWARDS = [
+    [1, 0, 0, 1],
+    [0, 0, 1, 0],
+    [1, 1, 1, 1],
+    [0, 0, 0, 0],
+]
 
 
 def vertical(
-    source: str, prompt: Sequence[int], completions: Sequence[Completion], rewards: Sequence[float], weight: float = 1.0
+    source: str,
+    prompt: Sequence[int],
+    completions: Sequence[Completion],
+    rewards: Sequence[float],
+    weight: float = 1.0,
 ) -> TrainingGroup:
     """A group that one node made."""
     return TrainingGroup(prompt, [Part(source, completions, rewards, weight)])
@@ -44,7 +58,8 @@ def in_turns(group: TrainingGroup) -> TrainingGroup:
             ids = completion.token_ids
             more = np.arange(6, 9 + place, dtype=np.uint32)
             given = np.repeat([False, True, False], [1, len(more), len(ids) - 1])
-            completion = replace(completion, token_ids=np.concatenate([ids[:1], more, ids[1:]]), given=given)
+            all_ids = np.concatenate([ids[:1], more, ids[1:]])
+            completion = replace(completion, token_ids=all_ids, given=given)
         completions.append(completion)
     return changed(group, completions=completions)
 
@@ -56,9 +71,15 @@ def changed(group: TrainingGroup, **changes: Any) -> TrainingGroup:
 
 def sampled(policy: Policy, source: str, seed: int, weight: float = 1.0) -> list[TrainingGroup]:
     """A group for each prompt, with the rewards above."""
-    sampling = Sampling(10, TEMPERATURE, tuple(range(1, 5)))
-    groups = generate(policy, PROMPTS, group=4, sampling=sampling, generator=seeded(seed))
-    return [vertical(source, *made, weight) for made in zip(PROMPTS, groups, REWARDS, strict=True)]
+    groups = generate(
+        policy,
+        PROMPTS,
+        group=4,
+        sampling=Sampling(10, TEMPERATURE, tuple(range(1, 5))),
+        generator=seeded(seed),
+    )
+    made = zip(PROMPTS, groups, REWARDS, strict=True)
+    return [vertical(source, *one, weight) for one in made]
 
 
 OWN = sampled(POLICY, "own", seed=1)
@@ -68,9 +89,19 @@ BATCH = [*OWN, *FOREIGN]
 
 def learner(policy: Policy = POLICY, objective: str = "ftis", parts: dict[str, Any] | None = None, **k: Any) -> Learner:
     """A learner on its own copy of `policy`."""
-    settings = Settings(**{"learning_rate": 1e-3, "gradient_clip": 1e9, "warmup_steps": 0, **k})
-    subject = Learner(twin(policy), PRESETS[objective].replace(**parts or {}), settings, TEMPERATURE, "own")
-    subject.optimiser._adam.register_step_pre_hook(lambda *_: GRADIENTS.update({subject: _gradient(subject)}))
+    usual = {"learning_rate": 1e-3, "gradient_clip": 1e9, "warmup_steps": 0}
+    subject = Learner(
+        twin(policy),
+        PRESETS[objective].replace(**parts or {}),
+        Settings(**usual | k),
+        TEMPERATURE,
+        "own",
+    )
+
+    def note(*_: Any):
+        GRADIENTS[subject] = _gradient(subject)
+
+    subject.optimiser._adam.register_step_pre_hook(note)
     return subject
 
 
@@ -94,7 +125,10 @@ GRADIENTS: weakref.WeakKeyDictionary[Learner, dict[str, Tensor]] = weakref.WeakK
 
 
 def _gradient(subject: Learner) -> dict[str, Tensor]:
-    return {n: torch.zeros_like(p) if p.grad is None else p.grad.clone() for n, p in subject.trainable.items()}
+    found = {}
+    for name, p in subject.trainable.items():
+        found[name] = torch.zeros_like(p) if p.grad is None else p.grad.clone()
+    return found
 
 
 def gradient_of(subject: Learner) -> dict[str, Tensor]:
@@ -111,14 +145,21 @@ def assert_same(left: dict[str, Tensor], right: dict[str, Tensor]):
 def assert_close(left: dict[str, Tensor], right: dict[str, Tensor], atol: float = 1e-6):
     assert left.keys() == right.keys()
     for name in left:
-        torch.testing.assert_close(left[name], right[name], atol=atol, rtol=1e-4, msg=lambda m, n=name: f"{n}: {m}")
+        torch.testing.assert_close(
+            left[name],
+            right[name],
+            atol=atol,
+            rtol=1e-4,
+            msg=lambda m, n=name: f"{n}: {m}",
+        )
 
 
 def with_claims(group: TrainingGroup, logprob: float) -> TrainingGroup:
-    made = group.parts[0].completions
-    return changed(
-        group, completions=[Completion(c.token_ids, np.full(len(c), logprob, np.float32), c.finished) for c in made]
-    )
+    completions = []
+    for made in group.parts[0].completions:
+        claims = np.full(len(made), logprob, np.float32)
+        completions.append(Completion(made.token_ids, claims, made.finished))
+    return changed(group, completions=completions)
 
 
 def by_hand(policy: Policy, group: TrainingGroup) -> Group:
@@ -127,10 +168,12 @@ def by_hand(policy: Policy, group: TrainingGroup) -> Group:
     completions = []
     for completion in part.completions:
         new = plain_logprobs(policy, [group.prompt_ids], [completion.token_ids], TEMPERATURE).double()
-        new = new if completion.given is None else new[torch.from_numpy(~completion.given)]
+        if completion.given is not None:
+            new = new[torch.from_numpy(~completion.given)]
         claimed = completion.logprobs.astype(float).tolist()
         completions.append(HandCompletion(list(new), new.tolist(), claimed, completion.finished))
-    return Group(part.source == "own", [float(reward) for reward in part.rewards], completions, part.weight)
+    rewards = [float(reward) for reward in part.rewards]
+    return Group(part.source == "own", rewards, completions, part.weight)
 
 
 def coarse(lora: bool = False) -> Policy:

@@ -109,13 +109,23 @@ def content(run: Run, author: bytes, round: int, slot: int, completions: Sequenc
 
 def episode(*runs: Sequence[int], finished: bool = True, logprob: float = -0.5) -> Completion:
     """A completion of runs of ids: sampled, given, sampled, …"""
-    where = np.concatenate([np.full(len(run), index % 2 == 1) for index, run in enumerate(runs)])
-    ids = np.array([token for run in runs for token in run], np.uint32)
-    return Completion(ids, np.full(np.count_nonzero(~where), logprob, np.float32), finished, given=where)
+    ids = []
+    given = []
+    for index, run in enumerate(runs):
+        ids += run
+        given += [index % 2 == 1] * len(run)
+    claims = np.full(given.count(False), logprob, np.float32)
+    return Completion(np.array(ids, np.uint32), claims, finished, given=np.array(given, bool))
 
 
 def packet(
-    author: bytes, round: int, slot: int, *, run: Run = RUN, interior_eos: bool = False, other_prompt: bool = False
+    author: bytes,
+    round: int,
+    slot: int,
+    *,
+    run: Run = RUN,
+    interior_eos: bool = False,
+    other_prompt: bool = False,
 ) -> bytes:
     """A packet as an honest author of a run like RUN would make it, or with one lie in it."""
     rng = random.Random(f"{author.hex()} {round} {slot}")
@@ -133,7 +143,8 @@ def packet(
 
 def group(author: bytes, body: bytes, run: Run = RUN) -> Group:
     read = decode(body)
-    return Group(author, draw(run.id, author, read.round, read.slot, ROWS), read, packet_digest(body), body)
+    row = draw(run.id, author, read.round, read.slot, ROWS)
+    return Group(author, row, read, packet_digest(body), body)
 
 
 def refs_of(bodies: Sequence[bytes]) -> list[PacketRef]:
@@ -280,11 +291,13 @@ class Member:
 
     def make(self, count: int, **lies: bool) -> set[tuple[bytes, int, int]]:
         """Makes a round of `count` groups, stores and announces them; returns their keys."""
+        author = self.author
         round = take_round(self.store)
-        bodies = [packet(self.author, round, slot, run=self.run, **lies) for slot in range(count)]
-        self.store.add([group(self.author, body, self.run) for body in bodies], own=True)
+        bodies = [packet(author, round, slot, run=self.run, **lies) for slot in range(count)]
+        groups = [group(author, body, self.run) for body in bodies]
+        self.store.add(groups, own=True)
         self.swarm.announce(round, policy_step=round, packets=refs_of(bodies))
-        return {(self.author, round, slot) for slot in range(count)}
+        return {(author, round, slot) for slot in range(count)}
 
     def met(self, *others: Member) -> bool:
         return {other.author for other in others} <= set(self.swarm.membership.active_view)
@@ -372,5 +385,13 @@ def scored(author: int, round_: int, slot: int, born: float, rewards: tuple[floa
     """A group with rewards, as a pool has it."""
     name = bytes([author]) * 38
     completion = Completion(np.ones(1, np.uint32), np.zeros(1, np.float32), True)
-    packet = content(RUN, name, round_, slot, [completion] * len(rewards), prompt_ids=[1])
-    return Scored(Group(name, 0, packet, bytes(32), b""), rewards, born)
+    packet = content(
+        RUN,
+        name,
+        round_,
+        slot,
+        [completion] * len(rewards),
+        prompt_ids=[1],
+    )
+    made = Group(name, 0, packet, bytes(32), b"")
+    return Scored(made, rewards, born)
