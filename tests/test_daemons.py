@@ -60,7 +60,7 @@ def test_three_daemons_survive_the_death_of_their_bootstrap_and_welcome_it_back(
     c.wait(used(d), "and C from it")
 
     a.start()  # the same home and no --peers: it remembers whom it knew
-    a.wait(lambda s: s.get("step", 0) > step_at_death, "A goes on from its checkpoint")
+    a.reaches(step_at_death + 1, "A goes on from its checkpoint")
     resumed = read_events(a.home.metrics, "resumed")[0]["step"]
     assert step_at_death - 1 <= resumed <= step_at_death + 1
     before = a.status()["foreign_groups_used"][peer_id(b)]
@@ -88,11 +88,11 @@ def forbid_writing(worker):
 @pytest.mark.parametrize("harm", [kill, pytest.param(forbid_writing, marks=pytest.mark.slow)])
 def test_a_failed_compute_process_is_replaced(harm, join):
     node = join("node", "--model", "tiny-a", "--name", "my secret", *EVERY_STEP)
-    step = node.wait(lambda s: s.get("step", 0) >= 3, "it trains")["step"]
+    step = node.reaches(3, "it trains")["step"]
     worker = compute_process(node)
     harm(worker)
     back = node.wait(lambda s: s["worker_restarts"] == 1 and s["state"] == "DEGRADED", "it is replaced")
-    after = node.wait(lambda s: s["step"] > back["step"] + 1, "it goes on")
+    after = node.reaches(back["step"] + 2, "it goes on")
     assert after["state"] == "DEGRADED"
     assert "failed 1 time" in after["reason"]
     assert read_events(node.home.metrics, "resumed")[0]["step"] >= step - 1
@@ -131,7 +131,7 @@ def test_a_daemon_of_another_run_is_left_out_on_both_sides(strangers):
 
 def test_ctrl_c_in_a_terminal_reaches_the_whole_group_and_saves_the_last_step(strangers):
     node, _ = strangers
-    node.wait(lambda s: s.get("step", 0) >= 2, "it trains")
+    node.reaches(2, "it trains")
     family = node.pids()
     os.killpg(node.process.pid, signal.SIGINT)
     assert node.process.wait(PATIENCE) == 130
@@ -144,7 +144,7 @@ def test_ctrl_c_in_a_terminal_reaches_the_whole_group_and_saves_the_last_step(st
 
 def test_a_stop_does_not_wait_for_a_compute_process_that_does_not_answer(strangers):
     _, node = strangers
-    node.wait(lambda s: s.get("step", 0) >= 2, "it trains")
+    node.reaches(2, "it trains")
     compute_process(node).suspend()
     assert node.stop() == 0
     log = node.log()  # it was asked in the middle of a step, or between two
@@ -155,12 +155,12 @@ def test_a_stop_does_not_wait_for_a_compute_process_that_does_not_answer(strange
 @pytest.mark.slow
 def test_a_home_that_trained_alone_does_not_join_another_run_by_mistake(tmp_path, join):
     alone = join("alone", "--model", "tiny-a", "--task", "arithmetic")
-    alone.wait(lambda s: s.get("step", 0) >= 1, "it starts a run of its own")
+    alone.reaches(1, "it starts a run of its own")
     alone.stop()
     run_file = tmp_path / "other.toml"
     printed("run", "new", "--group", "6", "-o", run_file)
     other = join("other", "--model", "tiny-a", "--run", run_file)
-    other.wait(lambda s: s.get("step", 0) >= 1, "another run is there")
+    other.reaches(1, "another run is there")
     ended = run_cli("join", "--home", alone.home.path, "--host", "127.0.0.1", "--peers", other.address())
     assert ended.returncode == 2
     assert "another run" in ended.stderr

@@ -86,7 +86,7 @@ def test_row_33_a_limit_too_low_to_start_with_is_no_full_disk(tmp_path, monkeypa
 def test_row_33_a_daemon_outlives_a_time_without_files(join):
     flags = ("batch_groups=6", "eval_prompts=16", "eval_every=1000", "page=false", "quic=false")
     alone = join("home", "--model", "tiny-a", *(word for pair in flags for word in ("--set", pair)))
-    alone.wait(lambda status: status.get("step", 0) >= 2, "it trains")
+    alone.reaches(2, "it trains")
     process = psutil.Process(alone.process.pid)
     soft, hard = process.rlimit(psutil.RLIMIT_NOFILE)
     assert soft == min(hard, 65_536)
@@ -95,5 +95,5 @@ def test_row_33_a_daemon_outlives_a_time_without_files(join):
     until(lambda: "Too many files are open" in alone.log()[len(before) :], "it says so", alone.process)
     process.rlimit(psutil.RLIMIT_NOFILE, (soft, hard))
     reached = alone.wait(lambda status: status.get("step"), "it answers again")["step"]
-    alone.wait(lambda status: status.get("step", 0) > reached + 2, "it goes on")
+    alone.reaches(reached + 3, "it goes on")
     assert "Make room on its disk" not in alone.log()

@@ -121,13 +121,13 @@ def test_a_mistake_that_the_compute_process_finds(cli, run_text, tmp_path):
 
 def test_a_home_in_use_loses_nothing(join, cli):
     running = join("home", "--model", "tiny-a")
-    step = running.wait(lambda s: s.get("step", 0) >= 1, "a step")["step"]
+    step = running.reaches(1, "a step")["step"]
     home = running.home.path
     row = Row(f"join --model tiny-a --home {home}", "Another ftis-node daemon", "ftis-node stop", 1)
     refused(cli(*shlex.split(row.line)), row)
     row = Row(f"join --dry-run --model tiny-a --home {home}", "Another ftis-node daemon", "ftis-node stop", 1)
     refused(cli(*shlex.split(row.line)), row)
-    running.wait(lambda s: s["step"] > step, "the first daemon goes on")
+    running.reaches(step + 1, "the first daemon goes on")
     assert running.stop() == 0
     row = Row(f"join --host 127.0.0.1 --model tiny-b --home {home}", "another model", "first start")
     refused(cli(*shlex.split(row.line)), row)

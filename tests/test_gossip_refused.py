@@ -63,7 +63,9 @@ def test_what_is_not_for_this_node_is_counted(bob, made, why):
 
 def test_one_older_than_anybody_would_train_on_is_counted(bob):
     assert refused(bob, entry(made_by(ALICE), age=601.0)) == {"old": 1}
-    assert refused(bob, ftis_pb2.Entry(announcement=made_by(ALICE).encode(), age_ms=2**64 - 1)) == {"old": 2}
+
+    oldest = ftis_pb2.Entry(announcement=made_by(ALICE).encode(), age_ms=2**64 - 1)
+    assert refused(bob, oldest) == {"old": 2}
 
 
 def test_row_01_who_passes_on_what_is_no_announcement_three_times_is_left_alone(bob):
@@ -77,11 +79,13 @@ def test_what_a_peer_mentions_beyond_what_is_remembered_is_asked_for_again(bob):
     for first in range(0, 4 * LACKING_MAX, OWN.mentions):
         told = range(first, first + OWN.mentions)
         bob.answers(MALLORY.author, map(mention, told))
+
     request = bob.gossip.ask(MALLORY.author)
     while request.wanted:
         assert not request.again
         further = bob.gossip.take(request, ftis_pb2.ExchangeResponse(), MALLORY.author)
         request = further or bob.gossip.ask(MALLORY.author)
+
     assert request.again
     assert not request.latest, "all that it remembered is used up"
 
@@ -94,7 +98,9 @@ def test_with_enough_to_pull_few_mentions_are_remembered_and_the_others_are_aske
     for number in range(OWN.mentions):
         one = made_by(identity(number))
         made[announcement_id(one.encode())] = entry(one)
+
     bob.answers(MALLORY.author, map(mention, made))
+
     lacking = bob.gossip.sessions[MALLORY.author].lacking
     assert len(lacking) == gossip.FEW_LACKING < OWN.mentions
     while lacking:
@@ -119,10 +125,14 @@ def test_row_31_besides_what_it_was_asked_for_a_peer_gives_one_announcement_of_i
     entries = [entry(one) for one in made]
     assert bob.hear(entries[:5], MALLORY.author) == 1
     assert bob.gossip.counts == {"new": 1, "not asked for": 4}
+
     request = ftis_pb2.ExchangeRequest(entries=entries[:2])
-    assert bob.gossip.answer(request, MALLORY.author).again, "it may take for told what was left unread"
+    answer = bob.gossip.answer(request, MALLORY.author)
+    assert answer.again, "it may take for told what was left unread"
+
     bob.gossip.counts.clear()
-    assert len(bob.answers(MALLORY.author, map(mention, made[1:4])).wanted) == 3
+    answer = bob.answers(MALLORY.author, map(mention, made[1:4]))
+    assert len(answer.wanted) == 3
     assert bob.hear(entries[1:3], MALLORY.author) == 2
     assert bob.hear(entries[3:], MALLORY.author) == 1, "it was asked for the other once, and had read that"
     assert bob.hear(entries[6:], CAROL.author) == 1, "what another was asked for is not for it to give"
@@ -140,11 +150,13 @@ def test_no_message_is_larger_than_the_other_takes(alice):
     small = Limits(entries=3, mentions=5)
     request = alice.gossip.ask(BOB.author, small)
     assert len(request.mentions) == 5
+
     wanted = [known.id for known in alice.gossip.table]
     answer = ftis_pb2.ExchangeResponse(mentions=map(mention, range(10)), wanted=wanted)
     follow = alice.gossip.take(request, answer, BOB.author, small)
     assert len(follow.entries) == 3
     assert len(follow.wanted) == 3
+
     answer = alice.gossip.answer(ftis_pb2.ExchangeRequest(wanted=wanted), CAROL.author, small)
     assert len(answer.entries) == 3
     assert len(answer.mentions) == 5
@@ -156,13 +168,16 @@ def test_who_knows_enough_to_pull_asks_for_a_few_more_at_a_time_those_that_the_o
         held.held = b"\x01"
     alice.fill(gossip.ENOUGH_OPEN - 1)
     assert len(alice.answers(BOB.author, mentions).wanted) == OWN.entries
+
     alice.fill(gossip.ENOUGH_OPEN)
     alice.now += gossip.COUNT_SECONDS
     few = alice.answers(CAROL.author, mentions).wanted
     assert len(few) == gossip.A_FEW
     assert all(id % 8 == 0 for id in few)
+
     alice.gossip.enough *= 2
     assert len(alice.answers(CAROL.author, mentions).wanted) == OWN.entries, "an observer pulls none"
+
     for known in alice.gossip.table:
         known.done = 1
     alice.gossip.enough = gossip.ENOUGH_OPEN
@@ -171,11 +186,17 @@ def test_who_knows_enough_to_pull_asks_for_a_few_more_at_a_time_those_that_the_o
 
 
 def test_two_signed_announcements_of_one_round_ban_their_author(bob):
-    bob.hear([entry(made_by(ALICE, packets=2)), entry(made_by(ALICE, round=1))], CAROL.author)
-    bob.hear([entry(made_by(ALICE, packets=3))], MALLORY.author)
+    first = entry(made_by(ALICE, packets=2))
+    of_another_round = entry(made_by(ALICE, round=1))
+    bob.hear([first, of_another_round], CAROL.author)
+
+    second = entry(made_by(ALICE, packets=3))
+    bob.hear([second], MALLORY.author)
+
     assert bob.gossip.counts["equivocation"] == 1
     assert "two different announcements" in bob.reputation.banned(ALICE.author)
     assert not bob.reputation.banned(MALLORY.author), "the messenger is not to blame"
+
     bob.hear([entry(made_by(ALICE, round=2))], CAROL.author)
     assert bob.gossip.counts["own or banned"] == 1
 
@@ -198,6 +219,7 @@ def test_mentions_without_number_do_not_fill_the_memory(bob):
         bob.answers(MALLORY.author, made_up())
     assert len(bob.gossip.sessions) == SESSIONS_MAX
     assert len(bob.gossip.sessions[MALLORY.author].lacking) == LACKING_MAX
+
     for _ in range(gossip.IDS_MAX // OWN.entries + 10):
         answer = ftis_pb2.ExchangeResponse(mentions=made_up())
         bob.gossip.take(ftis_pb2.ExchangeRequest(), answer, MALLORY.author)
@@ -212,7 +234,9 @@ def test_identities_without_number_do_not_fill_an_announcement(bob):
         bob.answers(other, [mention(known.id, held=b"\x01")])
         bob.gossip.answer(ftis_pb2.ExchangeRequest(), identity(2000 + number).author)
         bob.gossip.ask(CAROL.author)
-    assert known.knows.bit_count() == table.PEERS_MAX > len(known.holders) >= table.PEERS_MAX // 3
+
+    assert known.knows.bit_count() == table.PEERS_MAX
+    assert table.PEERS_MAX // 3 <= len(known.holders) < table.PEERS_MAX
     assert other in known.holders
     assert not bob.gossip.ask(CAROL.author).mentions, "who is talked to is not forgotten for them, nor told again"
 
@@ -229,5 +253,6 @@ def test_row_31_of_one_peer_only_so_many_signatures_are_checked(monkeypatch):
     assert heard(flood, MALLORY) == 10
     assert bob.gossip.counts == {"new": 10, "over the budget": 10}
     assert heard(flood[10:], CAROL) == 10, "others may still tell of them"
+
     bob.now += 5.0
     assert heard(of_strangers(20, first=2000), MALLORY) == 5

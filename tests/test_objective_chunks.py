@@ -31,17 +31,21 @@ def test_with_one_token_a_chunk_it_is_the_objective_over_tokens_bit_for_bit(name
     found = []
     for chunks in (None, torch.arange(9)):
         tokens = drawn()
-        claims = tokens["start_logprobs"] - torch.linspace(-1, 1, 9)
-        samples = {"ended": torch.tensor([True, False, True]), "own": torch.tensor([True, False, False])}
-        tokens |= {
-            "sampler_logprobs": claims,
-            "lengths": LENGTHS,
-            "advantages": ADVANTAGES,
-            **samples,
-        }
-        terms = termed(PRESETS[name], **tokens, gate=-2.0, chunks=chunks)
+        terms = termed(
+            PRESETS[name],
+            **tokens,
+            sampler_logprobs=tokens["start_logprobs"] - torch.linspace(-1, 1, 9),
+            lengths=LENGTHS,
+            advantages=ADVANTAGES,
+            ended=torch.tensor([True, False, True]),
+            own=torch.tensor([True, False, False]),
+            gate=-2.0,
+            chunks=chunks,
+        )
         terms.value.sum().backward()
-        found.append([tokens["trainer_logprobs"].grad, *(value.detach() for value in vars(terms).values())])
+        figures = [value.detach() for value in vars(terms).values()]
+        found.append([tokens["trainer_logprobs"].grad, *figures])
+
     for plain, chunked in zip(*found, strict=True):
         assert torch.equal(plain, chunked)
 
@@ -49,7 +53,9 @@ def test_with_one_token_a_chunk_it_is_the_objective_over_tokens_bit_for_bit(name
 def test_by_hand():
     """Two tokens in one chunk: log ρ = −1 − 2 + 2.5 = −0.5, which is the weight of both."""
     batch = packed([[-1.0, -2.0, -0.5]], [2.0], generator=[[-2.5, -0.7]], chunks=[0, 0, 1])
+
     terms, gradient = graded(PRESETS["ftis"], batch)
+
     d = torch.tensor([-0.5, 0.2], dtype=torch.float64)
     weights = d[[0, 0, 1]].exp()
     torch.testing.assert_close(terms.importance, weights)
@@ -62,7 +68,13 @@ def test_by_hand():
 @pytest.mark.parametrize(("first", "clipped"), [(-3.001, False), (-3.5, True)])
 def test_gspo_says_clipped_where_its_gradient_ends(first, clipped):
     """R = 1 in the first case: log ρ of the chunks is 0.001 and −0.001."""
-    batch = packed([[-1.0] * 4], [2.0], generator=[[first, -0.999]], chunks=[0, 0, 0, 1], own=[False])
+    batch = packed(
+        [[-1.0] * 4],
+        [2.0],
+        generator=[[first, -0.999]],
+        chunks=[0, 0, 0, 1],
+        own=[False],
+    )
     terms, gradient = graded(PRESETS["gspo"], batch)
     assert terms.clipped.eq(clipped).all()
     assert gradient.eq(0.0).eq(clipped).all()
@@ -91,7 +103,8 @@ def test_the_gradient_is_that_of_the_value(name):
 
 
 def test_the_vanilla_surrogate_counts_a_chunk_once():
-    terms = termed(PRESETS["vis"], **packed([[-1.0, -2.0]], [1.0], generator=[[-3.1]], chunks=[0, 0]))
+    batch = packed([[-1.0, -2.0]], [1.0], generator=[[-3.1]], chunks=[0, 0])
+    terms = termed(PRESETS["vis"], **batch)
     assert terms.value.item() == pytest.approx(math.exp(0.1) / 2)
 
 
@@ -104,8 +117,11 @@ def test_figures_of_chunked_samples_are_of_whole_samples_and_the_others_of_token
     add(diagnostics, terms, batch, ["a", "a", "b"], chunked=torch.tensor([True, False, True]))
     diagnostics.unreadable["b"] = 2
     diagnostics.unreadable_judged["b"] = 1
+
     sources = diagnostics.summary().sources
-    first, second, third = (start.sum().item() for start in batch["start_logprobs"].split(LENGTHS.tolist()))
+
+    starts = batch["start_logprobs"].split(LENGTHS.tolist())
+    first, second, third = (start.sum().item() for start in starts)
     first += 1.5  # log W of the whole sample
     second += 2.0
     third += 3.3
@@ -136,13 +152,15 @@ def test_figures_of_chunked_samples_are_of_whole_samples_and_the_others_of_token
 def of_samples(log_weights):
     """The figures of chunked samples of ten tokens with these log W."""
     x = (WHOLE_POWER * log_weights).exp().clamp(max=2) - 1
+    weights_less_one = (log_weights - 10 * TOLERANCE).expm1()
+    bets = {f"chunk_bet_{bet}": float((bet * weights_less_one).log1p().sum()) for bet in BETS}
     count = float(len(x))
     return {
         "samples": count,
         "tokens": 10 * count,
         "chunked": count,
         "chunk_judged": count,
-        **{f"chunk_bet_{bet}": float((bet * (log_weights - 10 * TOLERANCE).expm1()).log1p().sum()) for bet in BETS},
+        **bets,
         "chunk_excess": float(x.sum()),
         "chunk_excess_squares": float(x.square().sum()),
         "excess": 0.0,
@@ -171,11 +189,15 @@ def test_claims_over_whole_samples_doubt_a_liar_and_no_honest_author():
 def test_honest_tokens_do_not_hide_lies_in_chunks():
     claims = Claims()
     claims.add(of_samples(torch.full((64,), 1.0)))
+
     fine = {
         "samples": 1000.0,
         "tokens": 10_000.0,
         "excess": -800.0,
         "excess_squares": 900.0,
+        "surprising": 0.0,
+        "likelihood": -1.0,
     }
-    claims.add(fine | {"surprising": 0.0, "likelihood": -1.0} | {f"bet_{bet}": -50.0 for bet in BETS})
+    claims.add(fine | {f"bet_{bet}": -50.0 for bet in BETS})
+
     assert claims.paid >= DISPROVED

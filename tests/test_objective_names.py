@@ -100,11 +100,21 @@ FORMULAS = {formula.__name__: formula for formula in (graft, hacpo, gspo, cispo,
 @pytest.mark.parametrize("seed", range(6))
 def test_value_and_gradient_are_those_of_the_formula(name, seed):
     new, start, generator = drawn(seed)
+
     terms = terms_of(PRESETS[name], new, start, generator, written=torch.tensor(WRITTEN))
     terms.value.sum().backward()
     ours = new.grad
     new.grad = None
-    parts = zip(samples(new), samples(start), samples(generator), ADVANTAGES, OWN, WRITTEN, strict=True)
+
+    parts = zip(
+        samples(new),
+        samples(start),
+        samples(generator),
+        ADVANTAGES,
+        OWN,
+        WRITTEN,
+        strict=True,
+    )
     expected = torch.stack([FORMULAS[name](*part) for part in parts])
     expected.sum().backward()
     torch.testing.assert_close(terms.value.detach(), expected.detach(), rtol=1e-9, atol=1e-12)
@@ -126,7 +136,8 @@ def test_grafts_weight_is_of_each_sides_own_tokens():
             chunks=[0, 0, 1],
             written=[2],
         )
-        assert termed(PRESETS["graft"], **batch).value.item() == pytest.approx(3 * weight), claims
+        terms = termed(PRESETS["graft"], **batch)
+        assert terms.value.item() == pytest.approx(3 * weight), claims
 
 
 @pytest.mark.parametrize("name", ["graft", "hacpo"])
@@ -158,7 +169,11 @@ def test_sgt_takes_one_right_sample_of_a_foreign_group(rewards, advantages):
 
 def test_sgts_gradient_is_that_of_the_log_likelihood():
     def batch(source):
-        made = [Completion(np.arange(n, dtype=np.uint32), np.zeros(n, np.float32), True) for n in (2, 3)]
+        made = []
+        for length in (2, 3):
+            ids = np.arange(length, dtype=np.uint32)
+            claims = np.zeros(length, np.float32)
+            made.append(Completion(ids, claims, True))
         group = TrainingGroup([1], [Part(source, made, [0.0, 1.0])])
         return Batch.of([group], PRESETS["sgt"], "own").computed
 
@@ -166,13 +181,21 @@ def test_sgts_gradient_is_that_of_the_log_likelihood():
     assert not foreign.judged, "it was picked by its reward, so it says nothing of claims"
     assert (foreign.advantage, foreign.scale, foreign.tokens) == (0.1, 1.0, 3), "λ is the group's, not a sample's"
     assert [sample.advantage for sample in batch("own")] == [-1.0, 1.0], "own groups keep theirs: GRPO"
-    step = packed([[-1.0, -2.0, -0.5]], [foreign.advantage], generator=[[-6.0, -7.0, -5.5]], own=[False])
+
+    step = packed(
+        [[-1.0, -2.0, -0.5]],
+        [foreign.advantage],
+        generator=[[-6.0, -7.0, -5.5]],
+        own=[False],
+    )
     _, gradient = graded(PRESETS["sgt"], step)
     assert gradient.tolist() == pytest.approx([0.1 / 3] * 3)
 
 
 def test_trust_combines_with_other_parts():
     new, start, generator = drawn(0)
-    for importance, ratio, trust in itertools.product(*(PART_NAMES[part] for part in ("importance", "ratio", "trust"))):
-        objective = PRESETS["ftis"].replace(importance=importance, ratio=ratio, trust=trust)
-        assert terms_of(objective, new, start, generator).value.isfinite().all(), objective
+    parts = ("importance", "ratio", "trust")
+    for chosen in itertools.product(*(PART_NAMES[part] for part in parts)):
+        objective = PRESETS["ftis"].replace(**dict(zip(parts, chosen, strict=True)))
+        terms = terms_of(objective, new, start, generator)
+        assert terms.value.isfinite().all(), objective

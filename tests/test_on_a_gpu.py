@@ -33,21 +33,30 @@ def opened(device, **settings):
 
 def alike(one, other):
     """The tensors of a state that differ from another's; their names must be the same."""
-    assert {file: tensors.keys() for file, tensors in one.items()} == {file: its.keys() for file, its in other.items()}
-    return [
-        f"{file}: {name}"
-        for file, tensors in one.items()
-        for name, tensor in tensors.items()
-        if not torch.equal(tensor.cpu(), other[file][name].cpu())
-    ]
+    assert one.keys() == other.keys()
+    differ = []
+    for file, tensors in one.items():
+        theirs = other[file]
+        assert tensors.keys() == theirs.keys()
+        for name, tensor in tensors.items():
+            if not torch.equal(tensor.cpu(), theirs[name].cpu()):
+                differ.append(f"{file}: {name}")
+    return differ
+
+
+def steps(engine, groups):
+    return engine.step(batch_of(ROWS, groups, uneven=True))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_generates_trains_evaluates_and_goes_on_from_what_was_saved(kind, tmp_path):
     engine = opened(DEVICE, **KINDS[kind])
     assert engine.policy.device.type == torch.device(DEVICE).type
-    assert engine.step(batch_of(ROWS, engine.generate(ROWS).groups, uneven=True)).skipped is None
+
+    report = steps(engine, engine.generate(ROWS).groups)
+    assert report.skipped is None
     assert 0 <= engine.evaluate().pass_at_1 <= 1
+
     engine.save(str(tmp_path))
     other = opened(DEVICE, **KINDS[kind])
     other.restore(str(tmp_path), 1)
@@ -58,18 +67,24 @@ def test_it_generates_trains_evaluates_and_goes_on_from_what_was_saved(kind, tmp
 @pytest.mark.parametrize("kind", ["full", "full in bf16"])
 def test_a_snapshot_is_the_state_bit_for_bit(kind):
     engine = opened(DEVICE, **KINDS[kind])
-    engine.step(batch_of(ROWS, engine.generate(ROWS).groups, uneven=True))
+    steps(engine, engine.generate(ROWS).groups)
+
     copies = engine.checkpointer.state()
+
     assert copies["trainable.safetensors"]
     assert alike(engine.checkpointer.state(live=True), copies) == []
-    assert all(tensor.device.type == "cpu" for tensors in copies.values() for tensor in tensors.values())
+    for tensors in copies.values():
+        assert all(tensor.device.type == "cpu" for tensor in tensors.values())
 
 
 def test_a_step_says_what_the_cpu_says():
     here = opened("cpu", dtype="float32")
     there = opened(DEVICE, dtype="float32")
     groups = here.generate(ROWS).groups
-    one, other = (engine.step(batch_of(ROWS, groups, uneven=True)) for engine in (here, there))
+
+    one = steps(here, groups)
+    other = steps(there, groups)
+
     assert other.loss == pytest.approx(one.loss, rel=1e-3, abs=1e-5)
     assert other.gradient_norm == pytest.approx(one.gradient_norm, rel=1e-2)
 
@@ -77,7 +92,9 @@ def test_a_step_says_what_the_cpu_says():
 def test_scores_of_bf16_are_summed_in_fp32():
     torch.manual_seed(0)
     query, keys = (torch.randn(4, 8, 64, device=DEVICE, dtype=torch.bfloat16) for _ in range(2))
+
     scores = cache._products(query, keys)
+
     wanted = torch.bmm(query.double().cpu(), keys.double().cpu().transpose(1, 2))
     assert scores.dtype == torch.float32
     torch.testing.assert_close(scores.double().cpu(), wanted, rtol=1e-4, atol=1e-4)
@@ -89,18 +106,22 @@ def test_the_small_computation_of_the_doctor_agrees():
 
 @pytest.mark.parametrize("rows", [1, 12, 48, 96, 288])
 def test_decoding_on_four_bits_has_the_products_that_train(rows):
-    module = NF4Linear(torch.nn.Linear(512, 1408, bias=False).bfloat16(), torch.device(DEVICE))
+    linear = torch.nn.Linear(512, 1408, bias=False).bfloat16()
+    module = NF4Linear(linear, torch.device(DEVICE))
     x = torch.randn(rows, 512).to(DEVICE, torch.bfloat16)
     with torch.inference_mode():
         trained = torch.nn.functional.linear(x, module.dense()).float()
-        assert (module.product(x).float() - trained).std() < 0.01 * trained.std()
+        decoded = module.product(x).float()
+        assert (decoded - trained).std() < 0.01 * trained.std()
 
 
 @pytest.mark.skipif(not ON_CARD, reason="of a card's allocator")
 def test_segments_of_memory_grow_and_caches_can_be_emptied():
     block = torch.empty(64 << 20, dtype=torch.uint8, device=DEVICE)
     grows = GROWING in os.environ.get(NAMES[1], "")  # not under WSL2
-    assert any(segment["is_expandable"] for segment in torch.cuda.memory_snapshot()) == grows
+    expandable = any(segment["is_expandable"] for segment in torch.cuda.memory_snapshot())
+    assert expandable == grows
+
     del block
     make_way(torch.device(DEVICE))
     opened(DEVICE)

@@ -58,7 +58,7 @@ def homes(tmp_path_factory) -> Homes:
         worker.suspend()  # or the restart would take twice as long on a single core
         # A person may have other wishes at each start: the first one loses the steps since its last checkpoint.
         killed.flags += ("--set", "weight_decay=0.0", "--set", "checkpoint_minutes=0")
-        killed.start().wait(lambda s: s.get("step", 0) >= 6, "it goes on")
+        killed.start().reaches(6, "it goes on")
         killed.wait(lambda s: newest_checkpoint(killed.home) >= 5, "a step is saved beside the next ones")
         with pytest.raises(UsageError, match="A daemon is running") as refused:
             replay(killed.home.path)

@@ -227,7 +227,7 @@ def test_a_daemon_keeps_its_hours_and_shows_its_page_as_told(join):
     assert paused["step"] == 0
     home = ("--home", daemon.home.path)
     printed("resume", *home)
-    daemon.wait(lambda status: status["step"] > 1, "steps that its owner asked for")
+    daemon.reaches(2, "steps that its owner asked for")
     printed("set", "hours=", *home)
     printed("set", f"hours={closed_hours()}", *home)
     paused = daemon.wait(lambda status: status["state"] == "PAUSED", "a pause by its hours")

@@ -344,7 +344,7 @@ async def test_a_daemon_serves_its_page_before_and_while_it_trains(tmp_path, bro
     assert token not in invited, "all can read a browser's command line"
     assert (await opens(invited))[0] == 200
     assert (await opens(invited))[0] == 401
-    daemon.wait(lambda status: status.get("step", 0) >= 2, "two steps")
+    daemon.reaches(2, "two steps")
     async with browser.get(found["page"]) as response:
         assert response.status == 200
         assert "ftis-node" in await response.text()

@@ -123,6 +123,10 @@ class Daemon:
             time.sleep(0.1)
         raise AssertionError(f"not within {seconds} s: {what}\n{self.status()}\n{self.log()[-3000:]}")
 
+    def reaches(self, step: int, what: str) -> dict[str, Any]:
+        """Wait for this step."""
+        return self.wait(lambda status: status.get("step", 0) >= step, what)
+
     def address(self) -> str:
         return str(self.wait(lambda s: s.get("addresses"), "an address")["addresses"][0])
 

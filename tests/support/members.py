@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from ftis_node.host.clocks import unix_seconds
 from ftis_node.swarm.certificates import Certificate, Chain, Removal, encode
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.invitation import Invitation, invite
@@ -35,6 +36,13 @@ def removal(remover: Identity, who: Identity, at: float = NOW) -> Removal:
         issuer=remover.author,
         issued_at=int(at),
     ).signed_by(remover)
+
+
+def lasting(*signers: tuple[Identity, Identity], **changes: Any) -> Chain:
+    """Certificates that are valid now."""
+    now = int(unix_seconds())
+    times = {"issued_at": now - DAY, "expires": now + DAY} | changes
+    return tuple(certificate(issuer, who, **times) for issuer, who in signers)
 
 
 ANNS = (certificate(FOUNDER, ANN),)
