@@ -34,11 +34,13 @@ def text_of(path):
 @functools.cache
 def typed(path):
     """Lines of the code blocks without their comments, continued ones joined, and what stands in backquotes."""
-    blocks = [block.split("\n", 1)[1].rsplit("\n", 1)[0] for block in _FENCE.findall(text_of(path))]
-    blocks += ["\n".join(line[4:] for line in text_of(path).splitlines() if line.startswith("    "))]
-    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
-    inline = _INLINE.findall(_FENCE.sub("", text_of(path)))
-    return tuple(re.sub(r"(^|\s)#.*", "", line).strip() for line in lines) + tuple(inline)
+    text = text_of(path)
+    fenced = [block.split("\n", 1)[1].rsplit("\n", 1)[0] for block in _FENCE.findall(text)]
+    indented = [line[4:] for line in text.splitlines() if line.startswith("    ")]
+    lines = "\n".join(fenced + indented).replace("\\\n", " ").splitlines()
+    code = [re.sub(r"(^|\s)#.*", "", line).strip() for line in lines]
+    inline = _INLINE.findall(_FENCE.sub("", text))
+    return code + inline
 
 
 def commands(path):

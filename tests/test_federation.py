@@ -104,20 +104,25 @@ def test_after_an_averaging_all_have_the_same_weights_and_their_own_moments(whol
     others, others_moments = two.state()
     assert all(torch.equal(weights[name], others[name]) for name in weights)
     assert any(not torch.equal(moments[name], others_moments[name]) for name in moments)
+
     found = events(whole.directory)
     steps = kind(found, "step")
     assert [event["step"] for event in steps if "share" in event] == [2, 2, 4, 4]
     for event in steps:
         assert event["own_groups"] == event["foreign_groups"] == event["generated"] == 0
-        assert event["overall"]["samples"] + event["overall"]["idle"] == 3 * 4, "on rows of its own"
+        overall = event["overall"]
+        assert overall["samples"] + overall["idle"] == 3 * 4, "on rows of its own"
     assert {event["set"] for event in kind(found, "evaluation")} == {"held-out", "own data"}
 
 
 def test_an_interrupted_trial_goes_on_to_the_same_numbers_by_its_seed(whole, tmp_path):
     cut(whole.spec, tmp_path, False, False, True)
+
     again = run(whole.spec, tmp_path)
+
     assert timeless(again) == timeless(events(whole.directory))
     assert finished(tmp_path)
+
     other = run(spec(GAIN, **OWNERS | {"seeds": [4], "steps": 1}), tmp_path / "other")
     assert kind(other, "step")[0]["loss"] != kind(again, "step")[0]["loss"]
 
@@ -130,14 +135,18 @@ def test_the_mean_is_weighted(whole):
         weights, state = learner.state()
         changed = {name: torch.full_like(weights[name], value)}
         learner.restore(weights | changed, state, learner.steps)
+
     average(learners, {"A": 0.25, "B": 0.75})
+
+    mean = torch.full_like(weights[name], 0.75)
     for learner in learners.values():
-        torch.testing.assert_close(learner.trainable[name], torch.full_like(weights[name], 0.75))
+        torch.testing.assert_close(learner.trainable[name], mean)
 
 
 def test_beside_own_rows_public_ones_are_shared(tmp_path):
     settings = {"objective": "ftis", "batch_groups": 4, "own_data_share": 0.5}
-    for event in kind(run(spec({"settings": settings}, **OWNERS), tmp_path), "step"):
+    found = run(spec({"settings": settings}, **OWNERS), tmp_path)
+    for event in kind(found, "step"):
         assert event["own_groups"] == event["foreign_groups"] == 1
         assert event["trained"] // event["step"] == 8
         assert event["own_data_reward"] is not None

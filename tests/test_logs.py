@@ -215,10 +215,15 @@ def test_what_is_added_is_followed_across_rotations_until_the_daemon_ends(tmp_pa
 
 @pytest.mark.parametrize("follow", [[], ["-f"]])
 def test_the_command_shows_the_log_of_a_node_that_has_ended(tmp_path, follow):
-    add(tmp_path / "node.log", "".join(TextFormatter().format(record("line %d", n)) + "\n" for n in range(5)))
+    written = [TextFormatter().format(record("line %d", n)) + "\n" for n in range(5)]
+    add(tmp_path / "node.log", "".join(written))
     line = ("logs", "--home", tmp_path, "-n", "2", *follow)
-    assert [shown.split()[-1] for shown in printed(*line).splitlines()] == ["3", "4"]
-    assert [json.loads(shown)["message"] for shown in printed(*line, "--json").splitlines()] == ["line 3", "line 4"]
+
+    as_text = printed(*line).splitlines()
+    assert [shown.split()[-1] for shown in as_text] == ["3", "4"]
+
+    as_json = printed(*line, "--json").splitlines()
+    assert [json.loads(shown)["message"] for shown in as_json] == ["line 3", "line 4"]
 
 
 def test_it_follows_a_running_daemon_until_it_ends_or_ctrl_c(tmp_path):

@@ -61,7 +61,8 @@ def loss_of_the_code(objective, groups, level):
         weights=[group.weight for group in of_groups],
         gate=level,
     )
-    batch["trainer_logprobs"] = torch.stack([x for completion in completions for x in completion.new])
+    new = [x for completion in completions for x in completion.new]
+    batch["trainer_logprobs"] = torch.stack(new)
     terms = termed(objective, **batch)
     kept = terms.kept.tolist()
 
@@ -83,8 +84,17 @@ def loss_of_the_code(objective, groups, level):
 
 
 def slopes(loss, groups):
-    leaves = [x for group in groups for completion in group.completions for x in completion.new]
-    return [float(x) for x in torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)]
+    leaves = []
+    for group in groups:
+        for completion in group.completions:
+            leaves += completion.new
+    found = torch.autograd.grad(
+        loss,
+        leaves,
+        allow_unused=True,
+        materialize_grads=True,
+    )
+    return list(map(float, found))
 
 
 def agree(objective, rule, *, level, seeds, later=True):
@@ -94,8 +104,10 @@ def agree(objective, rule, *, level, seeds, later=True):
         groups = random_step(seed, later=later)
         if rule.own_only:
             groups = [group for group in groups if group.own]
+
         by_hand, expected = loss_by_hand(rule, groups, level)
         by_code, kept = loss_of_the_code(objective, groups, level)
+
         assert kept == expected
         assert by_code.item() == pytest.approx(by_hand.item(), rel=1e-12)
         gradient = slopes(by_code, groups)
@@ -162,9 +174,12 @@ def test_filter_drops_at_the_threshold_itself_and_never_what_has_a_positive_adva
 
 def test_half_precision_is_computed_in_float32():
     batch = packed([[-1.0, -1.0]], [1.0], generator=[[-1.0, -1.001]])
-    halved = {name: batch[name].float() for name in ("start_logprobs", "sampler_logprobs")}
-    halved["trainer_logprobs"] = batch["trainer_logprobs"].bfloat16()
-    terms, gradient = graded(PRESETS["ftis"], batch | halved)
+    for name in ("start_logprobs", "sampler_logprobs"):
+        batch[name] = batch[name].float()
+    batch["trainer_logprobs"] = batch["trainer_logprobs"].bfloat16()
+
+    terms, gradient = graded(PRESETS["ftis"], batch)
+
     assert terms.value.dtype == terms.log_ratio.dtype == torch.float32
     assert terms.log_ratio[1].item() == pytest.approx(0.001, rel=1e-3)
     assert gradient.dtype == torch.bfloat16

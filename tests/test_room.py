@@ -81,8 +81,9 @@ def failing(subject, times):
 def long_batch():
     """Of some 20,000 tokens, the longest sample has 103."""
     ids = torch.arange(100).remainder(26).numpy().astype("uint32")
-    completions = [Completion(ids, (0.0 * ids - 3).astype("float32"), False) for _ in range(48)]
-    return [vertical("own", [3, 4, 5], completions, [k % 2 for k in range(48)]) for _ in range(4)]
+    claims = (0.0 * ids - 3).astype("float32")
+    completions = [Completion(ids, claims, False) for _ in range(48)]
+    return [vertical("own", [3, 4, 5], completions, [0, 1] * 24) for _ in range(4)]
 
 
 def proven():

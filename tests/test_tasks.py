@@ -64,16 +64,21 @@ def test_arithmetic_never_changes():
 
 def test_a_text_run_lets_through_what_a_token_run_does(tmp_path):
     assert load_task("arithmetic").text == load_task("arithmetic-4").text == TextCaps(16, 64, 64)
-    file = write(tmp_path / "r.jsonl", *({"question": f"{i}", "answer": i} for i in range(20)))
+
+    lines = [{"question": f"{i}", "answer": i} for i in range(20)]
+    file = write(tmp_path / "r.jsonl", *lines)
+    assert load_task(str(file)).text == TextCaps(2560, 1280, 320)
+
     rows = [(f"{i}", i) for i in range(9)]
-    tasks = [load_task(str(file)), make_task(rows, completion_tokens=30, prompt_tokens=40)]
-    assert [task.text for task in tasks] == [TextCaps(2560, 1280, 320), TextCaps(200, 150, 37)]
+    made = make_task(rows, completion_tokens=30, prompt_tokens=40)
+    assert made.text == TextCaps(200, 150, 37)
 
 
 @real_data
 def test_the_caps_of_a_text_run_fit_the_problems_and_solutions_of_gsm8k():
     task = load_task("gsm8k", data=DATA / "gsm8k_train.jsonl")
-    solutions = [json.loads(line)["answer"] for line in (DATA / "gsm8k_train.jsonl").read_text().splitlines()]
+    lines = (DATA / "gsm8k_train.jsonl").read_text().splitlines()
+    solutions = [json.loads(line)["answer"] for line in lines]
     assert max(len(task.prompt(e).encode()) for e in every(task)) <= task.text.prompt_bytes
     assert max(len(solution.encode()) for solution in solutions) < task.text.completion_bytes
 

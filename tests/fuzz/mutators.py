@@ -147,7 +147,9 @@ def _text(tokens: Sequence[str]) -> Mutator:
     def mutate(data: bytes, rng: random.Random) -> bytes:
         start = rng.randrange(len(data) + 1)
         end = min(len(data), start + rng.choice((0, 0, 1, 4, 16)))
-        return data[:start] + rng.choice(words) * rng.choice((1, 1, 1, 2, 50, 2000)) + data[end:]
+        word = rng.choice(words)
+        times = rng.choice((1, 1, 1, 2, 50, 2000))
+        return data[:start] + word * times + data[end:]
 
     return mutate
 

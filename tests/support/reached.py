@@ -21,20 +21,30 @@ MISSED = pytest.StashKey[list[str]]()
 def sites(source: str, name: str) -> Iterator[tuple[str, range, str]]:
     """The places of a program's text that make a UserError: its name, lines and words."""
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("UserError", "UsageError") and node.args:
-            yield name, range(node.lineno, (node.end_lineno or node.lineno) + 1), ast.unparse(node.args[0])
+        if not isinstance(node, ast.Call) or not node.args:
+            continue
+        if getattr(node.func, "id", "") in ("UserError", "UsageError"):
+            lines = range(node.lineno, (node.end_lineno or node.lineno) + 1)
+            yield name, lines, ast.unparse(node.args[0])
 
 
 def unreached(found: Iterable[tuple[str, range, str]], reached: set[tuple[str, int]]) -> list[str]:
     """Those of the places where no error was made."""
-    missed = (place for place in found if reached.isdisjoint((place[0], line) for line in place[1]))
-    return [f"{name}:{lines[0]}: {words}" for name, lines, words in missed]
+    missed = []
+    for name, lines, words in found:
+        if reached.isdisjoint((name, line) for line in lines):
+            missed.append(f"{name}:{lines[0]}: {words}")
+    return missed
 
 
 def noted(folder: Path) -> set[tuple[str, int]]:
     """What the processes of a run wrote."""
-    lines = (line for file in folder.glob("*.txt") for line in file.read_text().splitlines())
-    return {(path, int(line)) for path, _, line in (line.rpartition(":") for line in lines)}
+    places = set()
+    for file in folder.glob("*.txt"):
+        for place in file.read_text().splitlines():
+            path, _, line = place.rpartition(":")
+            places.add((path, int(line)))
+    return places
 
 
 def watching(folder: Path) -> str:
