@@ -69,7 +69,8 @@ def test_a_model_by_its_name():
     assert figures["model"] == "tiny-a"
     assert figures["task"] == "arithmetic"
     assert figures["prompts"] == 50
-    assert figures["checkpoint"] is figures["step"] is figures["trained"] is None
+    for unknown in ("checkpoint", "step", "trained"):
+        assert figures[unknown] is None
     assert figures["quantisation"] == "none"
     assert 0 <= figures["low"] <= figures["pass_at_1"] <= figures["high"] <= 1
     assert figures["pass_at_1"] == figures["correct"] / 50 <= min(figures["formatted"], figures["lenient"])
@@ -85,8 +86,10 @@ def test_a_home_and_its_checkpoint_give_what_the_engine_gave(either):
     assert figures["checkpoint"] == str(path / "checkpoints" / "step-00000012")
     for shared in ("pass_at_1", "formatted", "lenient", "prompts"):
         assert figures[shared] == own[shared]
+
     untrained = run_eval("--checkpoint", "tiny-a", "--task", "arithmetic", "--prompts", "200")
     assert untrained["pass_at_1"] != own["pass_at_1"]
+
     for name in (path / "checkpoints", path / "checkpoints" / "step-00000012"):
         assert checkpoint_of(name) == checkpoint_of(path)
 
@@ -94,7 +97,9 @@ def test_a_home_and_its_checkpoint_give_what_the_engine_gave(either):
 def test_the_weights_come_back_exactly(either):
     found = checkpoint_of(either[0])
     settings, origins = settings_for(found, found.model, {"device": "cpu"}, "")
+
     policy = load_trained(settings, found)
+
     assert policy.native
     assert not policy.packed, "what training would take is not tried"
     saved = load_file(found.path / WEIGHTS)
@@ -110,7 +115,9 @@ def test_the_weights_come_back_exactly(either):
 
 def test_alpha_is_told_by_a_person_or_by_the_checkpoint(home, tmp_path):
     found = checkpoint_of(home)
-    assert settings_for(found, "tiny-a", {"lora_alpha": "5"}, "")[0].lora_alpha == 5
+    settings, _ = settings_for(found, "tiny-a", {"lora_alpha": "5"}, "")
+    assert settings.lora_alpha == 5
+
     checkpoints = Checkpoints(tmp_path)
     directory = checkpoints.begin(1)
     save_file(load_file(found.path / WEIGHTS), directory / WEIGHTS, metadata={"lora_alpha": "40"})
@@ -118,11 +125,14 @@ def test_alpha_is_told_by_a_person_or_by_the_checkpoint(home, tmp_path):
     other = checkpoint_of(tmp_path)
     assert other.task == ""
     assert other.step is None
+
     settings, origins = settings_for(other, "tiny-a", {}, "gsm8k")
     assert settings.lora_alpha == 40
     assert origins["lora_alpha"] == "checkpoint"
     assert settings.lora_rank == 16
-    assert settings_for(other, "tiny-a", {"lora_alpha": "5"}, "")[0].lora_alpha == 5
+
+    settings, _ = settings_for(other, "tiny-a", {"lora_alpha": "5"}, "")
+    assert settings.lora_alpha == 5
 
 
 def test_a_damaged_checkpoint_is_passed_over_and_stays(home, tmp_path):
@@ -132,12 +142,15 @@ def test_a_damaged_checkpoint_is_passed_over_and_stays(home, tmp_path):
         file.seek(-8, 2)
         file.write(b"\xff" * 8)
     before = sorted(path.rglob("*"))
+
     found = checkpoint_of(path)
     assert found.step == 3
     assert found.skipped == (newest,)
+
     error = refused("eval", "--checkpoint", newest, "--task", "arithmetic")
     assert "damaged" in error.what
     assert "another checkpoint" in error.fix
+
     (older / "checkpoint.json").unlink()
     assert "Every checkpoint" in refused("eval", "--checkpoint", path, "--task", "arithmetic").what
     assert {*before} - {*path.rglob("*")} == {older / "checkpoint.json"}
@@ -157,8 +170,17 @@ def test_every_completion_is_written_down(tmp_path):
     rows = rows_of(out)
     assert [row["question"] for row in rows] == [example.question for example in TASK.asked(30)]
     assert right(rows) == figures["correct"]
-    told = {"question", "gold", "completion", "tokens", "finished", "reward", "formatted", "lenient", "columns"}
-    assert rows[0].keys() == told
+    assert rows[0].keys() == {
+        "question",
+        "gold",
+        "completion",
+        "tokens",
+        "finished",
+        "reward",
+        "formatted",
+        "lenient",
+        "columns",
+    }
 
 
 def test_mathematics_is_evaluated_too(tmp_path):
@@ -183,14 +205,17 @@ def test_a_daemon_does_not_train_on_a_test():
 def test_a_checkpoint_is_compared_with_its_base_model(home, tmp_path, monkeypatch):
     flags = ("--task", "arithmetic", "--prompts", "60")
     out = tmp_path / "out.jsonl"
+
     figures = run_eval("--checkpoint", home, *flags, "--compare", "--out", out)
     base = run_eval("--checkpoint", "tiny-a", *flags)
+
     assert "paired" not in base
     beside = figures["base"]
     assert beside["model"] == "tiny-a"
     assert beside["checkpoint"] is None
     for shared in ("pass_at_1", "low", "high", "correct", "prompts"):
         assert beside[shared] == base[shared]
+
     paired = figures["paired"]
     assert paired["difference"] == pytest.approx(figures["pass_at_1"] - base["pass_at_1"])
     assert paired["low"] <= paired["difference"] <= paired["high"]
@@ -198,12 +223,15 @@ def test_a_checkpoint_is_compared_with_its_base_model(home, tmp_path, monkeypatc
     assert paired["both"] + paired["only_checkpoint"] == figures["correct"]
     assert paired["both"] + paired["only_base"] == base["correct"]
     assert sum(paired[key] for key in ("both", "only_checkpoint", "only_base", "neither")) == 60
+
     rows = rows_of(out)
     assert len(rows) == 120
-    for of, part in (("checkpoint", rows[:60]), ("base", rows[60:])):
+    for of, part, told in (
+        ("checkpoint", rows[:60], figures),
+        ("base", rows[60:], base),
+    ):
         assert {row["of"] for row in part} == {of}
-    assert right(rows[:60]) == figures["correct"]
-    assert right(rows[60:]) == base["correct"]
+        assert right(part) == told["correct"]
 
 
 def test_the_checkpoints_figures_are_told_while_its_base_model_is_asked(home, monkeypatch):
@@ -216,7 +244,9 @@ def test_the_checkpoints_figures_are_told_while_its_base_model_is_asked(home, mo
 
     monkeypatch.setattr(eval_cli, "_measure", watched)
     flags = ("--task", "arithmetic", "--prompts", "8", "--compare", "--set", "device=cpu")
+
     told = printed("eval", "--checkpoint", home, *flags)
+
     assert "beside it tiny-a" in told
     assert "McNemar" in told
     (first, nothing), (second, known) = begun
@@ -241,8 +271,10 @@ def test_pairs_are_counted_and_tested():
     ):
         figures = paired_figures(both, one, other, neither)
         assert (figures.low, figures.high) == pytest.approx((low, high), abs=6e-4)
+
         turned = paired_figures(both, other, one, neither)
         assert (turned.low, turned.high) == pytest.approx((-figures.high, -figures.low))
+
     assert paired_figures(36, 12, 2, 0).p == pytest.approx(2 * (1 + 14 + 91) / 2**14)
     assert paired_figures(5, 0, 0, 5).p == 1.0
     assert paired_figures(0, 0, 0, 0).difference == 0.0
@@ -278,11 +310,12 @@ def test_what_is_told_adds_up_and_does_not_hang_on_the_batch():
 def test_an_unfinished_completion_is_wrong_but_may_be_lenient():
     policy = tiny_policy()
     ids = torch.tensor(policy.tokenizer.encode("<think></think><answer>3</answer>")).numpy()
+    example = Example("1+2=", "3")
     for finished in (True, False):
         completion = Completion(ids, ids * 0.0, finished)
         with scoring("integer") as scorer:
-            verdict = judge(policy.tokenizer, completion, Example("1+2=", "3"), scorer).score
-        assert verdict == Score(float(finished), formatted=finished, lenient=True)
+            judged = judge(policy.tokenizer, completion, example, scorer)
+        assert judged.score == Score(float(finished), formatted=finished, lenient=True)
 
 
 def test_what_does_not_fit_is_halved(monkeypatch):

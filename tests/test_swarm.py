@@ -67,8 +67,13 @@ async def test_everybody_ends_with_all_groups_of_the_others_each_admitted_once(s
     for _ in range(4):
         for node in nodes:
             made[node] |= node.make(6)
+
     for node in nodes:
-        await gets(set().union(*(keys for other, keys in made.items() if other is not node)), node)
+        foreign = set()
+        for other in nodes:
+            if other is not node:
+                foreign |= made[other]
+        await gets(foreign, node)
         assert node.pulling.rejections == {}
         books = node.swarm.reputation.authors
         assert sum(book.admitted for book in books.values()) == 48
@@ -82,6 +87,7 @@ async def test_a_node_pulls_no_more_than_it_wants(swarms):
     second.appetite = 3
     first.make(10)
     await eventually(lambda: len(second.admitted) == 3, "it got what it wanted")
+
     first.make(10)
     second.appetite = 5
     second.swarm.wake()
@@ -92,15 +98,22 @@ async def test_when_one_leaves_the_others_go_on_and_who_comes_late_meets_all_and
     first, second, third = await swarms.meeting(3)
     made = first.make(4)
     await gets(made, second, third)
+
     await swarms.leave(first)
     more = second.make(4)
     await gets(made | more, third)
     back = third.make(4)
     await gets(made | back, second)
     await eventually(lambda: not second.met(first) and not third.met(first), "they note that it is gone")
-    assert not any(book.refused for who in (second, third) for book in who.swarm.reputation.authors.values())
+    for who in (second, third):
+        assert not any(book.refused for book in who.swarm.reputation.authors.values())
+
     late = await swarms.join(4, second)
-    await eventually(lambda: late.met(second, third) and all(node.met(late) for node in (second, third)), "it met all")
+
+    def met_all():
+        return late.met(second, third) and second.met(late) and third.met(late)
+
+    await eventually(met_all, "it met all")
     await gets(made | more | back, late)
     await gets(made | more | late.make(2), third)
 
@@ -109,12 +122,14 @@ async def test_a_node_restarted_on_another_port_is_found_again_and_repeats_nothi
     first, second, third = await swarms.meeting(3)
     before = first.make(3)
     await gets(before, second, third)
+
     await swarms.leave(first)
     again = await swarms.join(1, second)
     assert again.author == first.author
     assert again.address != first.address
     await eventually(lambda: second.met(again) and third.met(again), "both have met it again")
     assert second.swarm.membership.active_view[again.author].addresses[0] == again.address
+
     after = again.make(3)
     assert not before & after, "a round came twice"
     await gets(before | after, second, third)
@@ -126,9 +141,11 @@ async def test_who_was_restarted_and_knows_nobody_is_told_everything_again(swarm
     second.appetite = 0
     made = first.make(3)
     await eventually(lambda: second.swarm.gossip.table.get(first.author, 0) is not None, "it has heard of them")
+
     await swarms.leave(second)
     again = await swarms.join(2)
     assert not again.swarm.membership.active_view
+
     first.swarm.membership.addresses.hear([again.address])
     first.swarm._to_greet.set()
     await gets(made, again)
@@ -165,6 +182,7 @@ async def test_row_77_a_node_that_restarts_tells_of_the_packets_that_it_has_on_d
     second = await swarms.join(2, first)
     await gets(made, second)
     assert not second.swarm.reputation.banned(first.author)
+
     await swarms.leave(second)
     second = await swarms.join(2, first)
     await eventually(lambda: any(known.have for known in second.swarm.gossip.table), "it knows what it has")
@@ -183,6 +201,7 @@ async def test_a_bad_author_is_refused_then_ignored_and_alone_blamed(swarms):
     swarm = judge.swarm
     await eventually(lambda: judge.pulling.rejections[reason] == 1, "the packet was refused")
     assert not swarm.reputation.banned(bad.author), "one may be a mistake"
+
     honest = good.make(4)
     await gets(honest, judge)
     bad.make(STRIKES - 1, interior_eos=True)
@@ -191,6 +210,7 @@ async def test_a_bad_author_is_refused_then_ignored_and_alone_blamed(swarms):
     refused = {author: book.refused.total() for author, book in swarm.reputation.authors.items()}
     assert refused == {bad.author: STRIKES, good.author: 0}
     assert not swarm.reputation.banned(good.author)
+
     bad.make(1)
     await gets(honest | good.make(2), judge)
     assert judge.store.seen(bad.author, 0, 0), "it would be fetched again after a restart"
@@ -203,19 +223,23 @@ async def test_wrong_bytes_are_held_against_the_holder(swarms, caplog):
     made = author.make(3)
     await gets(made, holder)
     await swarms.leave(author)
+
     body = holder.store.body
     holder.pulling.uploads.body = lambda digest: (body(digest) or b"")[:-1] + b"!"
+
     victim = await swarms.join(3, holder)
     await eventually(lambda: victim.pulling.rejections["wrong bytes"] > 0, "the holder was found out")
     [known] = victim.swarm.gossip.table
     await eventually(lambda: not victim.pulling.pulls, "nothing is on its way")
     assert known.announcement.author == author.author
-    assert not any(victim.pulling._holders(target) for target in victim.swarm.gossip.table.choose(9, lambda known: -1))
+    chosen = victim.swarm.gossip.table.choose(9, lambda known: -1)
+    assert not any(map(victim.pulling._holders, chosen))
     assert victim.admitted == []
     assert not any(book.refused for book in victim.swarm.reputation.authors.values())
     assert not victim.swarm.reputation.banned(author.author)
     assert not any(victim.store.seen(*key) for key in made), "it may still come from somebody else"
     assert "other bytes than the author signed" in caplog.text
+
     again = await swarms.join(1, victim)
     await eventually(lambda: victim.met(again), "the author is back")
     await gets(made, victim)
@@ -232,8 +256,10 @@ async def test_a_silent_holder_does_not_keep_the_node_from_the_others(swarms):
 
     first.pulling.uploads = Silent()
     third.appetite = 0
+
     first.make(4)
     await eventually(lambda: first.author in second.pulling._occupied_holders, "the silent one was asked")
+
     await gets(third.make(5), second)
     assert first.author in second.pulling._occupied_holders
     silence.set()
@@ -263,11 +289,14 @@ async def test_who_waited_longest_is_asked_first_and_who_has_just_asked_is_not(s
 
 async def test_an_announcement_of_any_round_that_can_be_signed_breaks_nothing(swarms):
     first, second = await swarms.meeting(2)
-    body = packet(first.author, 2**64 - 1, 0)
-    entry = ftis_pb2.Entry(announcement=announcement(first.identity, 2**64 - 1, [body]).encode())
+    largest = 2**64 - 1
+    body = packet(first.author, largest, 0)
+    made = announcement(first.identity, largest, [body])
+    entry = ftis_pb2.Entry(announcement=made.encode())
     caller = stub(first.transport, second.identity)
     await caller.rpc_exchange(ftis_pb2.ExchangeRequest(entries=[entry]), timeout=PATIENCE)
     assert second.swarm.gossip.counts["too far ahead"] == 1
+
     made = first.make(2)
     await eventually(lambda: made <= set(second.admitted), "the exchange goes on")
 
@@ -282,8 +311,11 @@ async def test_who_has_left_the_view_is_still_answered(swarms):
     known = first.swarm.gossip.table.get(first.author, round)
     assert known is not None
     first.swarm.membership.active_view.pop(second.author)
+
     caller = stub(second.transport, first.identity)
-    assert not (await caller.rpc_exchange(ftis_pb2.ExchangeRequest(), timeout=PATIENCE)).stranger
+    answer = await caller.rpc_exchange(ftis_pb2.ExchangeRequest(), timeout=PATIENCE)
+    assert not answer.stranger
+
     target = Target(known, 0)
     fetched = [chunk.packet async for _, chunk in fetch(second.transport, first.author, [target], Traffic())]
     assert [packet_digest(data) for data in fetched if data] == [target.ref.digest]
@@ -296,9 +328,14 @@ async def test_a_closed_swarm_answers_nothing_and_leaves_no_task_behind(swarms):
     await second.swarm.close()
     with pytest.raises(Exception):  # noqa: B017 - hivemind raises what it likes
         await stub(first.transport, second.identity).rpc_exchange(ftis_pb2.ExchangeRequest(), timeout=2)
-    loops = Counter(task.get_name() for task in asyncio.all_tasks() if task.get_name().endswith("loop"))
-    one_each = ("Swarm._exchange_loop", "Pulling.loop", "Swarm._maintain_loop", "Swarm._record_loop")
-    assert loops == Counter(one_each), "those of the first"
+
+    names = [task.get_name() for task in asyncio.all_tasks()]
+    assert sorted(name for name in names if name.endswith("loop")) == [
+        "Pulling.loop",
+        "Swarm._exchange_loop",
+        "Swarm._maintain_loop",
+        "Swarm._record_loop",
+    ], "those of the first"
 
 
 async def test_a_loop_that_meets_an_unforeseen_error_goes_on(swarms, caplog):

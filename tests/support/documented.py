@@ -48,34 +48,46 @@ def sections() -> dict[str, list[tuple[str, str]]]:
         if line.startswith("#"):
             heading = line.lstrip("# ").strip("`")
         elif line.startswith("* `"):
+            below = found.setdefault(heading, [])
             for names, told in _ENTRY.findall(line):
-                found.setdefault(heading, []).extend((name, told) for name in re.findall(r"`([^`]+)`", names))
+                for name in re.findall(r"`([^`]+)`", names):
+                    below.append((name, told))
     return found
 
 
 def keys(heading: str) -> dict[str, Key]:
-    found = sections()[heading]
-    return {name: Key(frozenset(told.removesuffix("?").split(" or ")), told.endswith("?")) for name, told in found}
+    found = {}
+    for name, told in sections()[heading]:
+        types = told.removesuffix("?").split(" or ")
+        found[name] = Key(frozenset(types), told.endswith("?"))
+    return found
 
 
 def metrics(heading: str = "Prometheus") -> dict[str, Exposed]:
     """The documented metrics below a heading by name."""
-    parts = {name: told.partition(", by ") for name, told in sections()[heading]}
-    return {name: Exposed(kind, frozenset(re.findall(r"`(\w+)`", by))) for name, (kind, _, by) in parts.items()}
+    found = {}
+    for name, told in sections()[heading]:
+        kind, _, by = told.partition(", by ")
+        labels = re.findall(r"`(\w+)`", by)
+        found[name] = Exposed(kind, frozenset(labels))
+    return found
 
 
 def exposed(text: bytes) -> dict[str, Exposed]:
     """All metrics of a text exposition; its own parser raises ValueError if it is not valid."""
-    return {
-        sample.name: Exposed(family.type, frozenset(sample.labels))
-        for family in text_string_to_metric_families(text.decode())
-        for sample in family.samples
-    }
+    found = {}
+    for family in text_string_to_metric_families(text.decode()):
+        for sample in family.samples:
+            found[sample.name] = Exposed(family.type, frozenset(sample.labels))
+    return found
 
 
 def check(told: Mapping[str, Any], heading: str, extra: str = ""):
     """Asserts that the keys are those of the table (and of another), and their values of the types there."""
-    _check(told, keys(heading) | (keys(extra) if extra else {}), "")
+    known = keys(heading)
+    if extra:
+        known |= keys(extra)
+    _check(told, known, "")
 
 
 def _check(told: Mapping[str, Any], known: Mapping[str, Key], prefix: str):
@@ -86,9 +98,11 @@ def _check(told: Mapping[str, Any], known: Mapping[str, Key], prefix: str):
     assert needed <= found, f"documented, and not there: {sorted(needed - found)}"
     for name, value in told.items():
         path = prefix + name
-        assert any(_is(value, kind) for kind in here[path].types), f"{path} is {value!r}, not {set(here[path].types)}"
-        if table := here[path].types & _TABLES.keys():
-            check(value, _TABLES[table.pop()])
+        types = here[path].types
+        assert any(_is(value, kind) for kind in types), f"{path} is {value!r}, not {set(types)}"
+        tables = [_TABLES[kind] for kind in types if kind in _TABLES]
+        if tables:
+            check(value, tables[0])
         elif isinstance(value, dict) and any(other.startswith(f"{path}.") for other in known):
             _check(value, known, f"{path}.")
 
@@ -120,7 +134,8 @@ def check_daemon(daemon: Daemon, seconds: float = 60):
     while documented.keys() - seen.keys() - NOT_YET and time.monotonic() < deadline:
         seen |= exposed(scraped(socket))  # one step may know what the next does not
         time.sleep(0.1)
-    assert seen == {name: of for name, of in documented.items() if name in seen}, "documented otherwise, or not at all"
+    expected = {name: of for name, of in documented.items() if name in seen}
+    assert seen == expected, "documented otherwise, or not at all"
     assert documented.keys() - seen.keys() <= NOT_YET, "documented, and not exposed"
     check(ask(socket, "/status", dict), "ftis-node status --json")
     peers = ask(socket, "/peers", dict)
