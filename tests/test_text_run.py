@@ -301,13 +301,12 @@ def test_packets_of_the_other_kind_are_refused(chars):
         found = admit(other, AUTHOR, encode(renamed))
         assert found.reason is Reason.OTHER_VERSION
 
-    of_tokens = engine.packets.read(group.packet)
     with pytest.raises(PacketError, match="token ids"):
-        of_tokens.completions(own=False)
+        engine.packets.read(group.packet).completions(own=False)
 
-    of_text = tokens.packets.read(encode(packet_of(context, [written(b"1")])))
+    of_text = encode(packet_of(context, [written(b"1")]))
     with pytest.raises(PacketError, match="of text"):
-        of_text.completions(own=False)
+        tokens.packets.read(of_text).completions(own=False)
 
 
 def test_a_tokenizer_that_cannot_write_the_task_is_told(chars):
