@@ -11,4 +11,11 @@ from ftis_node.objective.objective import PRESETS, Objective
 from ftis_node.objective.samples import pack
 from ftis_node.objective.watch import FilterWatch
 
-__all__ = ["PRESETS", "Diagnostics", "FilterWatch", "Objective", "Terms", "pack"]
+__all__ = [
+    "PRESETS",
+    "Diagnostics",
+    "FilterWatch",
+    "Objective",
+    "Terms",
+    "pack",
+]

@@ -60,7 +60,8 @@ def group_advantages(rewards: Tensor, kind: Advantage) -> Tensor:
         return exact.to(dtype)
     mean = exact.mean()
     centred = exact - mean
-    centred[centred.abs() <= ROUNDING * digits * exact.abs().max()] = 0.0
+    least = ROUNDING * digits * exact.abs().max()
+    centred[centred.abs() <= least] = 0.0
     if not centred.any():
         return centred.to(dtype)
     return ADVANTAGES[kind](centred, mean).to(dtype)

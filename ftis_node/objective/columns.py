@@ -29,7 +29,8 @@ class Columns:
         if len(self._source) > 1:  # the first time since rows were added
             for pieces in (self._source, *self._columns.values()):
                 pieces[:] = [torch.cat(pieces)]
-        picked = torch.isin(self._source[0], torch.tensor(list(sources), dtype=torch.int64))
+        wanted = torch.tensor(list(sources), dtype=torch.int64)
+        picked = torch.isin(self._source[0], wanted)
         rows: Rows = defaultdict(lambda: torch.zeros(0, dtype=torch.float64))
         for name, (column,) in self._columns.items():
             rows[name] = column[picked]

@@ -96,24 +96,30 @@ class Diagnostics:
             "negatives": negative,
             "filtered": dropped & negative,
             "gated": dropped & ~negative,
-            "distrusted": distrusted.cpu(),
+            "distrusted": distrusted,
             "divergence": terms.divergence,
             "likelihood": terms.likelihood,
             "loss_weight": terms.loss_weight,
             "token_weight": terms.loss_weight.cpu() / sizes,
-            "chunked": chunked.cpu(),
+            "chunked": chunked,
             **_evidence(terms, lengths.cpu(), chunked.cpu(), judged.cpu()),
         }
         for name, values in estimates.items():
             by_sample[name] = segment_sum(values, owner, samples) / sizes
         self._samples.add(source, by_sample)
-        self._tokens.add(source[owner], by_token)
-        self._clips.add(source[owner], {"clipped": terms.clipped.cpu()[counted]})
+        source_of_token = source[owner]
+        clipped = terms.clipped.cpu()[counted]
+        self._tokens.add(source_of_token, by_token)
+        self._clips.add(source_of_token, {"clipped": clipped})
 
     def add_inner(self, terms: Terms, lengths: Tensor, sources: Sequence[str]) -> None:
-        """Count a micro-batch of a later inner step: only `clipped` changes, which is over all inner steps' tokens."""
+        """Count a micro-batch of a later inner step: only `clipped` changes, which is over all inner steps' tokens.
+
+        lengths, sources: as for `add`.
+        """
         counted, owner, source = self._rows(terms, lengths, sources)
-        self._clips.add(source[owner], {"clipped": terms.clipped.cpu()[counted]})
+        clipped = terms.clipped.cpu()[counted]
+        self._clips.add(source[owner], {"clipped": clipped})
 
     def summary(self) -> StepFigures:
         """The figures of everything counted so far, plain floats (0 of nothing is 0).
@@ -161,8 +167,11 @@ class Diagnostics:
             made = {"idle": float(idle)}
             if unreadable:
                 made["unreadable"] = float(unreadable)
-            made |= sample_figures(self._samples.of(numbers), every, lost=lost)
-            return made | token_figures(self._tokens.of(numbers), self._clips.of(numbers))
+            samples = self._samples.of(numbers)
+            tokens = self._tokens.of(numbers)
+            clips = self._clips.of(numbers)
+            made |= sample_figures(samples, every, lost=lost)
+            return made | token_figures(tokens, clips)
 
         everyone = {*self._numbers, *self.idle, *self.unreadable}
         return StepFigures(
@@ -174,12 +183,17 @@ class Diagnostics:
     def _rows(self, terms: Terms, lengths: Tensor, sources: Sequence[str]) -> tuple[Tensor, Tensor, Tensor]:
         """Which tokens count, bool `[T]`; the sample of each that does; the number of each sample's source `[N]`."""
         numbers = [self._numbers.setdefault(source, len(self._numbers)) for source in sources]
+        source = torch.tensor(numbers, dtype=torch.int64)
         counted = terms.loss_mask.cpu()
-        return counted, owners(lengths.cpu())[counted], torch.tensor(numbers, dtype=torch.int64)
+        owner = owners(lengths.cpu())[counted]
+        return counted, owner, source
 
 
 def _evidence(terms: Terms, lengths: Tensor, chunked: Tensor, judged: Tensor) -> dict[str, Tensor]:
-    """Return the evidence of each sample on its claims, `[N]`; 0 where it is none. All sampled tokens count."""
+    """Return the evidence of each sample on its claims, `[N]` by name; 0 where it is none. All sampled tokens count.
+
+    lengths int64 `[N]`; chunked, judged bool `[N]`; all on the CPU.
+    """
     samples = lengths.numel()
     owner = owners(lengths)
     log_ratio = terms.log_ratio.cpu().double()
@@ -190,17 +204,20 @@ def _evidence(terms: Terms, lengths: Tensor, chunked: Tensor, judged: Tensor) ->
         "surprising": log_ratio < SURPRISE,
         **{f"bet_{bet}": _paid(bet, log_ratio - TOLERANCE) for bet in BETS},
     }
-    of_tokens = {name: segment_sum(values.double(), owner, samples) for name, values in by_token.items()}
-    of_wholes = {
+    by_text = {
         "chunk_judged": torch.ones_like(whole),
         "chunk_excess": (WHOLE_POWER * whole).exp().clamp(max=HONEST_CAP) - 1.0,
         **{f"chunk_bet_{bet}": _paid(bet, whole - TOLERANCE * lengths) for bet in BETS},
     }
-    return {
-        "judged": judged & ~chunked,
-        **{name: torch.where(judged & ~chunked, values, 0.0) for name, values in of_tokens.items()},
-        **{name: torch.where(judged & chunked, values, 0.0) for name, values in of_wholes.items()},
-    }
+    judged_by_token = judged & ~chunked
+    judged_by_text = judged & chunked
+    evidence = {"judged": judged_by_token}
+    for name, values in by_token.items():
+        total = segment_sum(values.double(), owner, samples)
+        evidence[name] = torch.where(judged_by_token, total, 0.0)
+    for name, values in by_text.items():
+        evidence[name] = torch.where(judged_by_text, values, 0.0)
+    return evidence
 
 
 def _paid(bet: float, log_ratio: Tensor) -> Tensor:

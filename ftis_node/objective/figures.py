@@ -41,6 +41,7 @@ def sample_figures(some: Rows, every: Rows, *, lost: int) -> dict[str, float]:
 
 
 def _chunk_figures(some: Rows, lost: int) -> dict[str, float]:
+    """Figures of samples whose terms are of chunks. A lost bet on λ pays 1 − λ; figures hold its logarithm."""
     figures = {name: _total(some[name]) for name in ("chunked", "chunk_judged", "chunk_excess")}
     figures["chunk_excess_squares"] = _total(some["chunk_excess"].square())
     for bet in BETS:
@@ -50,7 +51,7 @@ def _chunk_figures(some: Rows, lost: int) -> dict[str, float]:
 
 
 def token_figures(tokens: Rows, clips: Rows) -> dict[str, float]:
-    """Figures of the tokens of the first inner step; `clips` has those of all inner steps."""
+    """Figures of the tokens of the first inner step; `clips` has a row for each token of each inner step."""
     weight = tokens["importance"]
     figures = {
         "tokens": float(len(weight)),
@@ -61,8 +62,9 @@ def token_figures(tokens: Rows, clips: Rows) -> dict[str, float]:
     if "entropy" in tokens:
         figures["entropy"] = _mean(tokens["entropy"])
     for name, values in (("ratio", tokens["log_ratio"].exp()), ("weight", weight)):
+        names = (f"{name}_p1", f"{name}_p50", f"{name}_p99", f"{name}_max")
         found = _quantiles(values, 0.01, 0.5, 0.99, 1.0)
-        figures |= zip((f"{name}_p1", f"{name}_p50", f"{name}_p99", f"{name}_max"), found, strict=True)
+        figures |= zip(names, found, strict=True)
     return figures | {name: _mean(tokens[name]) for name in ESTIMATORS}
 
 

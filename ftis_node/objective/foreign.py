@@ -20,9 +20,6 @@ from ftis_node.methods.choices import Trust
 from ftis_node.objective.importance import MAX_LOG_RATIO
 from ftis_node.objective.samples import Samples
 
-TrustWeight = Callable[[Tensor, float], Tensor]
-"""(s `[N]`, δ) → w `[N]`."""
-
 
 def _graft(ratio: Tensor, floor: float) -> Tensor:
     return torch.where(ratio > floor, ratio.clamp(max=1.0), 0.0)
@@ -32,7 +29,8 @@ def _hacpo(ratio: Tensor, floor: float) -> Tensor:
     return torch.where((ratio >= floor) & (ratio <= 1), ratio.square(), 0.0)
 
 
-TRUSTS: Mapping[Trust, TrustWeight] = {
+# Name → (s [N], δ) → w [N].
+TRUSTS: Mapping[Trust, Callable[[Tensor, float], Tensor]] = {
     "none": lambda ratio, floor: torch.ones_like(ratio),
     "graft": _graft,
     "hacpo": _hacpo,
@@ -41,7 +39,8 @@ TRUSTS: Mapping[Trust, TrustWeight] = {
 
 def trust(samples: Samples, likelihood: Tensor, name: Trust, floor: float) -> Tensor:
     """w of each sample, 1 of one's own: likelihood `[N]`, the mean log π_start of its tokens → `[N]`."""
-    mean = samples.sum_counted_chunks(samples.sampler_logprobs) / samples.written.clamp(min=1)
+    claimed = samples.sum_counted_chunks(samples.sampler_logprobs)
+    mean = claimed / samples.written.clamp(min=1)
     apart = (likelihood - mean).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     weight = TRUSTS[name](apart.exp(), floor)
     return torch.where(samples.own, 1.0, weight)

@@ -70,7 +70,8 @@ def _clipped(trainer_logprobs: Tensor, start_logprobs: Tensor, advantages: Tenso
     """PPO's clipped surrogate of each token, `[N, T]`."""
     ratio = clamped_log_ratio(trainer_logprobs, start_logprobs).exp()
     gain = advantages[:, None]
-    return torch.minimum(ratio * gain, ratio.clamp(1 - epsilon, 1 + epsilon) * gain)
+    clipped = ratio.clamp(1 - epsilon, 1 + epsilon)
+    return torch.minimum(ratio * gain, clipped * gain)
 
 
 def _mean(values: Tensor, loss_mask: Tensor) -> Tensor:

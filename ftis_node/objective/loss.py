@@ -98,13 +98,15 @@ def values(
     gain = samples.weights * samples.advantages
     # Cut out samples that cannot teach before anything is computed with them. A NaN times 0 is still a NaN, forward or
     # backward, and one alien sample would spoil the gradient of all.
-    live = (kept & (gain != 0))[samples.owner] & samples.loss_mask
     owner = samples.owner
+    teaches = kept & (gain != 0)
+    live = teaches[owner] & samples.loss_mask
     if ratio != "token":
         outer = token_weights
         if importance.through_ratio:
             outer = samples.by_token(trusted)
-        return samples.weights * _by_sample(samples, live, outer, importance, clip, ratio) / sizes
+        total = _by_sample(samples, live, outer, importance, clip, ratio)
+        return samples.weights * total / sizes
     new = samples.trainer_logprobs
     base = samples.start_logprobs
     outer = token_weights
@@ -116,7 +118,8 @@ def values(
         outer = trusted
     log_ratio = clamped_log_ratio(_only(live, new), _only(live, base))
     term = _only(live, outer) * surrogate(log_ratio, samples.advantages[owner], clip)
-    return samples.weights * segment_sum(term, owner, samples.lengths.numel()) / sizes
+    total = segment_sum(term, owner, samples.count)
+    return samples.weights * total / sizes
 
 
 def _only(live: Tensor, values: Tensor) -> Tensor:
@@ -125,9 +128,17 @@ def _only(live: Tensor, values: Tensor) -> Tensor:
 
 
 def _by_sample(
-    samples: Samples, live: Tensor, outer: Tensor, importance: Importance, clip: Clip, ratio: Ratio
+    samples: Samples,
+    live: Tensor,
+    outer: Tensor,
+    importance: Importance,
+    clip: Clip,
+    ratio: Ratio,
 ) -> Tensor:
-    """Σ_t of the terms whose ratio is of a sample, or detached: outer `[T]` → `[N]`."""
+    """Σ_t of the terms whose ratio is of a sample, or detached: outer `[T]` → `[N]`.
+
+    live: bool `[T]`, the tokens that count. outer: what multiplies a token's term.
+    """
     new = _only(live, samples.trainer_logprobs)
     advantages = samples.advantages[samples.owner]
     if ratio == "detached":
@@ -136,11 +147,14 @@ def _by_sample(
     else:
         log_ratio = _log_ratio(samples, new, live, importance, ratio)
         term = surrogate(log_ratio, advantages, clip)
-    return segment_sum(_only(live, outer * term), samples.owner, samples.lengths.numel())
+    return segment_sum(_only(live, outer * term), samples.owner, samples.count)
 
 
 def _log_ratio(samples: Samples, new: Tensor, live: Tensor, importance: Importance, of: Ratio) -> Tensor:
-    """log R of each token, `[T]`: its own, its chunk's, or its sample's over what is `live`."""
+    """log R of each token, `[T]`: its own, its chunk's, or its sample's over what is `live`.
+
+    new: log π_new of each token, `[T]`. live: bool `[T]`. of: whose ratio, see `values`.
+    """
     if of == "token" and not importance.through_ratio:
         return clamped_log_ratio(new, samples.start_logprobs)
     start = samples.by_chunk(samples.start_logprobs)
@@ -152,14 +166,17 @@ def _log_ratio(samples: Samples, new: Tensor, live: Tensor, importance: Importan
     own = samples.of_chunks(samples.own[samples.owner])
     base = torch.where(own, start, base)
     log_ratio = torch.where(samples.of_chunks(live), samples.by_chunk(new) - base, 0.0)
-    total = segment_sum(log_ratio, samples.of_chunks(samples.owner), samples.lengths.numel())
+    total = segment_sum(log_ratio, samples.of_chunks(samples.owner), samples.count)
     mean = total / samples.lengths.clamp(min=1)
     return mean.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)[samples.owner]
 
 
 def clip_active(samples: Samples, importance: Importance, clip: Clip, of: Ratio) -> Tensor:
     """Where the clip stops the gradient, bool `[T]`: R > 1+ε with Â > 0, or R < 1−ε with Â < 0."""
-    ratio = _log_ratio(samples, samples.trainer_logprobs.detach(), samples.loss_mask, importance, of).exp()
+    new = samples.trainer_logprobs.detach()
+    ratio = _log_ratio(samples, new, samples.loss_mask, importance, of).exp()
     clipped = clip.of(ratio)
     advantages = samples.advantages[samples.owner]
-    return ((advantages > 0) & (ratio > clipped)) | ((advantages < 0) & (ratio < clipped))
+    above = (advantages > 0) & (ratio > clipped)
+    below = (advantages < 0) & (ratio < clipped)
+    return above | below

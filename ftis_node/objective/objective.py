@@ -94,7 +94,8 @@ class Objective:
         importance = IMPORTANCES[self.importance]
         owner = samples.of_chunks(samples.owner)
         with torch.no_grad():
-            log_ratio = clamped_log_ratio(samples.by_chunk(samples.start_logprobs), samples.sampler_logprobs)
+            start_logprobs = samples.by_chunk(samples.start_logprobs)
+            log_ratio = clamped_log_ratio(start_logprobs, samples.sampler_logprobs)
             ratio = log_ratio.exp()
             divergence = self._divergence(samples, log_ratio)
             likelihood = samples.sum_counted(samples.start_logprobs) / samples.lengths.clamp(min=1)
@@ -104,13 +105,22 @@ class Objective:
             gain = samples.advantages.abs() * samples.weights
             mass = gain * samples.sum_counted(token_weights)
         return Terms(
-            value=values(samples, kept, token_weights, trusted, sizes, importance, clip, self.ratio),
+            value=values(
+                samples,
+                kept,
+                token_weights,
+                trusted,
+                sizes,
+                importance,
+                clip,
+                self.ratio,
+            ),
             kept=kept,
             divergence=divergence,
             likelihood=likelihood,
             loss_mask=samples.loss_mask,
             log_ratio=samples.by_token(log_ratio),
-            sample_log_ratio=segment_sum(log_ratio, owner, samples.lengths.numel()),
+            sample_log_ratio=segment_sum(log_ratio, owner, samples.count),
             importance=token_weights,
             loss_weight=torch.where(kept & (gain != 0), mass, 0.0),
             clipped=clip_active(samples, importance, clip, self.ratio),
@@ -125,14 +135,20 @@ class Objective:
         return Clip(self.epsilon, high)
 
     def _divergence(self, samples: Samples, log_ratio: Tensor) -> Tensor:
-        """D of each sample, from log ρ of its counted chunks: `[N]`."""
+        """D of each sample, `[N]`, from log ρ of its counted chunks; log_ratio `[C]` is of all chunks."""
         counted = samples.of_chunks(samples.loss_mask)
         owner = samples.of_chunks(samples.owner)[counted]
         estimates = ESTIMATORS[self.divergence](log_ratio[counted])
-        chunks = torch.bincount(owner, minlength=samples.lengths.numel())
+        chunks = torch.bincount(owner, minlength=samples.count)
         return REDUCTIONS[self.reduction](estimates, owner, chunks)
 
-    def _kept(self, samples: Samples, divergence: Tensor, likelihood: Tensor, gate: float | None) -> Tensor:
+    def _kept(
+        self,
+        samples: Samples,
+        divergence: Tensor,
+        likelihood: Tensor,
+        gate: float | None,
+    ) -> Tensor:
         """Which samples neither the filter nor the gate drops: bool `[N]`."""
         kept = kept_by_filter(samples.advantages, divergence, self.threshold)
         kept = kept | (samples.lengths == 0)  # only an uncounted EOS cannot be judged, not even at g = 0
@@ -152,7 +168,13 @@ class Objective:
         return 1.0 / group_size
 
     def batch_divisor(
-        self, *, groups: int, samples: int, tokens: int, dropped_samples: int, dropped_tokens: int
+        self,
+        *,
+        groups: int,
+        samples: int,
+        tokens: int,
+        dropped_samples: int,
+        dropped_tokens: int,
     ) -> float:
         """D of the loss −Σ_i c_i · value_i / D: what all terms of a step are divided by; see `aggregation`.
 

@@ -19,12 +19,13 @@ def segment_sum(values: Tensor, owner: Tensor, samples: int) -> Tensor:
 
 
 def segment_max(values: Tensor, owner: Tensor, samples: int) -> Tensor:
-    """Largest of each sample's tokens: `[T]`, owner int64 `[T]` → `[samples]`."""
-    return values.new_full((samples,), -torch.inf).scatter_reduce(0, owner, values, reduce="amax")
+    """Largest of each sample's tokens: `[T]`, owner int64 `[T]` → `[samples]`; −∞ of a sample without any."""
+    lowest = values.new_full((samples,), -torch.inf)
+    return lowest.scatter_reduce(0, owner, values, reduce="amax")
 
 
 def first_of(chunks: Tensor) -> Tensor:
     """The place of each chunk's first token: ascending int64 `[T]` → int64 `[C]`."""
-    steps = torch.ones_like(chunks, dtype=torch.bool)
-    steps[1:] = chunks[1:] != chunks[:-1]
-    return steps.nonzero()[:, 0]
+    begins = torch.ones_like(chunks, dtype=torch.bool)
+    begins[1:] = chunks[1:] != chunks[:-1]
+    return begins.nonzero()[:, 0]

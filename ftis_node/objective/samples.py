@@ -29,6 +29,11 @@ class Samples:
     written: Tensor
     chunks: Tensor | None
 
+    @property
+    def count(self) -> int:
+        """N, samples without a counted token included."""
+        return self.lengths.numel()
+
     def by_chunk(self, values: Tensor) -> Tensor:
         """Sum of each chunk's tokens: `[T]` → `[C]`."""
         if self.chunks is None:
@@ -50,12 +55,14 @@ class Samples:
     def sum_counted(self, values: Tensor) -> Tensor:
         """Sum of each sample's counted tokens: `[T]` → `[N]`."""
         counted = torch.where(self.loss_mask, values, 0.0)
-        return segment_sum(counted, self.owner, self.lengths.numel())
+        return segment_sum(counted, self.owner, self.count)
 
     def sum_counted_chunks(self, values: Tensor) -> Tensor:
         """Sum of each sample's counted chunks: `[C]` → `[N]`."""
-        counted = torch.where(self.of_chunks(self.loss_mask), values, 0.0)
-        return segment_sum(counted, self.of_chunks(self.owner), self.lengths.numel())
+        counts = self.of_chunks(self.loss_mask)
+        owner = self.of_chunks(self.owner)
+        counted = torch.where(counts, values, 0.0)
+        return segment_sum(counted, owner, self.count)
 
 
 def pack(
@@ -99,8 +106,9 @@ def pack(
     loss_mask = torch.ones_like(trainer_logprobs, dtype=torch.bool)
     if not count_end:
         loss_mask[lengths.cumsum(0)[ended] - 1] = False
-        lengths = lengths - ended.long()
-        written = written - ended.long()
+        left_out = ended.long()
+        lengths = lengths - left_out
+        written = written - left_out
 
     def constant(tensor: Tensor) -> Tensor:
         return tensor.detach().to(dtype)

@@ -53,19 +53,21 @@ class FilterWatch:
             if not figures["negatives"]:
                 continue
             verdict = _verdict(figures["filtered"] / figures["negatives"])
-            streak.steps = streak.steps + 1 if verdict == streak.verdict else 1
+            if verdict != streak.verdict:
+                streak.steps = 0
+            streak.steps += 1
             streak.verdict = verdict
             if verdict not in (None, streak.told) and streak.steps == self.steps:
                 streak.told = verdict
                 told.append(f"For {self.steps} steps the filter has {ADVICE[verdict].format(peer=peer)}")
-        self._streaks = {
-            peer: streak for peer, streak in self._streaks.items() if self._now - streak.seen < FORGET_AFTER
-        }
+        for peer, streak in list(self._streaks.items()):
+            if self._now - streak.seen >= FORGET_AFTER:
+                del self._streaks[peer]
         return told
 
 
 def _verdict(dropped: float) -> str | None:
-    """`none`, `most` or neither, by the share of the negatives that was dropped."""
+    """The key in `ADVICE` for the share of the negatives that was dropped, in [0, 1]; None: there is nothing to say."""
     if dropped == 0:
         return "none"
     if dropped > 0.5:

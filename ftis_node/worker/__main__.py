@@ -41,7 +41,7 @@ class _Dispatcher:
     def _read(self) -> None:
         """Queue requests until the stream ends; then exit, because the network process is gone."""
         try:
-            while (call := receive(self._connection, Call)) is not None:
+            for call in iter(lambda: receive(self._connection, Call), None):
                 aside = (queue for queue, ops in zip(self._aside, _ASIDE, strict=True) if call.op in ops)
                 next(aside, self._main).put(call)
         finally:

@@ -48,7 +48,11 @@ class Checkpointer:
         shards all ranks must call it, and the first gets them whole."""
         weights, optimiser = self._learner.state(live=live)
         random = {"torch": torch.get_rng_state(), "sampling": self._random.get_state()}
-        return {WEIGHTS: weights, OPTIMISER: optimiser, _RANDOM: random}
+        return {
+            WEIGHTS: weights,
+            OPTIMISER: optimiser,
+            _RANDOM: random,
+        }
 
     def save(self, directory: str) -> None:
         """Write the files into an existing directory. Raises UserError if the disk is full."""
@@ -77,14 +81,16 @@ class Checkpointer:
             ) from error
         random = load_file(path / _RANDOM)
         torch.set_rng_state(random["torch"])
-        if random["sampling"].shape == self._random.get_state().shape:  # early versions drew from a GPU's
-            self._random.set_state(random["sampling"])
+        sampling = random["sampling"]
+        if sampling.shape == self._random.get_state().shape:  # early versions drew from a GPU's
+            self._random.set_state(sampling)
 
     def _copy(self) -> TensorsByFile:
         """A copy of the state; empty if main memory has no room for it."""
         if self._learner.in_shards:  # to write it, it must be whole in any case
             return self.state()
-        size = sum(tensor.nbytes for tensors in self.state(live=True).values() for tensor in tensors.values())
+        live = self.state(live=True)
+        size = sum(tensor.nbytes for tensors in live.values() for tensor in tensors.values())
         free = psutil.virtual_memory().available
         if free >= SPARE * size:
             try:
@@ -104,7 +110,10 @@ class Checkpointer:
     def _write(self, state: Mapping[str, Mapping[str, Tensor]], directory: Path) -> None:
         try:
             for name, tensors in state.items():
-                write_tensors(directory / name, tensors, self._metadata if name == WEIGHTS else None)
+                metadata = None
+                if name == WEIGHTS:
+                    metadata = self._metadata
+                write_tensors(directory / name, tensors, metadata)
         except OSError as error:
             if error.errno in _NO_ROOM:
                 raise UserError(

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from typing import IO, Any, ClassVar
+from typing import IO, Any, ClassVar, NamedTuple
 
 import msgspec
 
@@ -37,6 +37,18 @@ class WorkerFault(FtisError):
     """The compute process answered with an error and is still running."""
 
 
+class _Asked(NamedTuple):
+    """An open request.
+
+    kind: the type of its answer. since: when it was sent, in seconds of the monotonic clock; inf for a load, which may
+    take as long as it likes.
+    """
+
+    future: Future[Any]
+    kind: type
+    since: float
+
+
 class Worker:
     """Starts a compute process and sends it requests, from any thread. One instance is one process."""
 
@@ -50,7 +62,7 @@ class Worker:
         self._died = died
         self._ids = itertools.count()
         self._lock = threading.Lock()
-        self._waiting: dict[int, tuple[Future[Any], type, float]] = {}  # a request's answer, its type, and since when
+        self._waiting: dict[int, _Asked] = {}  # by the number of the call
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: socket.socket | None = None  # None: not started, or ended
         self._sender = ThreadPoolExecutor(1)  # a busy process may be slow to read
@@ -65,8 +77,9 @@ class Worker:
 
     def owing_seconds(self) -> float:
         """Seconds since the oldest open request; 0 without one, and during a load, which may be a long download."""
-        asked = [since for _, _, since in list(self._waiting.values())]
-        return max(0.0, time.monotonic() - min(asked, default=math.inf))
+        asked = [one.since for one in list(self._waiting.values())]
+        first = min(asked, default=math.inf)
+        return max(0.0, time.monotonic() - first)
 
     def start(self, log: IO[bytes] | None = None, threads: int | None = None, nice: int = 0) -> None:
         """Spawn the process.
@@ -104,8 +117,10 @@ class Worker:
             if connection is None:
                 raise WorkerDied("The compute process is not running.")
             number = next(self._ids)
-            since = float("inf") if isinstance(request, Load) else time.monotonic()
-            self._waiting[number] = (future, request.answer(), since)
+            since = time.monotonic()
+            if isinstance(request, Load):
+                since = math.inf
+            self._waiting[number] = _Asked(future, request.answer(), since)
             self._sender.submit(_send, connection, pack(Call(number, request.op, body)))
         future.add_done_callback(lambda _: self._waiting.pop(number, None))
         return future
@@ -133,6 +148,7 @@ class Worker:
             self._reader.join()
 
     def _read(self, connection: socket.socket, process: subprocess.Popen[bytes]) -> None:
+        """Hand out answers until the process ends; then every request that is open fails."""
         with suppress(OSError):
             for reply in iter(lambda: receive(connection, Reply), None):
                 self._answer(reply)
@@ -146,22 +162,22 @@ class Worker:
             code = process.wait(EXIT_SECONDS)
         if self._died is not None:
             self._died(code)
-        for future, _, _ in list(self._waiting.values()):
-            if future.set_running_or_notify_cancel():
+        for asked in list(self._waiting.values()):
+            if asked.future.set_running_or_notify_cancel():
                 died = WorkerDied("The compute process ended while it was working.", no_room=code == NO_ROOM)
-                future.set_exception(died)
+                asked.future.set_exception(died)
 
     def _answer(self, reply: Reply) -> None:
-        future, kind, _ = self._waiting.get(reply.id, (None, object, 0.0))
-        if future is None or not future.set_running_or_notify_cancel():
+        asked = self._waiting.get(reply.id)
+        if asked is None or not asked.future.set_running_or_notify_cancel():
             return
         if reply.fault is not None:
-            future.set_exception(error_of(reply.fault))
+            asked.future.set_exception(error_of(reply.fault))
             return
         try:
-            future.set_result(decoded(reply.result, kind))
+            asked.future.set_result(decoded(reply.result, asked.kind))
         except msgspec.ValidationError as error:
-            future.set_exception(error)
+            asked.future.set_exception(error)
 
 
 def _send(connection: socket.socket, message: bytes) -> None:

@@ -178,7 +178,8 @@ class Engine:
     def init_process_group(self, rank: int, size: int, place: str, sharded: bool = False) -> None:
         """Join the other ranks, see `learner.team`, and take over the first one's weights; sharded: keep a part."""
         self._team = Team.init_process_group(rank, size, place, self.policy.device)
-        self._team.broadcast_parameters([p for p in self.policy.model.parameters() if p.requires_grad])
+        trained = [p for p in self.policy.model.parameters() if p.requires_grad]
+        self._team.broadcast_parameters(trained)
         if sharded:
             parts = self.policy.causal_lm.get_decoder().modules()
             layers = next(part for part in parts if isinstance(part, torch.nn.ModuleList))
@@ -397,7 +398,8 @@ class Engine:
         return taken
 
     def _part(self, part: m.GroupPart) -> Part:
-        completions = self.packets.read(part.packet).completions(own=part.source == m.OWN)
+        reading = self.packets.read(part.packet)
+        completions = reading.completions(own=part.source == m.OWN)
         return Part(part.source, list(completions), part.rewards, part.weight)
 
     def evaluate(self, also: str | None = None, part: int = 0, parts: int = 1) -> Evaluation:
@@ -412,7 +414,10 @@ class Engine:
 
     def add_evaluation(self, name: str, task: str, data: str | None, prompts: int | None) -> int:
         """Load another task under `name` for evaluation only, after `open`, and return its number of prompts."""
-        loaded = load_evaluation(task, data=Path(data) if data else None)
+        path = None
+        if data:
+            path = Path(data)
+        loaded = load_evaluation(task, data=path)
         return self.evaluations.add(name, loaded, prompts, self.policy, self._context)
 
     def interrupt(self) -> None:
@@ -476,7 +481,8 @@ class Engine:
 
     def rewards(self, row: int, packet: bytes) -> list[float]:
         """Rewards [G] of a group, whatever this node can read of it."""
-        return self._rewards(self._rows, row, packet, self.packets.read(packet), self._rows.scorer)
+        reading = self.packets.read(packet)
+        return self._rewards(self._rows, row, packet, reading, self._rows.scorer)
 
     def _rewards(self, of: TrainingRows, row: int, packet: bytes, reading: Reading, scorer: Scorer) -> list[float]:
         """Rewards [G] of a packet on one of these rows. Columns of the verdicts are kept by the packet's bytes."""

@@ -15,7 +15,13 @@ from ftis_node.tokenizer.fingerprint import backend_of, refuse_unwritable, unwri
 from ftis_node.worker.formats import chat_in
 
 
-def facts_of_run(task: Task, model: str, wanted: Wanted = "auto", *, thinking: bool = False) -> dict[str, Any]:
+def facts_of_run(
+    task: Task,
+    model: str,
+    wanted: Wanted = "auto",
+    *,
+    thinking: bool = False,
+) -> dict[str, Any]:
     """What a new run of a task for this model's tokenizer is made from (`config.run.run_for`).
 
     Args:
@@ -39,7 +45,8 @@ def facts_before(tokenizer: PreTrainedTokenizerBase, task: Task, settings: Setti
     backend = backend_of(tokenizer)
     refuse_unwritable(backend, settings.model, prompts)
     refuse_special(tokenizer, tags_of(task.reward), settings.model)
-    letters = "".join(sorted({letter for row in task.train for letter in row.question}))
+    used = {letter for row in task.train for letter in row.question}
+    letters = "".join(sorted(used))
     asking = task.template.replace("{question}", "")
     chat = chat_in(None, tokenizer, task.template, settings)
     return {

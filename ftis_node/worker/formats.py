@@ -92,9 +92,18 @@ class TokenPackets(_OfRun):
         return prompt_digest(ids)
 
     def write(self, slot: Slot, prompt: str, ids: Sequence[int], completions: Sequence[Completion]) -> bytes:
-        """The bytes of a packet of this node's own samples."""
-        turns = self.run.turns > 1
-        group = pack_group(run_id=self.run.id, prompt_ids=ids, completions=completions, turns=turns, **slot._asdict())
+        """The bytes of a packet of this node's own samples.
+
+        Args:
+            prompt: the prompt as text. ids: the same as token ids. Each kind of packet names it by one of the two.
+        """
+        group = pack_group(
+            run_id=self.run.id,
+            prompt_ids=ids,
+            completions=completions,
+            turns=self.run.turns > 1,
+            **slot._asdict(),
+        )
         return encode(group)
 
     def read(self, data: bytes) -> TokenReading:
@@ -125,8 +134,10 @@ class TokenReading:
     def completions(self, *, own: bool) -> Iterator[Completion | None]:
         """The completions [G] in this node's tokens; None for one that it cannot train on. own: it made them."""
         for completion in self.read:
-            known = completion.token_ids.max(initial=0) < self.vocabulary
-            yield completion if known else None
+            if completion.token_ids.max(initial=0) < self.vocabulary:
+                yield completion
+            else:
+                yield None
 
 
 @dataclass(eq=False)
@@ -144,7 +155,13 @@ class TextPackets(_OfRun):
     def write(self, slot: Slot, prompt: str, ids: Sequence[int], completions: Sequence[Completion]) -> bytes:
         """As of token ids; each text up to the run's cap in bytes."""
         texts = [self._capped(self.codec.to_text(completion)) for completion in completions]
-        return encode(pack_text_group(run_id=self.run.id, prompt=prompt, completions=texts, **slot._asdict()))
+        group = pack_text_group(
+            run_id=self.run.id,
+            prompt=prompt,
+            completions=texts,
+            **slot._asdict(),
+        )
+        return encode(group)
 
     def read(self, data: bytes) -> TextReading:
         """Open an admitted packet. Raises PacketError if it is of the other kind."""
@@ -160,7 +177,12 @@ class TextPackets(_OfRun):
             return completion
         kept = int(np.searchsorted(ends, self.run.completion_bytes)) + 1
         text = completion.text[: int(ends[kept - 1])]
-        return TextCompletion(text, completion.pieces[:kept], completion.logprobs[:kept], None)
+        return TextCompletion(
+            text,
+            completion.pieces[:kept],
+            completion.logprobs[:kept],
+            None,
+        )
 
 
 @dataclass(frozen=True)
@@ -201,8 +223,16 @@ class TextReading:
         kept = int(np.searchsorted(found.chunks, whole))
         if not kept:
             return None
-        counts = None if found.counts is None else found.counts[:whole]
-        return Completion(found.token_ids[:kept], found.logprobs[:whole], False, found.chunks[:kept], counts)
+        counts = found.counts
+        if counts is not None:
+            counts = counts[:whole]
+        return Completion(
+            found.token_ids[:kept],
+            found.logprobs[:whole],
+            False,
+            found.chunks[:kept],
+            counts,
+        )
 
 
 Packets = TokenPackets | TextPackets
@@ -223,7 +253,12 @@ def packets_of(
     return TokenPackets(run, tokenizer, asked, vocabulary)
 
 
-def chat_in(run: Run | None, tokenizer: PreTrainedTokenizerBase, template: str, settings: Settings) -> Chat | None:
+def chat_in(
+    run: Run | None,
+    tokenizer: PreTrainedTokenizerBase,
+    template: str,
+    settings: Settings,
+) -> Chat | None:
     """The chat in which a model is asked; None: in plain text. A run of one tokenizer says which, else the settings do.
 
     Raises:
@@ -236,7 +271,12 @@ def chat_in(run: Run | None, tokenizer: PreTrainedTokenizerBase, template: str, 
     return chat_wanted(tokenizer, template, settings.chat, thinking=settings.thinking)
 
 
-def asked_in(run: Run | None, tokenizer: PreTrainedTokenizerBase, template: str, settings: Settings) -> WayOfAsking:
+def asked_in(
+    run: Run | None,
+    tokenizer: PreTrainedTokenizerBase,
+    template: str,
+    settings: Settings,
+) -> WayOfAsking:
     """How a model is asked in a run, or in its own way where there is none. Raises UsageError as `chat_in`."""
     chat = chat_in(run, tokenizer, template, settings)
     if run is None or run.text:
@@ -245,7 +285,14 @@ def asked_in(run: Run | None, tokenizer: PreTrainedTokenizerBase, template: str,
 
 
 def prompts_of(
-    run: Run, packets: Packets, model: str, context: Context, task: Task, most: int | None, *, own: bool = False
+    run: Run,
+    packets: Packets,
+    model: str,
+    context: Context,
+    task: Task,
+    most: int | None,
+    *,
+    own: bool = False,
 ) -> tuple[list[list[int]], list[list[int]]]:
     """Token ids of the prompts to train on, and of those held out.
 
@@ -256,25 +303,50 @@ def prompts_of(
     Raises:
         UsageError: one is empty, longer than the run allows, or has no room in the model's context.
     """
-    template = task.template if own else run.template
-    caps = run.completion_tokens, run.prompt_tokens or float("inf")
+    template = run.template
+    train_name = "the training data"
+    held_out_name = "the held-out data"
+    if own:
+        template = task.template
+        train_name = "one's own data"
+        held_out_name = "one's own held-out data"
 
     def checked(examples: Sequence[Example], data: str) -> list[list[int]]:
+        """The prompts of these examples; `data` is what an error calls them."""
         prompts = [packets.prompt(template, example.question) for example in examples]
         if run.text and not own:
             texts = [template.replace("{question}", example.question) for example in examples]
             refuse_long_prompts(texts, run.prompt_bytes, examples, data)
-        refuse_prompts(model, context, prompts, examples, data, *caps, shown=not own, spelled=packets.spelled)
+        refuse_prompts(
+            model,
+            context,
+            prompts,
+            examples,
+            data,
+            run.completion_tokens,
+            run.prompt_tokens or float("inf"),
+            shown=not own,
+            spelled=packets.spelled,
+        )
         return prompts
 
-    names = ("one's own data", "one's own held-out data") if own else ("the training data", "the held-out data")
-    return checked(task.train, names[0]), checked(task.asked(most), names[1])
+    prompts = checked(task.train, train_name)
+    held_out = checked(task.asked(most), held_out_name)
+    return prompts, held_out
 
 
 def group_text(packets: Packets, example: Example, group: ReadableGroup, columns: list[Columns]) -> GroupText:
     """The first of a group's completions as people read them, with their columns; a very long one is cut."""
     texts = []
-    for written in packets.read(group.packet).texts(TEXT_TOKENS)[: group.completions]:
-        cut = written.cut or len(written.text) > TEXT_LETTERS
-        texts.append(written.text[:TEXT_LETTERS] + ("…" if cut else ""))
-    return GroupText(example.question[:TEXT_LETTERS], example.answer[:200], texts, columns[: group.completions])
+    found = packets.read(group.packet).texts(TEXT_TOKENS)
+    for written in found[: group.completions]:
+        text = written.text[:TEXT_LETTERS]
+        if written.cut or len(written.text) > TEXT_LETTERS:
+            text += "…"
+        texts.append(text)
+    return GroupText(
+        example.question[:TEXT_LETTERS],
+        example.answer[:200],
+        texts,
+        columns[: group.completions],
+    )

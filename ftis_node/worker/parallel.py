@@ -65,7 +65,8 @@ class Ranks:
                 parts = [m.Evaluate(also, rank, self.size) for rank in range(self.size)]
                 return merged(self._all(parts))
             case m.Save() | m.Snapshot() if self.engine.learner.in_shards:
-                return self._all([request, *[m.Gather()] * len(self._others)])[0]
+                theirs = [m.Gather()] * len(self._others)
+                return self._all([request, *theirs])[0]
             case m.Interrupt():
                 self._interrupts += [rank.ask(request) for rank in self._others]
         return self._here(request)
@@ -101,22 +102,32 @@ class Ranks:
             self._loading.append(rank.ask(replace(told, settings=mine)))
 
     def _generate(self, asked: m.Generate) -> m.Generated:
+        """Each rank samples for every so many-th row; all the groups, in the order of the rows."""
         slots = asked.slots or range(len(asked.rows))
         seeds = asked.seeds or self.engine.seeds(len(asked.rows))
         requests = []
         for rank in range(self.size):
             mine = slice(rank, None, self.size)
-            requests.append(replace(asked, rows=asked.rows[mine], slots=list(slots[mine]), seeds=seeds[mine]))
+            request = replace(
+                asked,
+                rows=asked.rows[mine],
+                slots=list(slots[mine]),
+                seeds=seeds[mine],
+            )
+            requests.append(request)
         answers = self._all(requests)
         groups = _in_turn([answer.groups for answer in answers])
         seconds = max(answer.seconds for answer in answers)
-        return m.Generated(groups, seconds, min(answer.generation_batch for answer in answers))
+        side_by_side = min(answer.generation_batch for answer in answers)
+        return m.Generated(groups, seconds, side_by_side)
 
     def _steps(self, asked: m.Step) -> list[m.Step]:
         """The same step for all, each with the size of micro-batches that this one has."""
         own = self.engine.own_groups(asked.own_data, lambda rows: self._generate(m.Generate(rows, own=True)))
-        mine = m.Step([*asked.groups, *own], asked.micro_batch_tokens)
-        theirs = m.Step(mine.groups, asked.micro_batch_tokens or self.engine.learner.room.size)
+        groups = [*asked.groups, *own]
+        size = asked.micro_batch_tokens
+        mine = m.Step(groups, size)
+        theirs = m.Step(groups, size or self.engine.learner.room.size)
         return [mine, *[theirs] * len(self._others)]
 
     def _here(self, request: m.Request[Any]) -> Any:
@@ -151,10 +162,14 @@ class Ranks:
 def _leave(code: int | None) -> None:
     """A rank has died, and what it had is a part of a step: end this process too."""
     say(f"The compute process of one of several devices has ended ({code}).", error=True, flush=True)
-    os._exit(NO_ROOM if code == NO_ROOM else 1)
+    own_code = 1
+    if code == NO_ROOM:
+        own_code = NO_ROOM
+    os._exit(own_code)
 
 
 def _in_turn(parts: Sequence[Sequence[Answer]]) -> list[Answer]:
     """The rows of `rows[rank :: ranks]` of each rank, in their order again."""
+    ranks = len(parts)
     whole = sum(map(len, parts))
-    return [parts[place % len(parts)][place // len(parts)] for place in range(whole)]
+    return [parts[place % ranks][place // ranks] for place in range(whole)]

@@ -40,7 +40,10 @@ _PLANNED = (*_TRAINED, *_SIZES, "dtype", "gradient_checkpointing", "sharded")
 
 
 def settle(
-    settings: Settings, workload: Workload, remembered: Mapping[str, Any], shape: Geometry | None = None
+    settings: Settings,
+    workload: Workload,
+    remembered: Mapping[str, Any],
+    shape: Geometry | None = None,
 ) -> tuple[Settings, Plan]:
     """Fill in the settings that are left to the plan.
 
@@ -53,7 +56,10 @@ def settle(
         UsageError: a setting cannot be had on this machine, or a vLLM server could not sample from what is trained.
         UserError: the model's configuration cannot be loaded.
     """
-    known = {name: remembered[name] for name in _TRAINED if name in remembered and getattr(settings, name) is None}
+    known = {}
+    for name in _TRAINED:
+        if name in remembered and getattr(settings, name) is None:
+            known[name] = remembered[name]
     wanted = wishes(settings.model_copy(update=known))
     if wanted.optimiser == "adamw8bit":
         eight_bit()  # raises before anything is loaded
@@ -100,24 +106,45 @@ def asked_in_chat(
     if plan.fits:
         told = f"Answers may have {short} tokens, for there is no room for {cap}: many may be cut off."
         plan = replace(plan, reasons=(*plan.reasons, told))
-    return replace(asked, completion_tokens=short, chosen=asked.chosen | {"completion_tokens"}), settings, plan
+    chosen = asked.chosen | {"completion_tokens"}
+    asked = replace(asked, completion_tokens=short, chosen=chosen)
+    return asked, settings, plan
 
 
 def starting_sizes(remembered: Mapping[str, Any], workload: Workload) -> dict[str, int]:
     """Sizes learned from failures, by their names; at least one sequence, or one group: smaller ones save no memory."""
-    least = {"micro_batch_tokens": max(MIN_TOKENS, workload.longest), "generation_batch": workload.group}
-    return {name: max(remembered[name], smallest) for name, smallest in least.items() if name in remembered}
+    least = {
+        "micro_batch_tokens": max(MIN_TOKENS, workload.longest),
+        "generation_batch": workload.group,
+    }
+    sizes = {}
+    for name, smallest in least.items():
+        if name in remembered:
+            sizes[name] = max(remembered[name], smallest)
+    return sizes
 
 
 def _plan(settings: Settings, workload: Workload, wanted: Wishes, shape: Geometry) -> Plan:
     """The plan for this machine. By itself it chooses 8 bits, or four, on a GPU only."""
     device = choose_device(settings.devices[0])
-    kind: Device = "cuda" if device.type == "cuda" else "cpu"
+    kind: Device = "cpu"
+    if device.type == "cuda":
+        kind = "cuda"
     few_bits = find_spec("bitsandbytes") is not None
     fused = find_spec("liger_kernel") is not None
     budget = smallest_budget(settings)
     dtype = fastest_dtype(device)
-    return plan(shape, budget, workload, wanted, kind, few_bits, four_bit=few_bits, fused=fused, dtype=dtype)
+    return plan(
+        shape,
+        budget,
+        workload,
+        wanted,
+        kind,
+        few_bits,
+        four_bit=few_bits,
+        fused=fused,
+        dtype=dtype,
+    )
 
 
 def wishes(settings: Settings) -> Wishes:

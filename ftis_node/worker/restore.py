@@ -75,7 +75,9 @@ class Checkpoint:
     def lora_settings(self) -> dict[str, int | tuple[str, ...]]:
         """Rank and targets of its LoRA layers, and alpha if recorded."""
         rank = next(shape[0] for name, shape in self.shapes.items() if _ADAPTER.fullmatch(name))
-        known = {} if self.alpha is None else {"lora_alpha": self.alpha}
+        known = {}
+        if self.alpha is not None:
+            known = {"lora_alpha": self.alpha}
         return {"lora_rank": rank, "lora_targets": self.lora_targets, **known}
 
 
@@ -129,7 +131,10 @@ def hold(checkpoint: Checkpoint) -> Iterator[Checkpoint]:
 
 
 def settings_for(
-    checkpoint: Checkpoint | None, model: str, flags: Mapping[str, Any], task: str
+    checkpoint: Checkpoint | None,
+    model: str,
+    flags: Mapping[str, Any],
+    task: str,
 ) -> tuple[Settings, dict[str, str]]:
     """The settings for loading a model, or a checkpoint's model, and the origin of each.
 
@@ -149,7 +154,8 @@ def settings_for(
         task = checkpoint.task or task
         read["lora"] = checkpoint.lora
         if checkpoint.lora:
-            read |= {**checkpoint.lora_settings(), "quantisation": checkpoint.quantisation}
+            read |= checkpoint.lora_settings()
+            read["quantisation"] = checkpoint.quantisation
     given = {key: value for key, value in flags.items() if value is not None}
     settings, origins = collect(task=task, flags={**read, **given, "model": model})
     origins |= {key: "checkpoint" for key in read if key not in given}
@@ -179,7 +185,8 @@ def restore(policy: Policy, checkpoint: Checkpoint) -> None:
     trainable = {name: p for name, p in policy.model.named_parameters() if p.requires_grad}
     wanted = {name: tuple(parameter.shape) for name, parameter in trainable.items()}
     if wanted != checkpoint.shapes:
-        odd = sorted(set(wanted.items()) ^ set(checkpoint.shapes.items()))[0][0]
+        unlike = set(wanted.items()) ^ set(checkpoint.shapes.items())
+        odd = min(unlike)[0]
         raise UsageError(
             f"The checkpoint {checkpoint.path} does not fit {policy.name}: they differ in {odd}.",
             "Name the model it was trained from with --model, and leave LoRA's rank and targets to the checkpoint.",
@@ -205,26 +212,36 @@ def _read(path: Path, skipped: tuple[Path, ...] = ()) -> Checkpoint:
     """Read a checkpoint. Raises CheckpointError if it is damaged, and UserError if it names no model."""
     facts = verify(path)
     progress = facts.get("progress")
-    step = progress.get("step") if isinstance(progress, dict) else None
+    if not isinstance(progress, dict):
+        progress = {}
+    step = progress.get("step")
+    if not isinstance(step, int):
+        step = None
+    quantisation = "none"
+    if facts.get("quantisation") == "nf4":
+        quantisation = "nf4"
     label = parse_label(facts.get("model"))
     try:
         with safe_open(path / WEIGHTS, "pt") as file:
             shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-            alpha = (file.metadata() or {}).get(ALPHA)
+            noted = (file.metadata() or {}).get(ALPHA, "")
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"The weights of the checkpoint {path} cannot be read: {error}") from error
     if label is None:
         raise UserError(f"The checkpoint {path} does not say of which model it is.", _NO_CHECKPOINT)
+    alpha = None
+    if noted.isdecimal():
+        alpha = int(noted)
     return Checkpoint(
         path=path,
         model=label[0],
-        step=step if isinstance(step, int) else None,
+        step=step,
         task=_task_of(path),
         shapes=shapes,
-        alpha=int(alpha) if alpha is not None and alpha.isdecimal() else None,
-        quantisation="nf4" if facts.get("quantisation") == "nf4" else "none",
+        alpha=alpha,
+        quantisation=quantisation,
         skipped=skipped,
-        progress=progress if isinstance(progress, dict) else {},
+        progress=progress,
     )
 
 

@@ -57,7 +57,14 @@ class Evaluations:
         self._run = run
         self._packets = packets
 
-    def add(self, name: str, task: Task, count: int | None, policy: Policy, context: Context) -> int:
+    def add(
+        self,
+        name: str,
+        task: Task,
+        count: int | None,
+        policy: Policy,
+        context: Context,
+    ) -> int:
         """Add so many of a task's held-out questions, or all, and return how many there are.
 
         Raises:
@@ -66,15 +73,35 @@ class Evaluations:
         examples = task.asked(count)
         cap = max(task.completion_tokens, self._run.completion_tokens)
         ids = [self._packets.prompt(task.template, example.question) for example in examples]
-        refuse_prompts(policy.name, context, ids, examples, name, cap, spelled=self._packets.spelled)
+        refuse_prompts(
+            policy.name,
+            context,
+            ids,
+            examples,
+            name,
+            cap,
+            spelled=self._packets.spelled,
+        )
         episodes = Episodes.of(policy.tokenizer, task.template, self._packets.asked.chat, task.turns)
-        self.sets[name] = EvaluationSet(ids, examples, task.reward, cap, episodes, task.scorer)
+        self.sets[name] = EvaluationSet(
+            ids,
+            examples,
+            task.reward,
+            cap,
+            episodes,
+            task.scorer,
+        )
         return len(examples)
 
     def evaluate(self, policy: Policy, name: str | None, part: int, parts: int) -> Evaluation:
         """Answer every `parts`-th question of a set, from `part` on."""
         one = self.sets[name]
-        sampling = Sampling(one.completion_tokens, self._run.temperature, self._packets.asked.ends, greedy=True)
+        sampling = Sampling(
+            one.completion_tokens,
+            self._run.temperature,
+            self._packets.asked.ends,
+            greedy=True,
+        )
         with scoring(one.reward, one.scorer) as scorer:
             answers = greedy.evaluate(
                 policy,

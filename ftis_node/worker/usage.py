@@ -38,8 +38,11 @@ class Usage:
     def step_ended(self) -> DeviceSeconds:
         """Return the seconds since the end of the previous step, by kind of work, and restart."""
         now = self._clock()
-        total = now - (now if self._since is None else self._since)
+        total = 0.0
+        if self._since is not None:
+            total = now - self._since
         parts = {part: self._spent[part] for part in (*WORK, "score")}
+        busy = sum(parts[part] for part in WORK)
         self._since = now
         self._spent = defaultdict(float)
-        return DeviceSeconds(total, **parts, idle=max(0.0, total - sum(parts[part] for part in WORK)))
+        return DeviceSeconds(total, **parts, idle=max(0.0, total - busy))
