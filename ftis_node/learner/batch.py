@@ -73,8 +73,11 @@ class Prompted:
 
     @property
     def prefixed(self) -> Prefixed:
+        """The same in the form in which the policy scores it."""
         completions = [sample.completion for sample in self.samples]
-        return Prefixed(self.prompt_ids, [one.token_ids for one in completions], [one.given for one in completions])
+        token_ids = [one.token_ids for one in completions]
+        given = [one.given for one in completions]
+        return Prefixed(self.prompt_ids, token_ids, given)
 
     def cost(self, packed: bool) -> int:
         """Tokens that go through the model. Without packing each completion has a copy of the prompt."""
@@ -117,7 +120,8 @@ class Batch:
         for group, ids in zip(groups, known, strict=True):
             parts = [part for part in group.parts if part.source == own or not objective.own_only]
             if any(part.completions for part in parts):
-                batch._add(group.prompt_ids, parts, objective, own, random.Random(sum(known) - ids))
+                rng = random.Random(sum(known) - ids)
+                batch._add(group.prompt_ids, parts, objective, own, rng)
         return batch
 
     def _add(
@@ -185,10 +189,11 @@ def after_both(rewards: Sequence[float], readable: Sequence[bool], rng: random.R
     So these are as if drawn without selection, and may be judged one by one (a martingale). The order is the reader's,
     so that no author can put its lies into the samples that are no evidence.
     """
-    found = [False] * len(rewards)
+    count = len(rewards)
+    found = [False] * count
     low = math.inf
     high = -math.inf
-    for place in rng.sample(range(len(rewards)), len(rewards)):
+    for place in rng.sample(range(count), count):
         found[place] = low < high > 0
         if readable[place]:
             low = min(low, rewards[place])
@@ -198,7 +203,12 @@ def after_both(rewards: Sequence[float], readable: Sequence[bool], rng: random.R
 
 def _ids(group: TrainingGroup) -> int:
     """The sum of a group's ids. That of the others is the seed of its order: unknown to its author, and not its own."""
-    return sum(int(one.token_ids.sum()) for part in group.parts for one in part.completions if one is not None)
+    total = 0
+    for part in group.parts:
+        for one in part.completions:
+            if one is not None:
+                total += int(one.token_ids.sum())
+    return total
 
 
 def imitated(rewards: Sequence[float], weight: float) -> list[float]:
@@ -206,9 +216,11 @@ def imitated(rewards: Sequence[float], weight: float) -> list[float]:
 
     With R = 1 the gradient of its term is λ ∇ log π: SGT's NLL on one verified success (arXiv 2605.07244).
     """
+    advantages = [0.0] * len(rewards)
     best = max(rewards)
-    first = rewards.index(best) if best > 0 else -1
-    return [weight if index == first else 0.0 for index in range(len(rewards))]
+    if best > 0:
+        advantages[rewards.index(best)] = weight
+    return advantages
 
 
 def counted(completion: Completion, objective: Objective) -> int:
@@ -237,7 +249,11 @@ def micro_batches(prompted: Sequence[Prompted], budget: int, packed: bool) -> It
 def _cut(group: Prompted, budget: int) -> Iterator[Prompted]:
     """The group whole if it fits; else in pieces that do, each with its own copy of the prompt."""
     longest_first = sorted(group.samples, key=lambda sample: -sample.tokens)
-    for some in portions(longest_first, lambda some: _within([Prompted(group.prompt_ids, some)], budget)):
+
+    def fit(some: Sequence[Sample]) -> bool:
+        return _within([Prompted(group.prompt_ids, some)], budget)
+
+    for some in portions(longest_first, fit):
         yield Prompted(group.prompt_ids, some)
 
 
@@ -258,4 +274,5 @@ def _within(pieces: Sequence[Prompted], budget: int) -> bool:
     prompts = [len(piece.prompt_ids) for piece in pieces]
     samples = [sample.tokens for piece in pieces for sample in piece.samples]
     tokens = sum(prompts) + sum(samples) - len(samples)
-    return tokens <= budget and len(samples) * (max(prompts) + max(samples)) <= SPREAD * budget
+    rows = len(samples) * (max(prompts) + max(samples))
+    return tokens <= budget and rows <= SPREAD * budget

@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -15,30 +15,19 @@ from ftis_node.fit.plan import MICRO_BATCH_TOKENS
 from ftis_node.host.doing import advance, doing
 from ftis_node.host.interruption import check
 from ftis_node.learner.batch import Batch, Prompted, Sample, TrainingGroup, counted, micro_batches
+from ftis_node.learner.computed import Computed, by_sample, shared
 from ftis_node.learner.fsdp import sharded
 from ftis_node.learner.loss_scale import HALVINGS, LossScale
 from ftis_node.learner.optimiser import NamedTensors, Optimiser
 from ftis_node.learner.team import ALONE, Team
 from ftis_node.learner.trust import distrusted, next_length
-from ftis_node.objective import Diagnostics, FilterWatch, Objective, Terms, pack
+from ftis_node.objective import Diagnostics, FilterWatch, Objective, pack
 from ftis_node.policy.policy import Policy
 from ftis_node.policy.room import Room, free_memory, out_of_memory
 from ftis_node.policy.score import completion_logprobs
 from ftis_node.step_report import StepReport
 
 BAD_STEPS = 5  # in a row without a finite gradient: what was before them is no longer trusted
-
-
-@dataclass(frozen=True, eq=False)
-class Computed:
-    """A micro-batch after its backward pass; nothing in it holds a graph."""
-
-    samples: Sequence[Sample]
-    terms: Terms
-    logprobs: Tensor
-    entropy: Tensor
-    loss: float
-    distrusted: Tensor
 
 
 class Learner:
@@ -71,8 +60,11 @@ class Learner:
         self.in_shards = any(map(sharded, policy.model.parameters()))
         self._team = team
         # In shards the ranks meet in each pass; else each computes its share by itself.
-        self._within_pass = team if self.in_shards else ALONE
-        self._around_passes = ALONE if self.in_shards else team
+        self._within_pass: Team = ALONE
+        self._around_passes = team
+        if self.in_shards:
+            self._within_pass = team
+            self._around_passes = ALONE
         self.steps = 0
         self.gate: float | None = None  # see Objective.next_gate
         self.usual_length: float | None = None  # see trust.next_length
@@ -107,7 +99,12 @@ class Learner:
     def _step(self, groups: Sequence[TrainingGroup]) -> StepReport:
         began = time.perf_counter()
         batch = Batch.of(groups, self.objective, self.own)
-        diagnostics = Diagnostics(self.own, batch.idle, batch.unreadable, batch.unreadable_judged)
+        diagnostics = Diagnostics(
+            self.own,
+            batch.idle,
+            batch.unreadable,
+            batch.unreadable_judged,
+        )
         retries = self._retries
         loss = 0.0
         norm = 0.0
@@ -150,7 +147,7 @@ class Learner:
                 break
             if inner == 0:
                 gate = self.next_gate(computed)
-                start = _by_sample(computed)
+                start = by_sample(computed)
                 successes = [s.sampled for s in batch.computed if s.source == self.own and s.advantage > 0]
                 usual_length = next_length(self.usual_length, successes)
         self.gate = gate  # only now: all inner steps are gated alike
@@ -175,7 +172,8 @@ class Learner:
         """
         for left in range(HALVINGS, -1, -1):
             computed = self.gradient_that_fits(batch, start)
-            (norm,) = self._team.first(self.optimiser.gradient_norm() / self.loss_factor(batch))
+            unscaled = self.optimiser.gradient_norm() / self.loss_factor(batch)
+            (norm,) = self._team.first(unscaled)
             forward = [tensor for part in computed for tensor in (part.logprobs, part.terms.value)]
             if not left or not self.loss_scale.overflowed(norm, forward):
                 break
@@ -224,9 +222,12 @@ class Learner:
         """
         team = self._within_pass
         parts = list(micro_batches(mine, self.room.size, self.policy.packed))
+        count = len(parts)
         first = batch.prompted[0]
-        nothing = [Prompted(first.prompt_ids, [replace(first.samples[0], scale=0.0)])]
-        passes = parts + [nothing] * (team.most(len(parts)) - len(parts))
+        worthless = replace(first.samples[0], scale=0.0)
+        nothing = [Prompted(first.prompt_ids, [worthless])]
+        lacking = team.most(count) - count
+        passes = parts + [nothing] * lacking
         computed: list[Computed] = []
         for part in passes:
             with team.agreeing():
@@ -236,9 +237,12 @@ class Learner:
                 one = self._backward(part, batch, start)
                 computed.append(one)
                 advance(len(one.samples), tokens=len(one.logprobs))
-                if self.loss_scale.used and team.most(int(not math.isfinite(self.optimiser.gradient_norm()))):
+                if not self.loss_scale.used:
+                    continue
+                overflowed = not math.isfinite(self.optimiser.gradient_norm())
+                if team.most(int(overflowed)):
                     break
-        return computed[: len(parts)]
+        return computed[:count]
 
     def _make_room(self, batch: Batch) -> None:
         """Waits, or takes less at a time; never less than the longest sample, which has a micro-batch to itself.
@@ -260,18 +264,30 @@ class Learner:
             raise FtisError("A single completion with its prompt does not fit into memory.")
 
     def _backward(self, part: Sequence[Prompted], batch: Batch, start: Sequence[Tensor]) -> Computed:
-        """Add the gradient of one micro-batch."""
+        """Add the gradient of one micro-batch, times `loss_factor`, to that in the parameters.
+
+        Args:
+            start: log-probs of each sample of the batch at the first inner step, none if this is it.
+        """
         device = self.policy.device
         samples = [sample for prompted in part for sample in prompted.samples]
         lengths = torch.tensor([sample.sampled for sample in samples], device=device)
         advantages = _column([sample.advantage for sample in samples], device)
         own = torch.tensor([sample.source == self.own for sample in samples], device=device)
-        new, entropy = completion_logprobs(self.policy, [prompted.prefixed for prompted in part], self.temperature)
+        groups = [prompted.prefixed for prompted in part]
+        new, entropy = completion_logprobs(self.policy, groups, self.temperature)
         claimed = np.concatenate([sample.completion.logprobs for sample in samples])
         before = new.detach()
         if start:
             before = torch.cat([start[sample.index].to(device) for sample in samples])
-        suspect = distrusted(before, lengths, advantages, own, defences=self._defences, usual_length=self.usual_length)
+        suspect = distrusted(
+            before,
+            lengths,
+            advantages,
+            own,
+            defences=self._defences,
+            usual_length=self.usual_length,
+        )
         packed = pack(
             trainer_logprobs=new,
             start_logprobs=before,
@@ -286,10 +302,18 @@ class Learner:
             count_end=self.objective.count_end,
         )
         terms = self.objective.terms(packed, self.gate)
-        loss = -(terms.value * _column([sample.scale for sample in samples], device)).sum()
+        scales = _column([sample.scale for sample in samples], device)
+        loss = -(terms.value * scales).sum()
         (loss * self.loss_factor(batch)).backward()  # type: ignore[no-untyped-call]
         detached = replace(terms, value=terms.value.detach())
-        return Computed(samples, detached, new.detach(), entropy, float(loss.detach()), suspect)
+        return Computed(
+            samples,
+            detached,
+            new.detach(),
+            entropy,
+            float(loss.detach()),
+            suspect,
+        )
 
     def divisor(self, batch: Batch, computed: Sequence[Computed]) -> float:
         """D, which the accumulated loss and gradient must still be divided by: it may hang on what was dropped."""
@@ -327,20 +351,21 @@ class Learner:
     def _tell(self, diagnostics: Diagnostics, computed: Sequence[Computed], inner: int) -> None:
         """Add micro-batches to the figures; inner: the number of the inner step."""
         for part in computed:
-            sources = [sample.source for sample in part.samples]
-            lengths = torch.tensor([sample.sampled for sample in part.samples])
+            samples = part.samples
+            sources = [sample.source for sample in samples]
+            lengths = torch.tensor([sample.sampled for sample in samples])
             if inner:
                 diagnostics.add_inner(part.terms, lengths, sources)
                 continue
             diagnostics.add(
                 part.terms,
-                advantages=torch.tensor([sample.advantage for sample in part.samples]),
+                advantages=torch.tensor([sample.advantage for sample in samples]),
                 lengths=lengths,
                 sources=sources,
                 entropy=part.entropy,
                 distrusted=part.distrusted,
-                chunked=torch.tensor([sample.completion.chunks is not None for sample in part.samples]),
-                judged=torch.tensor([sample.judged for sample in part.samples]),
+                chunked=torch.tensor([sample.completion.chunks is not None for sample in samples]),
+                judged=torch.tensor([sample.judged for sample in samples]),
             )
 
     def next_gate(self, computed: Sequence[Computed]) -> float | None:
@@ -365,8 +390,10 @@ class Learner:
         """
         with self._within_pass.bound():
             weights, state = self.optimiser.state(live=live)
-        levels = {_GATE: _level(self.gate), _LENGTH: _level(self.usual_length)}
-        return weights, {**state, **levels, **self.loss_scale.state()}
+        state[_GATE] = _level(self.gate)
+        state[_LENGTH] = _level(self.usual_length)
+        state |= self.loss_scale.state()
+        return weights, state
 
     def restore(self, weights: NamedTensors, state: NamedTensors, steps: int) -> None:
         """Put back what `state` gave.
@@ -374,7 +401,8 @@ class Learner:
         Raises:
             FtisError: the weights are of another model or another choice of trainable parameters.
         """
-        self.optimiser.restore(weights, {name: value for name, value in state.items() if "/" in name})
+        of_optimiser = {name: value for name, value in state.items() if "/" in name}
+        self.optimiser.restore(weights, of_optimiser)
         self.loss_scale.restore(state)
         self.gate = _value(state.get(_GATE))
         self.usual_length = _value(state.get(_LENGTH))
@@ -382,8 +410,6 @@ class Learner:
         self._bad_steps = 0
 
 
-_WITH_TERMS = ("logprobs", "entropy", "distrusted")
-_TERMS = tuple(field.name for field in fields(Terms))
 _GATE = "gate"  # among the optimiser's tensors, whose names all have a slash
 _LENGTH = "usual length"
 
@@ -401,38 +427,6 @@ def _value(level: Tensor | None) -> float | None:
     if level is None or not len(level):
         return None
     return float(level[0])
-
-
-def _by_sample(computed: Sequence[Computed]) -> list[Tensor]:
-    """Log-probs at the start of the step, by a sample's index."""
-    found: dict[int, Tensor] = {}
-    for part in computed:
-        pieces = torch.split(part.logprobs, [sample.sampled for sample in part.samples])
-        found |= {sample.index: piece for sample, piece in zip(part.samples, pieces, strict=True)}
-    return [found[index] for index in range(len(found))]
-
-
-def shared(mine: list[Computed], batch: Batch, team: Team) -> list[Computed]:
-    """The micro-batches of all ranks, in their order."""
-    if team.size == 1:
-        return mine
-    tensors: NamedTensors = {}
-    for number, one in enumerate(mine):
-        row = {name: getattr(one.terms, name) for name in _TERMS}
-        row |= {name: getattr(one, name) for name in _WITH_TERMS}
-        row["index"] = torch.tensor([sample.index for sample in one.samples])
-        row["loss"] = torch.tensor([one.loss], dtype=torch.float64)
-        tensors |= {f"{number}/{name}": value for name, value in row.items()}
-    everything: list[Computed] = []
-    for found in team.gathered(tensors):
-        number = 0
-        while f"{number}/loss" in found:
-            samples = [batch.computed[index] for index in found[f"{number}/index"].tolist()]
-            terms = Terms(**{name: found[f"{number}/{name}"] for name in _TERMS})
-            more = {name: found[f"{number}/{name}"] for name in _WITH_TERMS}
-            everything.append(Computed(samples, terms, loss=float(found[f"{number}/loss"]), **more))
-            number += 1
-    return everything
 
 
 def _column(values: Sequence[float], device: torch.device) -> Tensor:

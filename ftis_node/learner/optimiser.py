@@ -38,7 +38,11 @@ class Optimiser:
     """
 
     def __init__(
-        self, trainable: Mapping[str, Parameter], settings: Settings, learning_rate: float, team: Team = ALONE
+        self,
+        trainable: Mapping[str, Parameter],
+        settings: Settings,
+        learning_rate: float,
+        team: Team = ALONE,
     ) -> None:
         """
         Args:
@@ -62,7 +66,11 @@ class Optimiser:
         self._moment = _MOMENT[settings.optimiser or "adamw"]
         masters = list(self._masters.values())
         self._retried = all(master.device.type in _FUSED for master in masters)
-        options: dict[str, Any] = {"lr": learning_rate, "betas": settings.betas, "weight_decay": settings.weight_decay}
+        options: dict[str, Any] = {
+            "lr": learning_rate,
+            "betas": settings.betas,
+            "weight_decay": settings.weight_decay,
+        }
         if settings.optimiser == "adamw8bit":
             self._adam = eight_bit()(masters, **options)
         else:

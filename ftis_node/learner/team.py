@@ -50,8 +50,11 @@ class Team:
             place: a file that does not exist yet, in a directory of this user's only.
         """
         os.environ.update(GLOO_SOCKET_IFNAME="lo", NCCL_SOCKET_IFNAME="lo")  # nothing leaves this machine
+        backend = "gloo"
+        if device.type == "cuda":
+            backend = "cpu:gloo,cuda:nccl"
         dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+            backend,
             store=dist.FileStore(place, size),  # type: ignore[attr-defined]
             rank=rank,
             world_size=size,
@@ -93,7 +96,9 @@ class Team:
             mine = None  # its traceback holds the tensors that were there
             raise MemoryError("Out of memory on one of several devices.") from None
         if worst == _FAILED:
-            raise mine if mine is not None and state == _FAILED else FtisError("Another device of this node failed.")
+            if mine is not None and state == _FAILED:
+                raise mine
+            raise FtisError("Another device of this node failed.")
 
     @contextmanager
     def bound(self, *, by_size: bool = False) -> Iterator[None]:
@@ -117,10 +122,13 @@ class Team:
 
         Those in shards have it already.
         """
-        names = [name for name, parameter in parameters.items() if not isinstance(parameter, DTensor)]
-        mine = [parameters[name].grad is not None for name in names]
-        there = self._most(torch.tensor(mine, dtype=torch.int32))
-        wanted = [parameters[name] for name, one in zip(names, there.tolist(), strict=True) if one]
+        whole = [parameter for parameter in parameters.values() if not isinstance(parameter, DTensor)]
+        mine = [parameter.grad is not None for parameter in whole]
+        somewhere = self._most(torch.tensor(mine, dtype=torch.int32))
+        wanted = []
+        for parameter, one in zip(whole, somewhere.tolist(), strict=True):
+            if one:
+                wanted.append(parameter)
         for pieces in portions(_pieces(wanted), lambda some: sum(map(len, some)) <= BUCKET):
             _add_up(pieces)
 
@@ -158,12 +166,14 @@ class Team:
         size = -(-rows // self.size)
         mine = part.new_zeros(size, *part.shape[1:])
         mine[: len(part)] = part
-        whole = torch.empty(self.size if self.rank == 0 else 0, *mine.shape, dtype=part.dtype)
+        ranks = 0
+        if self.rank == 0:
+            ranks = self.size
+        whole = torch.empty(ranks, *mine.shape, dtype=part.dtype)
+        at_a_time = max(1, BUCKET // mine[0].numel())  # a GPU may have no room for an embedding
         begin = 0
-        for piece in torch.split(mine, max(1, BUCKET // mine[0].numel())):  # a GPU may have no room for an embedding
-            parts = []
-            if self.rank == 0:
-                parts = [torch.empty_like(piece) for _ in range(self.size)]
+        for piece in torch.split(mine, at_a_time):
+            parts = [torch.empty_like(piece) for _ in range(ranks)]
             dist.gather(piece, parts or None)
             for rank, one in enumerate(parts):
                 whole[rank, begin : begin + len(one)] = one
@@ -178,10 +188,12 @@ class Team:
         dist.all_gather(sizes, torch.tensor([len(mine)]))
         most = max(int(size) for size in sizes)
         buffers = [torch.empty(most, dtype=torch.uint8) for _ in range(self.size)]
-        dist.all_gather(buffers, torch.nn.functional.pad(mine, (0, most - len(mine))))
+        padded = torch.nn.functional.pad(mine, (0, most - len(mine)))  # all send as many bytes
+        dist.all_gather(buffers, padded)
         found = []
         for buffer, size in zip(buffers, sizes, strict=True):
-            found.append(load(buffer[: int(size)].numpy().tobytes()))
+            sent = buffer[: int(size)].numpy()
+            found.append(load(sent.tobytes()))
         return found
 
     def _most(self, values: Tensor) -> Tensor:
@@ -224,6 +236,7 @@ ALONE = _Alone(0, 1)
 
 
 def _state(error: BaseException | None) -> int:
+    """What became of a rank's share, by what it raised; None: nothing."""
     if error is None:
         return _DONE
     if isinstance(error, Interrupted):
@@ -236,7 +249,9 @@ def _state(error: BaseException | None) -> int:
 def _pieces(parameters: Iterable[Parameter]) -> Iterator[Tensor]:
     """Parts of the gradients; a parameter without any gets zeros."""
     for parameter in parameters:
-        gradient = parameter.grad if parameter.grad is not None else torch.zeros_like(parameter)
+        gradient = parameter.grad
+        if gradient is None:
+            gradient = torch.zeros_like(parameter)
         parameter.grad = gradient.contiguous()
         yield from parameter.grad.view(-1).split(BUCKET)  # type: ignore[no-untyped-call]
 

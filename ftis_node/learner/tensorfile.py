@@ -39,7 +39,9 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
     """
     # Wide elements first, as the format's own library does: then each tensor begins at a multiple of their size.
     order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
-    header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
+    header: dict[str, object] = {}
+    if metadata:
+        header["__metadata__"] = dict(metadata)
     end = 0
     for name in order:
         tensor = tensors[name]
@@ -64,6 +66,8 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
 
 
 def _parts(tensor: Tensor) -> Iterator[memoryview]:
+    """The bytes of a tensor, so many elements at a time, as they lie in main memory."""
     flat = tensor.detach().reshape(-1)
     for begin in range(0, len(flat), _PART):
-        yield flat[begin : begin + _PART].to("cpu").view(torch.uint8).numpy().data
+        part = flat[begin : begin + _PART].to("cpu")
+        yield part.view(torch.uint8).numpy().data

@@ -11,7 +11,17 @@ from ftis_node.tokenizer.declared import declared_ends, front_ids, ids_around
 from ftis_node.tokenizer.fingerprint import fingerprint
 
 # Ends of families whose base and instruct models take part in one run, where the tokenizer marks them special.
-_ENDS = frozenset(("<|endoftext|>", "<|im_end|>", "</s>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", *TURN_ENDS))
+_ENDS = frozenset(
+    (
+        "<|endoftext|>",
+        "<|im_end|>",
+        "</s>",
+        "<|eot_id|>",
+        "<|eom_id|>",
+        "<|end_of_text|>",
+        *TURN_ENDS,
+    )
+)
 _OTHER = "Use the tokenizer and the generation config that belong to the model, or another model."
 
 
@@ -81,11 +91,14 @@ def facts_for(tokenizer: PreTrainedTokenizerBase, chat: Chat | None, turns: int)
     """The facts of a tokenizer that a run is made from and compared with, see `config.run`."""
     ends = declared_ends(tokenizer)
     front = front_ids(tokenizer)
+    digest = ""
+    if chat is not None:
+        digest = chat.digest(turns)
     return {
         "tokenizer": fingerprint(tokenizer),
         "vocabulary": len(tokenizer),
         "eos": list(end_ids(tokenizer, chat)),
-        "chat": chat.digest(turns) if chat is not None else "",
+        "chat": digest,
         "prefix": list(front),
         "ends": list(ends),
         "names": {index: str(tokenizer.convert_ids_to_tokens(index)) for index in (*front, *ends)},

@@ -115,10 +115,23 @@ def chat_of(tokenizer: PreTrainedTokenizerBase, *, thinking: bool = False) -> Ch
         between = found.pop()
     if after.rstrip().endswith(_OPENED):  # the model writes the tag itself, so that its whole answer is its own
         after = after.rstrip().removesuffix(_OPENED)
-    return Chat(tokenizer, before, after, between, end, thinking)
+    return Chat(
+        tokenizer,
+        before,
+        after,
+        between,
+        end,
+        thinking,
+    )
 
 
-def chat_wanted(tokenizer: PreTrainedTokenizerBase, template: str, wanted: Wanted, *, thinking: bool) -> Chat | None:
+def chat_wanted(
+    tokenizer: PreTrainedTokenizerBase,
+    template: str,
+    wanted: Wanted,
+    *,
+    thinking: bool,
+) -> Chat | None:
     """The chat in which this model is asked, where that is its node's own choice; None: in plain text.
 
     wanted: `auto` is a chat for an instruct model, and plain text for a base model and for a template that is nothing
@@ -174,6 +187,11 @@ def instructed(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> bool:
 
 
 def _around(tokenizer: PreTrainedTokenizerBase, message: str, thinking: bool) -> tuple[str, str]:
+    """What a template puts before a message and after it, up to where the model writes.
+
+    Raises:
+        NoChat: it does not put the message there as it is, or writes a date that no node can set.
+    """
     turn = [{"role": "user", "content": message}]
     text = _rendered(tokenizer, turn, thinking, prompt=True)
     dated = "strftime_now" in str(tokenizer.chat_template)
@@ -186,9 +204,16 @@ def _around(tokenizer: PreTrainedTokenizerBase, message: str, thinking: bool) ->
 
 
 def _from_answer_to(
-    tokenizer: PreTrainedTokenizerBase, message: str, after: str, end: str, thinking: bool
+    tokenizer: PreTrainedTokenizerBase,
+    message: str,
+    after: str,
+    end: str,
+    thinking: bool,
 ) -> str | None:
-    """What stands between an answer's end token and this message; None where something else is after that."""
+    """What stands between an answer's end token and this message; None where something else is after that.
+
+    after: what must follow the message. end: the end token's text.
+    """
     turns = [
         {"role": "user", "content": "A first question"},
         {"role": "assistant", "content": _ANSWER},
@@ -206,12 +231,20 @@ def _from_answer_to(
 
 
 def _end(tokenizer: PreTrainedTokenizerBase, thinking: bool) -> tuple[int, str]:
-    """The first token after an answer; where a template writes none, the one that begins the next turn (GLM)."""
-    turns = [{"role": "user", "content": _MESSAGES[0]}, {"role": "assistant", "content": _ANSWER}]
+    """The first token after an answer, its id and its text; where a template writes none, the one that begins the next
+    turn (GLM).
+
+    Raises:
+        NoChat: no special token is there.
+    """
+    question = {"role": "user", "content": _MESSAGES[0]}
+    answer = {"role": "assistant", "content": _ANSWER}
     later = {"role": "user", "content": _MESSAGES[1]}
-    rest = ""
-    for asked in (turns, [*turns, later]):
-        rest = rest or _rendered(tokenizer, asked, thinking, prompt=False).rpartition(_ANSWER)[2].lstrip()
+    for turns in ([question, answer], [question, answer, later]):
+        text = _rendered(tokenizer, turns, thinking, prompt=False)
+        rest = text.rpartition(_ANSWER)[2].lstrip()
+        if rest:
+            break
     special = {token.content: index for index, token in tokenizer.added_tokens_decoder.items() if token.special}
     for content in sorted(special, key=len, reverse=True):
         if rest.startswith(content):
@@ -220,11 +253,25 @@ def _end(tokenizer: PreTrainedTokenizerBase, thinking: bool) -> tuple[int, str]:
 
 
 def _rendered(
-    tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]], thinking: bool, *, prompt: bool, day: str = _DAY
+    tokenizer: PreTrainedTokenizerBase,
+    messages: list[dict[str, str]],
+    thinking: bool,
+    *,
+    prompt: bool,
+    day: str = _DAY,
 ) -> str:
+    """The text that a template makes of messages. prompt: with what begins the model's turn. day: of its date.
+
+    Raises:
+        NoChat: it fails, or makes no text.
+    """
     try:
         text = tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=prompt, enable_thinking=thinking, date_string=day
+            messages,
+            tokenize=False,
+            add_generation_prompt=prompt,
+            enable_thinking=thinking,
+            date_string=day,
         )
     except Exception as error:  # a template may fail in any way
         raise NoChat(f"its chat template fails ({type(error).__name__})") from error

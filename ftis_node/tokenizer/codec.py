@@ -86,7 +86,8 @@ class Codec:
                 end = float(claims[length])
             else:
                 pieces = np.append(pieces, 0)
-        return TextCompletion(self.decode(ids[:length]), pieces.astype(np.uint8), claims[: len(pieces)], end)
+        text = self.decode(ids[:length])
+        return TextCompletion(text, pieces.astype(np.uint8), claims[: len(pieces)], end)
 
     def from_text(self, completion: TextCompletion, *, own: bool = False) -> Completion | None:
         """Return the completion in own ids, with the author's claims token by token or, else, chunk by chunk; None if
@@ -144,7 +145,8 @@ class Codec:
     def _known(self, text: bytes, pieces: Int64Array) -> Int64Array | None:
         """The id of each piece; None if one is no token."""
         ends = np.cumsum(pieces).tolist()
-        ids = [self._ids.get(text[start:end], -1) for start, end in zip([0, *ends[:-1]], ends, strict=False)]
+        begins = [0, *ends[:-1]]
+        ids = [self._ids.get(text[begin:end], -1) for begin, end in zip(begins, ends, strict=False)]
         if -1 in ids:
             return None
         return np.array(ids, np.int64)
@@ -153,7 +155,12 @@ class Codec:
     def _ids(self) -> dict[bytes, int]:
         """The ordinary id of each token's bytes: the lowest that is not only fallen back to."""
         order = sorted(range(len(self._bytes)), key=lambda index: (index not in self._fallback, -index))
-        return {self._bytes[index]: index for index in order if self._bytes[index]}
+        ids = {}
+        for index in order:  # a later one takes the place of an earlier one
+            written = self._bytes[index]
+            if written:
+                ids[written] = index
+        return ids
 
     @cached_property
     def _ambiguous(self) -> BoolArray:
@@ -249,6 +256,8 @@ def align(pieces: ArrayLike, claims: ArrayLike, tokens: ArrayLike) -> tuple[Int6
     ends = np.searchsorted(theirs, own[last_tokens]) + 1  # pieces up to the end of each chunk
     if not len(ends):
         return _NO_CHUNKS
+    counts = np.diff(ends, prepend=0)
     chunks = np.repeat(np.arange(len(ends)), np.diff(last_tokens, prepend=-1))
-    sums = np.add.reduceat(np.asarray(claims, np.float64)[: ends[-1]], np.concatenate(([0], ends[:-1])))
-    return chunks, sums.astype(np.float32), np.diff(ends, prepend=0)
+    covered = np.asarray(claims, np.float64)[: ends[-1]]
+    sums = np.add.reduceat(covered, ends - counts)  # from where each chunk begins
+    return chunks, sums.astype(np.float32), counts

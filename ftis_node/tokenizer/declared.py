@@ -43,7 +43,8 @@ def _probed(tokenizer: PreTrainedTokenizerBase, text: str, *, special: bool) -> 
 
 def ids_around(tokenizer: PreTrainedTokenizerBase, before: str, message: str, after: str) -> list[int]:
     """Token ids of three texts in a row, without a BOS. Special tokens that `message` spells are plain text."""
-    ids = _read(tokenizer, before + message + after)
+    text = before + message + after
+    ids = _read(tokenizer, text)
     special = _special(tokenizer)
     found = tuple(index for index in ids if index in special)
     if not found:
@@ -52,12 +53,12 @@ def ids_around(tokenizer: PreTrainedTokenizerBase, before: str, message: str, af
     if found == ours:
         return ids
     if not ours:
-        return _plainly(_backend(tokenizer, prefix=True), before + message + after)
-    plain = _backend(tokenizer, prefix=False)
-    if not before:
-        first = _plainly(_backend(tokenizer, prefix=True), message)
+        return _plainly(_backend(tokenizer, prefix=True), text)
+    if before:
+        inside = _backend(tokenizer, prefix=False)
+        first = [*_read(tokenizer, before), *_plainly(inside, message)]
     else:
-        first = [*_read(tokenizer, before), *_plainly(plain, message)]
+        first = _plainly(_backend(tokenizer, prefix=True), message)
     return [*first, *_read(tokenizer, after)]
 
 

@@ -31,12 +31,10 @@ def token_bytes(state: dict[str, Any], vocabulary: dict[str, int]) -> tuple[list
     """
     decoders = list(_parts(state["decoder"]))
     kinds = {part["type"] for part in decoders}
-    spaces = [part["replacement"] for part in decoders if part["type"] == "Metaspace"]
-    swaps = [(mark, " ") for mark in spaces] + [
-        (part["pattern"]["String"], part["content"])
-        for part in decoders
-        if part["type"] == "Replace" and "String" in part["pattern"]
-    ]
+    swaps = [(part["replacement"], " ") for part in decoders if part["type"] == "Metaspace"]
+    for part in decoders:
+        if part["type"] == "Replace" and "String" in part["pattern"]:
+            swaps.append((part["pattern"]["String"], part["content"]))
     falls_back = "ByteFallback" in kinds or bool(state["model"].get("byte_fallback"))
     added = {int(entry["id"]): entry for entry in state["added_tokens"]}
     table = [b""] * (max(vocabulary.values(), default=-1) + 1)

@@ -62,10 +62,9 @@ class _Dispatcher:
             return pack(Reply(call.id, encoded(result)))  # within the try: a result that cannot be sent is a fault too
         except UserError as error:
             fault = Fault(type(error).__name__, error.what, error.fix)
-        except Interrupted as error:  # it was asked for
-            fault = Fault(type(error).__name__, str(error))
         except Exception as error:  # the network process decides what a fault means
-            traceback.print_exc()
+            if not isinstance(error, Interrupted):  # that was asked for
+                traceback.print_exc()
             fault = Fault(type(error).__name__, str(error))
         return pack(Reply(call.id, fault=fault))
 

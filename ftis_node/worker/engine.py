@@ -302,19 +302,20 @@ class Engine:
         """
         began = time.perf_counter()
         asked = self._rows_of(own)
+        count = len(rows)
         if self.policy.server is not None:
             self.policy.server.prepare(self.policy, self.learner.steps)
         noise = None
         if rows:
-            noise = noise_of(seeds or self.seeds(len(rows)), asked.completions, self.run.completion_tokens)
-        with self._phase("generate"), doing("generating", len(rows) * asked.completions, "completions"):
+            noise = noise_of(seeds or self.seeds(count), asked.completions, self.run.completion_tokens)
+        with self._phase("generate"), doing("generating", count * asked.completions, "completions"):
             groups = self._sample(asked, rows, noise)
         packets = []
-        for slot, row, group in zip(slots or range(len(rows)), rows, groups, strict=True):
+        for slot, row, group in zip(slots or range(count), rows, groups, strict=True):
             place = Slot(author, round, slot, policy_step)
             packets.append(self.packets.write(place, asked.text(row), asked.prompts[row], group))
         answers = []
-        with self.usage.of("score"), doing("scoring", len(rows), "groups"):
+        with self.usage.of("score"), doing("scoring", count, "groups"):
             for row, packet in zip(rows, packets, strict=True):
                 rewards = self._rewards(asked, row, packet, self.packets.read(packet), asked.scorer)
                 answers.append(m.ScoredPacket(packet, rewards))

@@ -372,9 +372,10 @@ Message = TypeVar("Message")
 def pack(message: Any) -> bytes:
     """The bytes of a message after its length. Raises ValueError if they are too many."""
     body = encoded(message)
-    if len(body) > MAX_MESSAGE:
-        raise ValueError(f"A message of {len(body)} bytes is over the limit of {MAX_MESSAGE}.")
-    return HEADER.pack(len(body)) + body
+    size = len(body)
+    if size > MAX_MESSAGE:
+        raise ValueError(f"A message of {size} bytes is over the limit of {MAX_MESSAGE}.")
+    return HEADER.pack(size) + body
 
 
 def encoded(value: Any) -> msgspec.Raw:
