@@ -66,7 +66,15 @@ class SharedCache:
     rows   how many are computed; one that has ended is computed until another takes its place
     """
 
-    def __init__(self, size: Size, layers: int, heads: int, like: Tensor, *, static: bool = False) -> None:
+    def __init__(
+        self,
+        size: Size,
+        layers: int,
+        heads: int,
+        like: Tensor,
+        *,
+        static: bool = False,
+    ) -> None:
         """
         Args:
             heads: of keys.
@@ -85,21 +93,22 @@ class SharedCache:
         self._owner: Int64Array = np.full(size.rows, -1)  # the place of each row's prompt; -1: it has ended
         self._prompt: Int64Array = np.full(size.prompts, -1)  # the number of the prompt in each place
         self._start: Int64Array = np.zeros(size.rows, np.int64)  # tokens of each row's prompt, and its own
-        self._filled: Int64Array = np.zeros(size.rows, np.int64)
+        self._filled = np.zeros_like(self._start)
         self._bias = torch.zeros(size.rows, size.width + size.tokens, device=like.device)  # fp32, -inf hides
         # of each row's next token: its position, its place in the bias, and those of its keys and values; most of these
         last = self._places(np.full(size.rows, size.width), size.tokens - 1)
         self._most = torch.from_numpy(last).to(like.device)
         self._next = torch.zeros_like(self._most)
         # a graph reads these where they were when it was captured, see `settle`
-        cells = heads * (size.prompts * min(size.group, size.rows) + size.rows)
+        line = min(size.group, size.rows)
+        cells = heads * (size.prompts * line + size.rows)
         self._index = self._next.new_zeros(self._next.numel() + cells)
         self._take = self._index  # the row in each cell of a table of prompts, see `settle`
         self._back = self._index  # the cell of each row
         self._where = self._index  # where keys and values of the present token go
 
         def room(places: int, tokens: int) -> list[Tensor]:  # read before they are written, so they must be numbers
-            shape = (2, places, heads, tokens, like.shape[-1])
+            shape = (2, places, heads, tokens, self._dim)
             return [like.new_zeros(shape) for _ in range(layers)]
 
         self._own = room(size.rows, size.tokens)
@@ -120,8 +129,9 @@ class SharedCache:
         self._filled[:] = 0
         for part in (*self._own, *self._prompts):
             part.zero_()  # what diverged weights left would spoil what it is hidden from: 0 · NaN
-        self._bias[:, : self.size.width] = 0.0
-        self._bias[:, self.size.width :] = -torch.inf
+        width = self.size.width
+        self._bias[:, :width] = 0.0
+        self._bias[:, width:] = -torch.inf
 
     def _places(self, start: Int64Array, filled: Any) -> Int64Array:
         """`[2 + 2 · kv heads, rows]` for rows with so many tokens of their prompts and of their own."""
@@ -180,19 +190,29 @@ class SharedCache:
         return new
 
     def _hide_padding(self, places: Int64Array, known: BoolArray) -> None:
-        """The bias of new rows: they see the tokens of their prompts, which stand on the right, and no own ones yet."""
+        """The bias of new rows: they see the tokens of their prompts, which stand on the right, and no own ones yet.
+
+        known: which columns of each one's prompt are no padding, `[places, columns]`.
+        """
         hidden = np.full((len(places), self._bias.shape[1]), -np.inf, np.float32)
         width = self.size.width
-        hidden[:, width - known.shape[1] : width][known] = 0.0
+        of_prompts = hidden[:, width - known.shape[1] : width]
+        of_prompts[known] = 0.0
         device = self._bias.device
         self._bias.index_copy_(0, torch.from_numpy(places).to(device), torch.from_numpy(hidden).to(device))
 
     def _keep(self, read: Sequence[tuple[Tensor, Tensor]], new: dict[int, int], width: int) -> None:
-        """Copy keys and values of prompts that were read into their places."""
+        """Copy keys and values of prompts that were read into their places, where they stand on the right.
+
+        Args:
+            new: by its place, which of those read a prompt is. width: columns of what was read.
+        """
         to, which = torch.tensor([list(new), list(new.values())]).to(self._bias.device)
+        first = self.size.width - width
         for prompts, parts in zip(self._prompts, read, strict=True):
             for mine, part in zip(prompts, parts, strict=True):
-                mine[:, :, self.size.width - width :].index_copy_(0, to, part.index_select(0, which))
+                columns = mine[:, :, first:]
+                columns.index_copy_(0, to, part.index_select(0, which))
 
     def shrink(self, rows: int) -> Int64Array:
         """Close the gaps, so that only so many rows are computed; return the old place of each."""
@@ -238,7 +258,12 @@ class SharedCache:
         free = np.flatnonzero(~used[: self._count])
         self._gather_prompts(far, free[: len(far)])
 
-    def _table(self, alive: Int64Array, owner: Int64Array, sizes: Int64Array) -> tuple[Int64Array, Int64Array]:
+    def _table(
+        self,
+        alive: Int64Array,
+        owner: Int64Array,
+        sizes: Int64Array,
+    ) -> tuple[Int64Array, Int64Array]:
         """The row in each cell `[prompts, kv heads, line]` of a table, and the cell of each `[row, kv head]`.
 
         Cells without a row have another's, which nobody asks for.
@@ -268,7 +293,8 @@ class SharedCache:
         self._move(self._prompts, far, to)
         moved = np.arange(self.size.prompts)
         moved[far] = to
-        self._owner[self._owner >= 0] = moved[self._owner[self._owner >= 0]]
+        alive = self._owner >= 0
+        self._owner[alive] = moved[self._owner[alive]]
         self._prompt[to] = self._prompt[far]
         self._prompt[far] = -1
 
@@ -303,12 +329,13 @@ class SharedCache:
 
     def grow(self) -> tuple[int, ...]:
         """Make room for the next token of every row; return what the shapes that follow depend on."""
+        most = self.size.tokens
         filled = self._filled[: self.rows]
-        np.minimum(filled + 1, self.size.tokens, out=filled)
+        np.minimum(filled + 1, most, out=filled)
         alive = self._owner[: self.rows] >= 0
         self._read = int(filled[alive].max(initial=1))
         if self.static:
-            self._read = min(max(LEAST_WIDTH, bucket(self._read)), self.size.tokens)
+            self._read = min(max(LEAST_WIDTH, bucket(self._read)), most)
         return self.rows, self._count, self._line, self._read
 
     def positions(self) -> Tensor:
@@ -325,7 +352,8 @@ class SharedCache:
     def put(self, layer: int, new: Tensor) -> None:
         """Write keys and values of the token, `[rows, 2, kv heads, head_dim]`."""
         lines = self._own[layer].view(-1, self._dim)
-        lines.index_copy_(0, self._where, new.permute(1, 2, 0, 3).reshape(-1, self._dim))
+        in_order = new.permute(1, 2, 0, 3).reshape(-1, self._dim)  # as `_places` counts: keys and values, heads, rows
+        lines.index_copy_(0, self._where, in_order)
 
     def bias(self, window: int | None) -> Tensor:
         """What `attend` adds to scores, fp32 `[rows, 1, tokens read]`; window: the newest token sees so many."""
@@ -338,7 +366,13 @@ class SharedCache:
         column = torch.arange(columns, device=bias.device)
         return bias.masked_fill(column <= (newest - window)[:, None, None], -torch.inf)
 
-    def attend(self, layer: int, query: Tensor, scaling: float, bias: Tensor) -> Tensor:
+    def attend(
+        self,
+        layer: int,
+        query: Tensor,
+        scaling: float,
+        bias: Tensor,
+    ) -> Tensor:
         """query `[rows, heads, head_dim]` → what it finds among its prompt's and its own tokens `[rows, all of it]`.
 
         bias: by `bias`, of this token.
@@ -346,12 +380,14 @@ class SharedCache:
         rows = self.rows
         read = self._read
         width = self.size.width
+        lines = rows * self.heads
         own, prompts = self._flat[layer]
-        own = own[:, : rows * self.heads, :read]
+        own = own[:, :lines, :read]
         prompts = prompts[:, : self._count * self.heads]
-        query = query.reshape(rows * self.heads, -1, self._dim)  # queries that share a key head together
+        query = query.reshape(lines, -1, self._dim)  # queries that share a key head together
         queries = query.shape[1]
-        of_prompt = self._by_row(_products(self._by_prompt(query), prompts[0]), queries)
+        of_table = _products(self._by_prompt(query), prompts[0])
+        of_prompt = self._by_row(of_table, queries)
         scores = torch.cat([of_prompt, _products(query, own[0])], -1)
         together = scores.view(rows, -1, width + read)
         torch.add(bias, together, alpha=scaling, out=together)
@@ -360,16 +396,19 @@ class SharedCache:
         of_prompt = weights[..., :width]
         if not self.static:
             of_prompt = of_prompt.contiguous()  # faster on a CPU
-        of_prompt = torch.bmm(self._by_prompt(of_prompt), prompts[1])
-        return found.add_(self._by_row(of_prompt, queries)).view(rows, -1)
+        of_table = torch.bmm(self._by_prompt(of_prompt), prompts[1])
+        found.add_(self._by_row(of_table, queries))
+        return found.view(rows, -1)
 
     def _by_prompt(self, rows: Tensor) -> Tensor:
         """`[rows · kv heads, n, x]` → `[prompts · kv heads, line · n, x]`."""
-        return rows.index_select(0, self._take).view(self._count * self.heads, -1, rows.shape[-1])
+        cells = rows.index_select(0, self._take)
+        return cells.view(self._count * self.heads, -1, rows.shape[-1])
 
     def _by_row(self, table: Tensor, queries: int) -> Tensor:
-        """The way back; n: queries."""
-        return table.view(-1, queries, table.shape[-1]).index_select(0, self._back)
+        """The way back; queries: the n of `_by_prompt`."""
+        cells = table.view(-1, queries, table.shape[-1])
+        return cells.index_select(0, self._back)
 
 
 # Whether a product of bf16 matrices can be given in fp32 as it is summed: not before torch 2.8, nor on ROCm.

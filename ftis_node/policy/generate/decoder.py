@@ -21,8 +21,19 @@ from ftis_node.policy.generate.cache import SharedCache, Size
 from ftis_node.policy.generate.sampler import blocks_of
 from ftis_node.policy.nf4 import NF4Linear
 
-_FAMILIES = (Gemma3ForCausalLM, LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
-_NORMS = ("LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm")
+_FAMILIES = (
+    Gemma3ForCausalLM,
+    LlamaForCausalLM,
+    MistralForCausalLM,
+    Qwen2ForCausalLM,
+    Qwen3ForCausalLM,
+)
+_NORMS = (
+    "LlamaRMSNorm",
+    "MistralRMSNorm",
+    "Qwen2RMSNorm",
+    "Qwen3RMSNorm",
+)
 _EMBEDDINGS = ("Embedding", "Gemma3TextScaledWordEmbedding")
 
 # Kinds of rotary embedding whose frequencies do not change with the length of what is read.
@@ -53,10 +64,11 @@ class _Linear:
     def of(cls, module: Any) -> _Linear:
         """Raise NotUnderstoodError for other kinds of modules."""
         plain = (nn.Linear, NF4Linear)
-        if type(module) in plain:
+        kind = type(module)
+        if kind in plain:
             return cls(_weight(module), module.bias)
-        if type(module) is not LoraLinear or type(module.base_layer) not in plain:
-            raise NotUnderstoodError(type(module).__name__)
+        if kind is not LoraLinear or type(module.base_layer) not in plain:
+            raise NotUnderstoodError(kind.__name__)
         weight = _weight(module.base_layer)
         bias = module.base_layer.bias
         active = [name for name in module.active_adapters if name in module.lora_A]
@@ -67,7 +79,13 @@ class _Linear:
         unlike = up.bias is not None or up.weight.dtype != weight.dtype
         if others or module.lora_variant or module.fan_in_fan_out or unlike:
             raise NotUnderstoodError("a LoRA layer of another kind")
-        return cls(weight, bias, module.lora_A[name].weight, up.weight, module.scaling[name])
+        return cls(
+            weight,
+            bias,
+            module.lora_A[name].weight,
+            up.weight,
+            module.scaling[name],
+        )
 
     def __call__(self, x: Tensor) -> Tensor:
         if isinstance(self.weight, Tensor):
@@ -102,11 +120,12 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     With one thread: several wait for one another after each part, which is long where the machine is busy.
     """
     alone = x.device.type == "cpu" and torch.get_num_threads() == 1
-    narrow = len(weight) < 4 * _PART
+    outputs = len(weight)
+    narrow = outputs < 4 * _PART
     if narrow or bias is not None or x.dtype != torch.float32 or not alone:
         return functional.linear(x, weight, bias)
-    out = x.new_empty(len(x), len(weight))
-    for first in range(0, len(weight), _PART):
+    out = x.new_empty(len(x), outputs)
+    for first in range(0, outputs, _PART):
         some = slice(first, first + _PART)
         torch.mm(x, weight[some].T, out=out[:, some])
     return out
@@ -138,7 +157,8 @@ class _Norm:
     def __call__(self, x: Tensor) -> Tensor:
         shape = self.weight.shape
         if self.gemma:
-            return functional.rms_norm(x.float(), shape, 1.0 + self.weight.float(), self.epsilon).to(x.dtype)
+            scale = 1.0 + self.weight.float()
+            return functional.rms_norm(x.float(), shape, scale, self.epsilon).to(x.dtype)
         return functional.rms_norm(x, shape, self.weight, self.epsilon)
 
 
@@ -261,7 +281,14 @@ def understood(model: Any) -> bool:
 class Decoder:
     """Completions of some prompts under way, on the weights as they are now, in the places of `cache`."""
 
-    def __init__(self, model: Any, vocabulary: int, size: Size, *, static: bool) -> None:
+    def __init__(
+        self,
+        model: Any,
+        vocabulary: int,
+        size: Size,
+        *,
+        static: bool,
+    ) -> None:
         """
         Args:
             static: each token takes the same kernels on the same memory, which a CUDA graph can replay, until the
@@ -272,12 +299,18 @@ class Decoder:
         self._at = _places(self._weights)  # now: a tensor can get other memory
         self._vocabulary = vocabulary
         embedding = self._weights.embedding
-        heads = model.config.num_key_value_heads
-        self._turns = {layer.kind: self._turns_of(layer.kind, size) for layer in self._weights.layers}
-        self._windows = {layer.window for layer in self._weights.layers}
-        self._dim = next(iter(self._turns.values())).shape[-1] // 2
-        like = embedding.new_empty(0, self._dim)
-        self.cache = SharedCache(size, len(self._weights.layers), heads, like, static=static)
+        layers = self._weights.layers
+        self._turns = {layer.kind: self._turns_of(layer.kind, size) for layer in layers}
+        self._windows = {layer.window for layer in layers}
+        some_turns = next(iter(self._turns.values()))
+        self._dim = some_turns.shape[-1] // 2
+        self.cache = SharedCache(
+            size,
+            len(layers),
+            model.config.num_key_value_heads,
+            embedding.new_empty(0, self._dim),
+            static=static,
+        )
         self._logits: Tensor | None = None
         if static:
             self._logits = embedding.new_full((size.rows, blocks_of(vocabulary)), -torch.inf)
@@ -312,7 +345,13 @@ class Decoder:
         if weights.scale is not None:
             x = x * weights.scale.to(x.dtype)
         for index, layer in enumerate(weights.layers):
-            found = self._attention(index, layer, layer.before_attention(x), turns[layer.kind], biases[layer.window])
+            found = self._attention(
+                index,
+                layer,
+                layer.before_attention(x),
+                turns[layer.kind],
+                biases[layer.window],
+            )
             _add(x, layer.out, found, layer.after_attention)
             h = layer.before_mlp(x)
             gate = layer.activation(layer.gate(h))
@@ -332,7 +371,19 @@ class Decoder:
             valid.add_(bias)
         return logits
 
-    def _attention(self, index: int, layer: _Layer, h: Tensor, turns: Tensor, bias: Tensor) -> Tensor:
+    def _attention(
+        self,
+        index: int,
+        layer: _Layer,
+        h: Tensor,
+        turns: Tensor,
+        bias: Tensor,
+    ) -> Tensor:
+        """What attention finds, before the layer's output matrix: h `[rows, hidden]` → `[rows, heads · head_dim]`.
+
+        Args:
+            index: the layer's number. turns: see `_turns_of`, `[rows, 1, 2 · head_dim]`. bias: see `SharedCache.bias`.
+        """
         shape = (len(h), -1, self._dim)
         keys = self.cache.heads
         query = layer.query(h).view(shape)
@@ -345,7 +396,8 @@ class Decoder:
         turned = heads[:, :-keys]
         halves = turned.roll(self._dim // 2, -1)
         turned.mul_(cos).addcmul_(halves, sin)
-        self.cache.put(index, heads[:, -2 * keys :].view(len(h), 2, keys, -1))
+        new = heads[:, -2 * keys :].view(len(h), 2, keys, -1)
+        self.cache.put(index, new)
         return self.cache.attend(index, heads[:, : -2 * keys], layer.scaling, bias)
 
 

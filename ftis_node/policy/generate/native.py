@@ -7,7 +7,7 @@ Models that `decoder` understands are decoded by it, others by transformers' mod
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -33,7 +33,12 @@ _LOOK_EVERY = {"cpu": 1, "cuda": 8}
 
 @torch.inference_mode()  # not for other modules: training cannot use what they may keep of it
 def decode(
-    policy: Policy, prompts: Prompts, group: int, sampling: Sampling, noise: Tensor | None, rows: int
+    policy: Policy,
+    prompts: Prompts,
+    group: int,
+    sampling: Sampling,
+    noise: Tensor | None,
+    rows: int,
 ) -> CompletionGroups:
     """By `decoder`, so many rows side by side at most, of whichever prompts; see `generate.generate`."""
     if not prompts:
@@ -56,35 +61,55 @@ def decode(
     def reads(first: int) -> Read:
         return read(policy, prompts[first : first + at_a_time], first)
 
-    return _complete(under_way, WaitingRows(policy, prompts, group, sampling, noise, reads))
+    waiting = WaitingRows(policy, prompts, group, sampling, noise, reads)
+    return _complete(under_way, waiting)
 
 
 def by_modules(
-    policy: Policy, prompts: Prompts, group: int, sampling: Sampling, noise: Tensor | None
+    policy: Policy,
+    prompts: Prompts,
+    group: int,
+    sampling: Sampling,
+    noise: Tensor | None,
 ) -> CompletionGroups:
     """One batch by transformers' modules; see `generate.generate`."""
-    waiting = WaitingRows(policy, prompts, group, sampling, noise, lambda _: read_whole(policy, prompts))
-    return _complete(_Modules(policy, waiting.count), waiting)
+    waiting = WaitingRows(
+        policy,
+        prompts,
+        group,
+        sampling,
+        noise,
+        lambda _: read_whole(policy, prompts),
+    )
+    under_way = _Modules(policy, waiting.count)
+    return _complete(under_way, waiting)
 
 
 @torch.no_grad()
 def decoder_logprobs(policy: Policy, groups: Sequence[Prefixed]) -> Tensor:
     """Log-probs, fp32 `[Σ lengths]`, that `decoder` gives completions; every prompt has equally many."""
     completions = [completion for group in groups for completion in group.completions]
-    longest = max(len(completion) for completion in completions)
+    count = len(completions)
+    longest = max(map(len, completions))
     each = len(groups[0].completions)
-    ids = torch.zeros(len(completions), longest, dtype=torch.long)
+    ids = torch.zeros(count, longest, dtype=torch.long)
     for row, completion in enumerate(completions):
         ids[row, : len(completion)] = torch.from_numpy(completion.astype(np.int64))
     ids = ids.to(policy.device)
     prompts = [group.prompt for group in groups]
-    size = Size(len(ids), len(prompts), max(map(len, prompts)), longest, each)
+    size = Size(
+        rows=count,
+        prompts=len(prompts),
+        width=max(map(len, prompts)),
+        tokens=longest,
+        group=each,
+    )
     if policy.graphs:
         size = _rounded(size)
     under_way = _Decoding(policy, size)
-    under_way.begin(len(ids), each)
+    under_way.begin(count, each)
     probed = read(policy, prompts)
-    every = np.arange(len(ids))
+    every = np.arange(count)
     under_way.enter(every, every, probed, each)
     under_way.settle()
 
@@ -97,7 +122,8 @@ def decoder_logprobs(policy: Policy, groups: Sequence[Prefixed]) -> Tensor:
         columns += under_way.run("logits", logits, ids[:, place])
     logprobs = torch.stack(columns, 1).float().log_softmax(-1)
     chosen = logprobs.gather(2, ids[:, :, None])[:, :, 0]
-    return torch.cat([chosen[row, : len(completion)] for row, completion in enumerate(completions)])
+    pieces = [chosen[row, : len(completion)] for row, completion in enumerate(completions)]
+    return torch.cat(pieces)
 
 
 def _complete(under_way: _Decoding | _Modules, waiting: WaitingRows) -> CompletionGroups:
@@ -110,7 +136,8 @@ def _complete(under_way: _Decoding | _Modules, waiting: WaitingRows) -> Completi
         mine = None
         if uniform:
             mine = uniform[0][:, None]
-        drawn, logprob = choose(under_way.step(token), mine, sampling.temperature, vocabulary)
+        logits = under_way.step(token)
+        drawn, logprob = choose(logits, mine, sampling.temperature, vocabulary)
         return drawn.flatten(), logprob.flatten()
 
     kind = (sampling.temperature, waiting.noise is None)
@@ -123,11 +150,22 @@ def _complete(under_way: _Decoding | _Modules, waiting: WaitingRows) -> Completi
     return to_completions(waiting.policy, ids, logprobs, sampling.eos, waiting.group)
 
 
+class _Draw(NamedTuple):
+    """New tokens of some rows; a row's number is −1 in a place without one.
+
+    steps  how many tokens each had before
+    """
+
+    numbers: Int64Array
+    steps: Int64Array
+    token: Tensor
+    logprob: Tensor
+
+
 class _Places:
     """Which row is in which place, and what was drawn.
 
     token  the newest of each place's row, int64 `[places]`
-    drawn  of each draw the rows' numbers, how many tokens each had, the new ones and their log-probs
     """
 
     def __init__(self, under_way: _Decoding | _Modules, waiting: WaitingRows) -> None:
@@ -149,7 +187,7 @@ class _Places:
         self._at = self.token  # of the next token, in the noise
         self._ahead = torch.arange(self._most, device=policy.device)[:, None]
         self._unseen: list[Tensor] = []
-        self.drawn: list[tuple[Int64Array, Int64Array, Tensor, Tensor]] = []
+        self.drawn: list[_Draw] = []
 
     def fill(self) -> bool:
         """Let rows that wait take the places of those that have ended, where it pays; say whether any is under way."""
@@ -169,8 +207,10 @@ class _Places:
             places = np.flatnonzero(self._over)[: len(some[0])]
             self._enter(places, *some)
         alive = int((~self._over).sum())
-        if alive and not self._waiting.left and self._size(alive) < len(self._over):
-            self._keep(self._under_way.shrink(self._size(alive)))
+        size = self._size(alive)
+        if alive and not self._waiting.left and size < len(self._over):
+            order = self._under_way.shrink(size)
+            self._keep(order)
         self._under_way.settle()
         if self._noise is not None:
             at = self._number * self._noise.shape[1] + self._steps
@@ -191,18 +231,29 @@ class _Places:
             return bucket(alive)
         return alive
 
-    def _enter(self, places: Int64Array, numbers: Int64Array, read: Read, token: Tensor, logprob: Tensor) -> None:
+    def _enter(
+        self,
+        places: Int64Array,
+        numbers: Int64Array,
+        read: Read,
+        token: Tensor,
+        logprob: Tensor,
+    ) -> None:
+        """Let rows of these numbers take places, each with its first token; see `WaitingRows.take`."""
         self._under_way.enter(places, numbers, read, self._waiting.group)
-        self.drawn.append((numbers, np.zeros_like(numbers), token, logprob))
+        none_yet = np.zeros_like(numbers)
+        self.drawn.append(_Draw(numbers, none_yet, token, logprob))
         self._number = self._number.copy()  # others are of what was drawn
         self._steps = self._steps.copy()
         self._number[places] = numbers
         self._steps[places] = 1
         self._over[places] = self._cap == 1
-        self.token = self.token.index_copy(0, torch.from_numpy(places).to(self._device), token)
+        index = torch.from_numpy(places).to(self._device)
+        self.token = self.token.index_copy(0, index, token)
         self._unseen = [self.token]
 
     def _keep(self, order: Int64Array) -> None:
+        """So many places are left; `order` has the old one of each."""
         self._number = self._number[order]
         self._steps = self._steps[order]
         self._over = self._over[order]
@@ -224,7 +275,7 @@ class _Places:
     def drew(self, token: Tensor, logprob: Tensor) -> None:
         """Each place's next token."""
         self.token = token
-        self.drawn.append((self._number, self._steps, token, logprob))
+        self.drawn.append(_Draw(self._number, self._steps, token, logprob))
         self._steps = self._steps + 1
         self._unseen.append(token)
 
@@ -240,16 +291,18 @@ class _Places:
         advance(ended, tokens=len(recent) * int((~before).sum()), begun=begun)
 
 
-def _table(drawn: Sequence[tuple[Int64Array, Int64Array, Tensor, Tensor]], rows: int, tokens: int) -> tuple[Any, Any]:
+def _table(drawn: Sequence[_Draw], rows: int, tokens: int) -> tuple[Any, Any]:
     """Ids and log-probs `[rows, tokens]` from those of each draw; what was never drawn is 0."""
-    number = np.concatenate([one[0] for one in drawn])
-    step = np.concatenate([one[1] for one in drawn])
+    number = np.concatenate([one.numbers for one in drawn])
+    step = np.concatenate([one.steps for one in drawn])
     real = (number >= 0) & (step < tokens)  # others are of places without a row, or whose row has ended
     ids = np.zeros((rows, tokens), dtype=np.int64)
     logprobs = np.zeros((rows, tokens), dtype=np.float32)
     where = (number[real], step[real])
-    ids[where] = torch.cat([one[2] for one in drawn]).cpu().numpy()[real]
-    logprobs[where] = torch.cat([one[3] for one in drawn]).cpu().numpy()[real]
+    token = torch.cat([one.token for one in drawn]).cpu().numpy()
+    logprob = torch.cat([one.logprob for one in drawn]).cpu().numpy()
+    ids[where] = token[real]
+    logprobs[where] = logprob[real]
     return ids, logprobs
 
 
@@ -275,7 +328,8 @@ def _rounded(size: Size) -> Size:
     """What calls of about this size need."""
     width = -(-size.width // PROMPT_WIDTHS) * PROMPT_WIDTHS
     tokens = -(-size.tokens // ALIGNED) * ALIGNED
-    return size._replace(width=width, tokens=tokens, prompts=min(size.rows, bucket(size.prompts)))
+    prompts = min(size.rows, bucket(size.prompts))
+    return size._replace(width=width, tokens=tokens, prompts=prompts)
 
 
 class _Decoding:
@@ -289,7 +343,12 @@ class _Decoding:
 
     def __init__(self, policy: Policy, size: Size) -> None:
         self.static = policy.graphs
-        self.decoder = Decoder(policy.causal_lm, policy.vocabulary, size, static=self.static)
+        self.decoder = Decoder(
+            policy.causal_lm,
+            policy.vocabulary,
+            size,
+            static=self.static,
+        )
         self.cache = self.decoder.cache
         self.step = self.decoder.step
         self.begin = self.cache.clear
@@ -304,10 +363,22 @@ class _Decoding:
     def rows(self) -> int:
         return self.cache.rows
 
-    def enter(self, places: Int64Array, numbers: Int64Array, read: Read, group: int) -> None:
+    def enter(
+        self,
+        places: Int64Array,
+        numbers: Int64Array,
+        read: Read,
+        group: int,
+    ) -> None:
         """These rows take these places, behind their prompts."""
         prompts = numbers // group
-        self.cache.enter(places, prompts, read.layers(), prompts - read.first, read.mask)
+        self.cache.enter(
+            places,
+            prompts,
+            read.layers(),
+            prompts - read.first,
+            read.mask,
+        )
 
     def run(self, kind: Hashable, function: Step, *inputs: Tensor) -> Tensors:
         """The function of these, which steps all rows once; by CUDA graphs where shapes are static. kind: its name."""
@@ -339,12 +410,19 @@ class _Modules:
     def settle(self) -> None:
         pass
 
-    def enter(self, places: Int64Array, numbers: Int64Array, read: Read, group: int) -> None:
+    def enter(
+        self,
+        places: Int64Array,
+        numbers: Int64Array,
+        read: Read,
+        group: int,
+    ) -> None:
         """All rows, behind their prompts."""
         self._cache = read.cache
         mask = torch.from_numpy(read.mask).to(self._device).long()
         if group > 1:
-            self._cache.reorder_cache(torch.arange(len(mask), device=self._device).repeat_interleave(group))
+            prompts = torch.arange(len(mask), device=self._device)
+            self._cache.reorder_cache(prompts.repeat_interleave(group))
         self._mask = mask.repeat_interleave(group, 0)
         self._positions = self._mask.sum(1)  # of each row's next token
         self._alive = np.ones(len(self._mask), np.bool_)

@@ -55,7 +55,13 @@ def _growing() -> DynamicCache:
     return cache
 
 
-def read(policy: Policy, prompts: Prompts, first: int = 0, cache: DynamicCache | None = None, width: int = 0) -> Read:
+def read(
+    policy: Policy,
+    prompts: Prompts,
+    first: int = 0,
+    cache: DynamicCache | None = None,
+    width: int = 0,
+) -> Read:
     """Read prompts side by side.
 
     Args:
@@ -63,10 +69,13 @@ def read(policy: Policy, prompts: Prompts, first: int = 0, cache: DynamicCache |
         cache: an empty one; None: one for `decoder`.
         width: columns of the table of prompts, if the longest has fewer tokens.
     """
-    multiple = ALIGNED if policy.graphs else 1
+    multiple = 1
+    if policy.graphs:
+        multiple = ALIGNED
     ids, mask = left_padded(prompts, multiple, width)
     known = mask.numpy().astype(np.bool_)
-    cache = _growing() if cache is None else cache
+    if cache is None:
+        cache = _growing()
     ids = ids.to(policy.device)
     mask = mask.to(policy.device)
     logits = policy.causal_lm(
@@ -88,15 +97,16 @@ def read_whole(policy: Policy, prompts: Prompts) -> Read:
     if all(type(layer) is DynamicLayer for layer in DynamicCache(config=config).layers):
         size = together(policy, prompts)
     width = max(map(len, prompts))
-    parts = [
-        read(policy, prompts[first : first + size], first, DynamicCache(config=config), width)
-        for first in range(0, len(prompts), size)
-    ]
+    parts = []
+    for first in range(0, len(prompts), size):
+        some = prompts[first : first + size]
+        parts.append(read(policy, some, first, DynamicCache(config=config), width))
     if len(parts) == 1:
         return parts[0]
     mask = np.concatenate([part.mask for part in parts])
     logits = torch.cat([part.logits for part in parts])
-    return Read(0, logits, _joined([part.cache for part in parts]), mask)
+    cache = _joined([part.cache for part in parts])
+    return Read(0, logits, cache, mask)
 
 
 def together(policy: Policy, prompts: Prompts) -> int:
@@ -144,11 +154,20 @@ class WaitingRows:
 
     def _drawn(self, read: Read) -> tuple[Read, Tensor, Tensor]:
         """These prompts with the first token of each row behind them, and its log-prob."""
-        advance(read=len(read.mask))
-        rows = slice(read.first * self.group, (read.first + len(read.mask)) * self.group)
-        uniform = None if self.noise is None else self.noise[rows, 0].view(-1, self.group)
+        count = len(read.mask)
+        advance(read=count)
+        uniform = None
+        if self.noise is not None:
+            begin = read.first * self.group
+            end = begin + count * self.group
+            uniform = self.noise[begin:end, 0].view(-1, self.group)
         vocabulary = self.policy.vocabulary
-        drawn = choose(read.logits[:, :vocabulary], uniform, self.sampling.temperature, vocabulary)
+        drawn = choose(
+            read.logits[:, :vocabulary],
+            uniform,
+            self.sampling.temperature,
+            vocabulary,
+        )
         token, logprob = (part.expand(-1, self.group).flatten() for part in drawn)
         return read, token, logprob
 
@@ -156,8 +175,10 @@ class WaitingRows:
 def _joined(caches: Sequence[DynamicCache]) -> DynamicCache:
     """One cache of all rows; the parts are emptied on the way, lest both exist at once."""
     whole = _growing()
-    for index, layers in enumerate(zip(*(cache.layers for cache in caches), strict=True)):
-        keys, values = (torch.cat([getattr(layer, name) for layer in layers]) for name in ("keys", "values"))
+    by_layer = zip(*(cache.layers for cache in caches), strict=True)
+    for index, layers in enumerate(by_layer):
+        keys = torch.cat([layer.keys for layer in layers])
+        values = torch.cat([layer.values for layer in layers])
         for layer in layers:
             layer.keys = layer.values = None
         whole.update(keys, values, index)

@@ -27,7 +27,12 @@ def noise_of(seeds: Sequence[int], group: int, tokens: int) -> Tensor:
     return torch.from_numpy(np.concatenate(rows))
 
 
-def choose(logits: Tensor, uniform: Tensor | None, temperature: float, vocabulary: int) -> tuple[Tensor, Tensor]:
+def choose(
+    logits: Tensor,
+    uniform: Tensor | None,
+    temperature: float,
+    vocabulary: int,
+) -> tuple[Tensor, Tensor]:
     """Tokens and their log-probs, int64 and fp32 `[rows, count]`, from logits `[rows, ≥ V]` of any dtype.
 
     The distribution is softmax(logits / temperature) in fp32, nothing cut off; without uniform numbers it takes its
@@ -82,7 +87,8 @@ def _invert(probabilities: Tensor, uniform: Tensor) -> Tensor:
     wanted = uniform * (ends[:, -1:] * _BELOW_ONE)
     chosen = torch.searchsorted(ends, wanted, right=True).clamp_(max=ends.shape[1] - 1)  # a NaN is beyond the last
     mass = masses.gather(1, chosen)
-    share = ((wanted - ends.gather(1, chosen) + mass) / mass).clamp_(0, _BELOW_ONE)  # how far into the block
+    depth = wanted - ends.gather(1, chosen) + mass  # how far into the block
+    share = (depth / mass).clamp_(0, _BELOW_ONE)
     inside = _block_of(probabilities, chosen, block)
     ends = inside.cumsum(-1)
     wanted = share[:, :, None] * ends[:, :, -1:]
@@ -93,10 +99,11 @@ def _invert(probabilities: Tensor, uniform: Tensor) -> Tensor:
 def _block_of(probabilities: Tensor, chosen: Tensor, block: int) -> Tensor:
     """The chosen block of each number, `[rows, count]` → fp64 `[rows, count, block]`; 0 beyond the vocabulary."""
     vocabulary = probabilities.shape[1]
+    each = chosen[:, :, None]
     if vocabulary % block == 0:
-        places = chosen[:, :, None].expand(-1, -1, block)
+        places = each.expand(-1, -1, block)
         return probabilities.unflatten(1, (-1, block)).gather(1, places).double()  # type: ignore[no-untyped-call, no-any-return]
-    columns = chosen[:, :, None] * block + torch.arange(block, device=probabilities.device)
+    columns = each * block + torch.arange(block, device=probabilities.device)
     there = columns.clamp(max=vocabulary - 1)
     found = probabilities.gather(1, there.flatten(1)).view(columns.shape).double()
     return found.masked_fill_(columns >= vocabulary, 0)

@@ -37,17 +37,23 @@ def left_padded(prompts: Prompts, multiple: int = 1, least: int = 0) -> tuple[Te
     Args:
         multiple: the width is one of it; least: and no smaller.
     """
-    width = -(-max(least, *map(len, prompts)) // multiple) * multiple
+    longest = max(least, *map(len, prompts))
+    width = -(-longest // multiple) * multiple
     ids = torch.zeros(len(prompts), width, dtype=torch.long)
-    mask = torch.zeros(len(prompts), width, dtype=torch.long)
+    mask = torch.zeros_like(ids)
     for row, prompt in enumerate(prompts):
-        ids[row, width - len(prompt) :] = torch.as_tensor(prompt)
-        mask[row, width - len(prompt) :] = 1
+        first = width - len(prompt)
+        ids[row, first:] = torch.as_tensor(prompt)
+        mask[row, first:] = 1
     return ids, mask
 
 
 def to_completions(
-    policy: Policy, ids: AnyArray, logprobs: AnyArray, eos: Sequence[int], group: int
+    policy: Policy,
+    ids: AnyArray,
+    logprobs: AnyArray,
+    eos: Sequence[int],
+    group: int,
 ) -> CompletionGroups:
     """Rows `[prompts · group, tokens]`, each up to its first EOS, which is its own; what follows counts for nothing.
 
@@ -62,7 +68,8 @@ def to_completions(
         claimed = logprobs[row, :length].astype(np.float32)
         if not np.isfinite(claimed).all():
             raise not_finite(policy)
-        flat.append(Completion(ids[row, :length].astype(np.uint32), claimed, bool(finished[row])))
+        token_ids = ids[row, :length].astype(np.uint32)
+        flat.append(Completion(token_ids, claimed, bool(finished[row])))
     return [flat[start : start + group] for start in range(0, len(flat), group)]
 
 

@@ -32,7 +32,7 @@ def generate(
             place to the next; else prompts are split into calls, groups are not.
 
     Returns:
-        Yield for each prompt its G completions: uint32 ids and float32 log-probs `[length]` in sampling order, a
+        For each prompt its G completions: uint32 ids and float32 log-probs `[length]` in sampling order, a
         sampled EOS included. The log-probs are those of the distribution sampled from: temperature applied, softmax in
         fp32 over the valid vocabulary, nothing cut off.
 
@@ -47,11 +47,15 @@ def generate(
         made: CompletionGroups | None = policy.server.sample(policy, prompts, group, sampling)
         if made is not None:
             return made
+    if sampling.greedy:
+        noise = None
     if policy.native:
-        return decode(policy, prompts, group, sampling, None if sampling.greedy else noise, per_call * group)
+        return decode(policy, prompts, group, sampling, noise, per_call * group)
     out: CompletionGroups = []
     for start in range(0, len(prompts), per_call):
-        rows = slice(start * group, (start + per_call) * group)
-        mine = None if sampling.greedy or noise is None else noise[rows]
-        out += by_modules(policy, prompts[start : start + per_call], group, sampling, mine)
+        end = start + per_call
+        mine = None
+        if noise is not None:
+            mine = noise[start * group : end * group]
+        out += by_modules(policy, prompts[start:end], group, sampling, mine)
     return out

@@ -31,10 +31,13 @@ class _Episode:
     over: bool = False
 
     def so_far(self) -> Completion:
-        given = np.array(self.given, np.bool_)
+        """The episode as a completion, which shares no memory with it."""
+        given = None
+        if any(self.given):
+            given = np.array(self.given, np.bool_)
         ids = np.array(self.ids, np.uint32)
         logprobs = np.array(self.logprobs, np.float32)
-        return Completion(ids, logprobs, self.finished, given=given if given.any() else None)
+        return Completion(ids, logprobs, self.finished, given=given)
 
     def answer(self, answer: Completion) -> None:
         self.ids += answer.token_ids.tolist()
@@ -90,6 +93,7 @@ def go_on(
         if waiting:
             contexts = [[*prompts[episode.prompt], *episode.ids] for episode in waiting]
             places = [(episode.number, len(episode.logprobs)) for episode in waiting]
-            answers = list(answering(contexts, places, min(cap - len(episode.ids) for episode in waiting)))
+            room = min(cap - len(episode.ids) for episode in waiting)
+            answers = list(answering(contexts, places, room))
     played = iter(episodes)
     return [[next(played).so_far() for _ in group] for group in first]
