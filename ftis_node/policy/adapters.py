@@ -20,7 +20,13 @@ with without("bitsandbytes"):
 
 __all__ = ["Conv1D", "LoraConfig", "LoraLinear", "PeftModel"]  # beside the functions below
 
-_MAMBAS = ("falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h")
+_MAMBAS = (
+    "falcon_h1",
+    "falcon_mamba",
+    "mamba",
+    "mamba2",
+    "nemotron_h",
+)
 
 
 def get_peft_model(model: Any, config: LoraConfig, **options: Any) -> Any:
@@ -37,9 +43,12 @@ def linear_modules(model: Any) -> dict[str, nn.Module]:
     """
     inside = {*model.get_decoder().modules(), model.get_output_embeddings()}
     linears = (nn.Linear, Conv1D)
-    found = {path: one for path, one in model.named_modules() if isinstance(one, linears) and one in inside}
-    if model.config.model_type in _MAMBAS:
-        found = {path: one for path, one in found.items() if not path.endswith("out_proj")}
+    mamba = model.config.model_type in _MAMBAS
+    found = {}
+    for path, one in model.named_modules():
+        refused = mamba and path.endswith("out_proj")
+        if isinstance(one, linears) and one in inside and not refused:
+            found[path] = one
     return found
 
 

@@ -69,7 +69,13 @@ def offered(source: str, seconds: float = HUB_SECONDS) -> None:
     if token:
         headers = {"authorization": f"Bearer {token}"}
     try:
-        code = get_session().head(url, headers=headers, timeout=seconds, follow_redirects=False).status_code
+        answer = get_session().head(
+            url,
+            headers=headers,
+            timeout=seconds,
+            follow_redirects=False,
+        )
+        code = answer.status_code
     except Exception as error:  # as above
         raise unloadable(source, source, error) from error
     if code == 404:
@@ -139,7 +145,8 @@ def _weights(source: str) -> list[str]:
     if index is None:
         return [_WEIGHTS]
     try:
-        return sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        files = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        return sorted(set(files.values()))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return [_WEIGHTS]
 

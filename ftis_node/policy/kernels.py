@@ -35,32 +35,50 @@ def fuse(model: Any) -> Callable[[], None]:
     in_place = False  # the backward pass would write into a gradient that other modules read, too
 
     def norm(self: Any, x: Any) -> Any:
-        return ops.LigerRMSNormFunction.apply(x, self.weight, self.variance_epsilon, 0.0, "llama", in_place)
+        return ops.LigerRMSNormFunction.apply(
+            x,
+            self.weight,
+            self.variance_epsilon,
+            0.0,
+            "llama",
+            in_place,
+        )
 
     def gemma_norm(self: Any, x: Any) -> Any:
-        return ops.LigerRMSNormFunction.apply(x, self.weight, self.eps, 1.0, "gemma", in_place)
+        return ops.LigerRMSNormFunction.apply(
+            x,
+            self.weight,
+            self.eps,
+            1.0,
+            "gemma",
+            in_place,
+        )
 
     def swiglu(self: Any, x: Any) -> Any:
-        return self.down_proj(ops.LigerSiLUMulFunction.apply(self.gate_proj(x), self.up_proj(x), 1.0, 1.0))
+        gated = ops.LigerSiLUMulFunction.apply(self.gate_proj(x), self.up_proj(x), 1.0, 1.0)
+        return self.down_proj(gated)
 
     def geglu(self: Any, x: Any) -> Any:
-        return self.down_proj(ops.LigerGELUMulFunction.apply(self.gate_proj(x), self.up_proj(x)))
+        gated = ops.LigerGELUMulFunction.apply(self.gate_proj(x), self.up_proj(x))
+        return self.down_proj(gated)
 
     @wraps(plain)
     def turned(query: Any, key: Any, cos: Any, sin: Any) -> Any:
-        return (ops.LigerRopeFunction.apply if query.is_cuda else plain)(query, key, cos, sin)
+        if query.is_cuda:
+            return ops.LigerRopeFunction.apply(query, key, cos, sin)
+        return plain(query, key, cos, sin)
 
     config = model.config
     activation = getattr(config, "hidden_act", None) or config.hidden_activation
-    gated = {"silu": swiglu, "gelu_pytorch_tanh": geglu}.get(activation)
+    mlp = {"silu": swiglu, "gelu_pytorch_tanh": geglu}.get(activation)
     fused = {}
     for module in model.modules():
         if hasattr(module, "variance_epsilon"):
             fused[module] = norm
         elif type(module).__name__ == "Gemma3RMSNorm":
             fused[module] = gemma_norm
-        elif hasattr(module, "gate_proj") and gated is not None:
-            fused[module] = gated
+        elif hasattr(module, "gate_proj") and mlp is not None:
+            fused[module] = mlp
     for module, forward in fused.items():
         module.forward = MethodType(forward, module)
     code.apply_rotary_pos_emb = turned

@@ -125,14 +125,19 @@ def _normed(model: Any, config: Any) -> int:
         if ".0." in name and weight.dim() == 1 and name.endswith("weight"):
             width = weight.numel()
             if width == getattr(config, "head_dim", None):
-                width *= config.num_key_value_heads if "k_norm" in name else config.num_attention_heads
+                heads = config.num_attention_heads
+                if "k_norm" in name:
+                    heads = config.num_key_value_heads
+                width *= heads
             elements += width
     return elements
 
 
 def _linears(model: Any) -> tuple[Linear, ...]:
+    """The linear modules by kind and shape, with how many there are of each."""
     counts: Counter[tuple[str, int, int]] = Counter()
     for path, module in linear_modules(model).items():
         inputs, outputs = inputs_and_outputs(module)
-        counts[re.sub(r"^.*\.\d+\.", "", path), inputs, outputs] += 1
+        part = re.sub(r"^.*\.\d+\.", "", path)  # without the layer's number and what is before it
+        counts[part, inputs, outputs] += 1
     return tuple(Linear(*shape, count) for shape, count in counts.items())

@@ -54,18 +54,20 @@ def resolve(name: str) -> str:
         from ftis_node.policy.gguf.folder import folder_of
 
         return str(folder_of(*found))
-    if Path(name).is_dir():
-        refuse_folder(Path(name), name)
-        return str(Path(name).resolve())
-    if _TOKENIZER in name or name.lower().endswith(".gguf"):
+    path = Path(name)
+    if path.is_dir():
+        refuse_folder(path, name)
+        return str(path.resolve())
+    lowered = name.lower()
+    if _TOKENIZER in name or lowered.endswith(".gguf"):
         raise UsageError(
             f"There is no file {name.partition(_TOKENIZER)[0]}.",
             "Name a GGUF file that is here; one of a hub is downloaded first.",
         )
     if name in built_in():
         return str(BUILT_IN_DIR / name)
-    if name.lower() in ALIASES:
-        return ALIASES[name.lower()]
+    if lowered in ALIASES:
+        return ALIASES[lowered]
     if name.count("/") == 1 and not name.startswith((".", "/", "~")) and not name.endswith("/"):
         return name
     if _OLLAMA.fullmatch(name):
@@ -74,10 +76,10 @@ def resolve(name: str) -> str:
             f"`ollama show {name} --modelfile` names its file after FROM: give that with --model.",
         )
     # A misspelt letter is one thing, another size or generation is another model.
-    known = [one for one in (*ALIASES, *built_in()) if _digits(one) == _digits(Path(name).name)]
+    known = [one for one in (*ALIASES, *built_in()) if _digits(one) == _digits(path.name)]
     raise UsageError(
         f"There is no model {name!r}: no such folder, alias or built-in model.",
-        f"{did_you_mean(Path(name).name.lower(), known)}Give a local folder, a GGUF file, a hub id such as "
+        f"{did_you_mean(path.name.lower(), known)}Give a local folder, a GGUF file, a hub id such as "
         f"Qwen/Qwen2.5-3B, or one of: {', '.join(built_in())}, "
         "qwen2.5-0.5b, -1.5b, -3b, -7b, qwen2.5-coder-…, each also with -instruct.",
     )

@@ -86,7 +86,8 @@ class _Cells:
         """`[tokens, heads, d]` → `[rows, heads, width, d]`."""
         if self.padded:
             flat = _Gather.apply(flat, self.take, self.back, None)  # type: ignore[no-untyped-call]
-        return flat.view(*self.filled.shape, *flat.shape[1:]).transpose(1, 2)
+        table = flat.view(*self.filled.shape, *flat.shape[1:])
+        return table.transpose(1, 2)
 
     def flat(self, table: Tensor) -> Tensor:
         """`[rows, heads, width, d]` → `[tokens, heads, d]`, without the padding."""
@@ -132,7 +133,14 @@ class Packing:
     device: torch.device
     _biases: dict[Any, tuple[Tensor | None, Tensor]] = field(default_factory=dict)
 
-    def in_runs(self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, window: int | None) -> Tensor:
+    def in_runs(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scaling: float | None,
+        window: int | None,
+    ) -> Tensor:
         """As `in_tables`, by FlashAttention. It aligns queries with the last keys: a completion's with its own."""
         take, sizes = self._runs
         key = key.index_select(0, take)
@@ -143,7 +151,14 @@ class Packing:
         options: Any = {"scale": scaling, "window_size": (back, 0), **_FEWER}
         return varlen_attn(query, key, value, *sizes, **options)  # type: ignore[return-value]
 
-    def in_tables(self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, window: int | None) -> Tensor:
+    def in_tables(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scaling: float | None,
+        window: int | None,
+    ) -> Tensor:
         """Causal attention within each prompt, and of each completion to its prompt and itself.
 
         query `[T, heads, d]`, key and value `[T, kv heads, d]` → `[T, heads, d]`. window: each token sees so many,
@@ -158,7 +173,8 @@ class Packing:
         among, after = self._bias(window, query.dtype)
         keys = prompts.table(prompt_key)
         values = prompts.table(prompt_value)
-        out = [prompts.flat(_sdpa(prompts.table(prompt_query), keys, values, groups, scaling, among))]
+        found = _sdpa(prompts.table(prompt_query), keys, values, groups, scaling, among)
+        out = [prompts.flat(found)]
         if sizes[1]:
             keys = torch.cat([keys.index_select(0, owner), completions.table(own_key)], 2)
             values = torch.cat([values.index_select(0, owner), completions.table(own_value)], 2)
@@ -173,12 +189,14 @@ class Packing:
         device = owner.device
         there = prompts.filled[owner][:, None]
         own = torch.arange(width, device=device)
-        between = own[:, None] - own
+        each = own[:, None]
+        between = each - own
         prompt = there.expand(rows, width, -1)
         past = between >= 0
         if window is not None:
-            place = there.sum(2, keepdim=True) + own[:, None]  # of each token in its sequence
-            prompt = prompt & (place - torch.arange(there.shape[2], device=device) < window)
+            place = there.sum(2, keepdim=True) + each  # of each token in its sequence
+            of_prompt = torch.arange(there.shape[2], device=device)
+            prompt = prompt & (place - of_prompt < window)
             past &= between < window
         return torch.cat([prompt, past.expand(rows, width, width)], 2)[:, None]
 
@@ -215,15 +233,23 @@ class Packing:
         and the most that one has.
         """
         lengths = np.concatenate([self.prompts, self.completions])
-        tokens = np.split(np.arange(lengths.sum()), np.cumsum(lengths)[:-1])
-        seen = tokens[: len(self.prompts)]
-        for prompt, own in zip(self.owner, tokens[len(self.prompts) :], strict=True):
+        begins = np.cumsum(lengths)[:-1]  # but the first
+        tokens = np.split(np.arange(lengths.sum()), begins)
+        count = len(self.prompts)
+        seen = tokens[:count]
+        for prompt, own in zip(self.owner, tokens[count:], strict=True):
             if len(own):
                 seen.append(np.concatenate([tokens[prompt], own]))
         queries = lengths[lengths > 0]
         keys = np.asarray([len(each) for each in seen])
         take, query_ends, key_ends = _placed(self.device, np.concatenate(seen), _ends(queries), _ends(keys))
-        return take, (query_ends.int(), key_ends.int(), int(queries.max()), int(keys.max()))
+        sizes = (
+            query_ends.int(),
+            key_ends.int(),
+            int(queries.max()),
+            int(keys.max()),
+        )
+        return take, sizes
 
 
 def unpackable(model: Any) -> str:
@@ -271,7 +297,8 @@ def pack(groups: Sequence[Prefixed], device: torch.device) -> LaidOut:
         predicting.append(states[sampled[number]])
         predicted.append(completion[sampled[number]])
     tokens = [*prompts, *(completion[:-1] for completion in completions)]
-    ids, places, where, targets = _placed(device, *map(np.concatenate, (tokens, positions, predicting, predicted)))
+    parts = map(np.concatenate, (tokens, positions, predicting, predicted))
+    ids, places, where, targets = _placed(device, *parts)
     inputs = {
         "input_ids": ids[None],
         "position_ids": places[None],
@@ -319,7 +346,8 @@ def _placed(device: torch.device, *arrays: Int64Array) -> list[Tensor]:
     """Integers on the device, int64 of the same shapes, in one transfer: the host waits for each."""
     together = np.concatenate([array.reshape(-1).astype(np.int64) for array in arrays])
     flat = torch.from_numpy(together).to(device)
-    parts = torch.split(flat, [array.size for array in arrays])
+    sizes = [array.size for array in arrays]
+    parts = torch.split(flat, sizes)
     return [part.view(array.shape) for part, array in zip(parts, arrays, strict=True)]
 
 
@@ -331,10 +359,23 @@ def _hiding(seen: Tensor, dtype: torch.dtype) -> Tensor:
     return bias[..., :width].masked_fill_(~seen, -torch.inf)
 
 
-def _sdpa(query: Tensor, key: Tensor, value: Tensor, groups: int, scaling: float | None, bias: Tensor | None) -> Tensor:
-    key = repeat_kv(key, groups)
-    value = repeat_kv(value, groups)
-    return scaled_dot_product_attention(query, key, value, bias, is_causal=bias is None, scale=scaling)
+def _sdpa(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    groups: int,
+    scaling: float | None,
+    bias: Tensor | None,
+) -> Tensor:
+    """torch's attention, `[rows, heads, width, d]`. groups: query heads a key head. bias: None is plain causality."""
+    return scaled_dot_product_attention(
+        query,
+        repeat_kv(key, groups),
+        repeat_kv(value, groups),
+        bias,
+        is_causal=bias is None,
+        scale=scaling,
+    )
 
 
 def _attention(

@@ -23,7 +23,13 @@ from ftis_node.policy.policy import Policy
 from ftis_node.policy.score import completion_logprobs
 
 # Families that load, by how the type of a relative begins.
-_NEAREST = {"llama": "Llama 3", "falcon": "Falcon", "gemma": "Gemma 3", "granite": "Granite", "mistral": "Mistral"}
+_NEAREST = {
+    "llama": "Llama 3",
+    "falcon": "Falcon",
+    "gemma": "Gemma 3",
+    "granite": "Granite",
+    "mistral": "Mistral",
+}
 
 # How far log-probs of one model may lie apart, on average, in layouts that mean the same. The first is for fp32. With
 # fewer digits it is a multiple of what rounding alone does, between bounds. For a `_twin` that is what its own padded
@@ -144,7 +150,8 @@ def _tried_twin(policy: Policy) -> _Trial | None:
         twin = _twin(policy)
         probe = _probe(twin, ())
         expected = _passed(twin, probe)
-        tolerance = _tolerance(twin, _plain_logprobs(twin, probe), partial(_batch_logprobs, twin, probe), _MOST)
+        plain = _plain_logprobs(twin, probe)
+        tolerance = _tolerance(twin, plain, partial(_batch_logprobs, twin, probe), _MOST)
     except Exception as error:  # as many kinds as there are architectures
         logger.debug("%s has no twin to try fast paths on: %r", policy.name, error)
         return None
@@ -170,11 +177,12 @@ def _twin(policy: Policy) -> Policy:
         part = getattr(config, name)
         if part is not text and hasattr(part, "num_hidden_layers"):
             part.num_hidden_layers = 1
-    kinds = list(dict.fromkeys(getattr(text, "layer_types", None) or ["full_attention"]))
+    named = getattr(text, "layer_types", None)
+    kinds = list(dict.fromkeys(named or ["full_attention"]))
     if len(kinds) < 2:
         kinds = 2 * kinds
     text.num_hidden_layers = len(kinds)
-    if getattr(text, "layer_types", None):
+    if named:
         text.layer_types = kinds
     if isinstance(getattr(text, "sliding_window", None), int):
         text.sliding_window = _WINDOW
@@ -201,6 +209,7 @@ def refuse_past(model: Any, name: str) -> None:
 
 
 def _other_family(model: Any) -> str:
+    """Advice: a family that loads, the nearest relative of this model."""
     kind = str(model.config.model_type)
     nearest = next((name for begins, name in _NEAREST.items() if kind.startswith(begins)), "Qwen2.5")
     return f"Use a model of another family, for example {nearest}."
@@ -226,7 +235,10 @@ def _packed(policy: Policy, trials: Sequence[_Trial]) -> tuple[Policy, str]:
     flash = policy.device.type == "cuda" and policy.dtype != torch.float32
     before = model.config._attn_implementation
     fastest, *slower = ATTENTIONS
-    for name in [fastest, *slower] if flash else slower:
+    tried = slower
+    if flash:
+        tried = [fastest, *slower]
+    for name in tried:
         _attend_by(name, trials)
         right, why = _like_packed(trials)
         if right:
@@ -272,10 +284,16 @@ def _passed(policy: Policy, probe: Probe) -> tuple[Tensor, Tensor]:
     trained = _below_some_layers(policy)
     with torch.enable_grad():
         logprobs = completion_logprobs(policy, probe, 1.0)[0]
-        value = (logprobs * torch.linspace(-1, 2, len(logprobs), device=policy.device)).sum()
+        uneven = torch.linspace(-1, 2, len(logprobs), device=policy.device)
+        value = (logprobs * uneven).sum()
         slopes: tuple[Tensor, ...] = ()
         if trained:
-            slopes = torch.autograd.grad(value, trained, allow_unused=True, materialize_grads=True)
+            slopes = torch.autograd.grad(
+                value,
+                trained,
+                allow_unused=True,
+                materialize_grads=True,
+            )
     flat = [slope.flatten().float() for slope in slopes]
     return logprobs.detach(), torch.cat([logprobs.new_zeros(1), *flat])
 
@@ -283,7 +301,9 @@ def _passed(policy: Policy, probe: Probe) -> tuple[Tensor, Tensor]:
 def _below_some_layers(policy: Policy) -> list[torch.nn.Parameter]:
     """The first two trained matrices of the last layers, else of the model."""
     embedding = policy.causal_lm.get_input_embeddings().weight
-    first = max(0, int(getattr(policy.causal_lm.config.get_text_config(), "num_hidden_layers", 0)) - _SLOPE_LAYERS)
+    config = policy.causal_lm.config.get_text_config()
+    layers = int(getattr(config, "num_hidden_layers", 0))
+    first = max(0, layers - _SLOPE_LAYERS)
     all_of_them = []
     near = []
     for name, parameter in policy.model.named_parameters():
@@ -292,24 +312,30 @@ def _below_some_layers(policy: Policy) -> list[torch.nn.Parameter]:
             number = re.search(r"\.(\d+)\.", name)
             if number is not None and int(number[1]) >= first:
                 near.append(parameter)
-    return (near if len(near) > 1 else all_of_them)[:2]
+    if len(near) > 1:
+        return near[:2]
+    return all_of_them[:2]
 
 
 def _like_packed(trials: Sequence[_Trial]) -> tuple[bool, str]:
     """Whether packing gives on all of them what is expected; and how far off it is on the last, or why it fails."""
     why = ""
     for trial in trials:
+        expected, expected_slope = trial.expected
+        packed = replace(trial.policy, packed=True)
         try:
-            logprobs, slope = _passed(replace(trial.policy, packed=True), trial.probe)
+            logprobs, slope = _passed(packed, trial.probe)
         except Exception as error:  # a model's code that takes no such arguments, a kernel that knows no such GPU
             return False, first_line(error, 100)
-        apart = _apart(trial.expected[0], logprobs)
+        apart = _apart(expected, logprobs)
         why = _compared(apart, trial.tolerance)
         if not apart <= trial.tolerance:
             return False, why
-        off = float((slope - trial.expected[1]).norm())
-        whole = float(trial.expected[1].norm())
-        most = _SLOPE_EXACT if trial.policy.dtype == torch.float32 else _SLOPE
+        off = float((slope - expected_slope).norm())
+        whole = float(expected_slope.norm())
+        most = _SLOPE
+        if trial.policy.dtype == torch.float32:
+            most = _SLOPE_EXACT
         if not off <= most * whole:
             return False, f"the gradient differs by {off / whole:.2g} of itself"
     return True, why
@@ -329,7 +355,8 @@ def _generating(policy: Policy, trials: Sequence[_Trial]) -> tuple[Policy, str]:
     for trial in trials:
         tried = replace(trial.policy, packed=policy.packed, graphs=policy.graphs)
         try:
-            apart = _apart(trial.expected[0], decoder_logprobs(tried, trial.probe))
+            found = decoder_logprobs(tried, trial.probe)
+            apart = _apart(trial.expected[0], found)
         except Exception as error:  # what a GPU or its drivers cannot do: the model's own modules go another way
             logger.warning("Transformers' modules generate with %s, which takes longer: %r", policy.name, error)
             return policy, f"{_SLOW}, for the native decoder failed ({first_line(error, 100)})"
@@ -339,7 +366,9 @@ def _generating(policy: Policy, trials: Sequence[_Trial]) -> tuple[Policy, str]:
                 return policy, f"{_SLOW}, for the native decoder gives something else ({why})"
             logger.warning("%s generates without CUDA graphs: %s.", policy.name, why)
             return _generating(replace(policy, graphs=False), trials)
-    graphs = "with" if policy.graphs else "without"
+    graphs = "without"
+    if policy.graphs:
+        graphs = "with"
     return replace(policy, native=True), f"generates by the native decoder ({why}), {graphs} CUDA graphs"
 
 
@@ -365,6 +394,7 @@ def _tolerance(policy: Policy, plain: Tensor, again: Callable[[], Tensor], most:
 
 
 def _probe(policy: Policy, texts: Sequence[str]) -> Probe:
+    """Prompts and completions of `_SHAPE`, with tokens of these texts; with random ones where they have too few."""
     needed = sum(prompt + sum(completions) for prompt, completions in _SHAPE)
     ids = _ids_of(policy, texts, needed)
     if len(ids) < needed or len(set(ids)) < _DIFFERENT:
@@ -422,16 +452,25 @@ def _eager_logprobs(policy: Policy, probe: Probe) -> Tensor:
 @torch.no_grad()
 def _batch_logprobs(policy: Policy, probe: Probe) -> Tensor:
     """The same by the whole model's own forward pass over all completions in one batch, padded on the left."""
-    rows = [[*group.prompt, *completion.tolist()] for group in probe for completion in group.completions]
+    rows = []
+    lengths = []
+    for group in probe:
+        for completion in group.completions:
+            rows.append([*group.prompt, *completion.tolist()])
+            lengths.append(len(completion))
     ids, mask = left_padded(rows)
     ids = ids.to(policy.device)
     mask = mask.to(policy.device)
     places = (mask.cumsum(1) - 1).clamp(min=0)
-    logits: Any = policy.causal_lm(input_ids=ids, attention_mask=mask, position_ids=places).logits
+    logits: Any = policy.causal_lm(
+        input_ids=ids,
+        attention_mask=mask,
+        position_ids=places,
+    ).logits
     logprobs = logits[:, :-1, : policy.vocabulary].float().log_softmax(-1)
     found = logprobs.gather(2, ids[:, 1:, None])[:, :, 0]
-    lengths = [len(completion) for group in probe for completion in group.completions]
-    return torch.cat([row[-length:] for row, length in zip(found, lengths, strict=True)])
+    pieces = [row[-length:] for row, length in zip(found, lengths, strict=True)]
+    return torch.cat(pieces)
 
 
 def _apart(one: Tensor, other: Tensor) -> float:

@@ -84,8 +84,9 @@ class Room:
         else:
             patience = 1
         if self._waited < min(patience, len(WAITS)):
-            logger.warning("Out of memory: trying again in %.0f s.", WAITS[self._waited])
-            time.sleep(WAITS[self._waited])
+            seconds = WAITS[self._waited]
+            logger.warning("Out of memory: trying again in %.0f s.", seconds)
+            time.sleep(seconds)
             self._waited += 1
             return True
         if tried <= least:

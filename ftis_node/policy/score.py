@@ -24,13 +24,16 @@ def completion_logprobs(policy: Policy, groups: Sequence[Prefixed], temperature:
         Log-probs, fp32 `[Σ sampled]`, completion by completion, with gradient where the policy's weights have one; and
         entropies in nats, of the same shape, without.
     """
-    lay_out = pack if policy.packed else pad
+    lay_out = pad
+    if policy.packed:
+        lay_out = pack
     layout = lay_out(groups, policy.device)
     hidden = policy.causal_lm.get_decoder()(**layout.inputs, use_cache=False).last_hidden_state
     head = policy.causal_lm.get_output_embeddings()
     cap, factor = _after_head(policy.causal_lm.config.get_text_config())
+    states = hidden.flatten(0, 1).index_select(0, layout.where)
     logprobs, entropy = _Head.apply(  # type: ignore[no-untyped-call]
-        hidden.flatten(0, 1).index_select(0, layout.where),
+        states,
         head.weight,
         head.bias,
         layout.targets,
@@ -69,9 +72,10 @@ class _Head(torch.autograd.Function):
         temperature: float,
         cap: float | None,
     ) -> tuple[Tensor, Tensor]:
-        rows, parts = _blocks(len(targets), vocabulary, hidden.device)
-        logprobs, entropy, log_z = hidden.new_empty(3, len(targets), dtype=torch.float32)
-        small = cap is None and len(parts) == 1 and 4 * len(targets) * vocabulary <= CHUNK_BYTES
+        count = len(targets)
+        rows, parts = _blocks(count, vocabulary, hidden.device)
+        logprobs, entropy, log_z = hidden.new_empty(3, count, dtype=torch.float32)
+        small = cap is None and len(parts) == 1 and 4 * count * vocabulary <= CHUNK_BYTES
         kept: list[Tensor] | None = None
         if small and any(ctx.needs_input_grad):
             kept = []
@@ -79,7 +83,14 @@ class _Head(torch.autograd.Function):
             place, here = _place(targets[tokens], parts)
             blocks = []
             for number, columns in enumerate(parts):
-                logits = _logits(hidden[tokens], weight, bias, columns, temperature, cap)
+                logits = _logits(
+                    hidden[tokens],
+                    weight,
+                    bias,
+                    columns,
+                    temperature,
+                    cap,
+                )
                 block, exponentials = _sums(logits, place[:, number, None])
                 blocks.append(block)
                 if kept is not None:
@@ -107,9 +118,15 @@ class _Head(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, targets, log_z = ctx.saved_tensors
         need_hidden, need_weight, need_bias = ctx.needs_input_grad[:3]
-        by_hidden = torch.empty_like(hidden) if need_hidden else None
-        by_weight = torch.zeros_like(weight) if need_weight else None
-        by_bias = torch.zeros_like(bias) if need_bias else None
+        by_hidden = None
+        by_weight = None
+        by_bias = None
+        if need_hidden:
+            by_hidden = torch.empty_like(hidden)
+        if need_weight:
+            by_weight = torch.zeros_like(weight)
+        if need_bias:
+            by_bias = torch.zeros_like(bias)
         rows, parts = _blocks(len(targets), ctx.vocabulary, hidden.device)
         for row, tokens in enumerate(rows):
             place, here = _place(targets[tokens], parts)
@@ -121,7 +138,14 @@ class _Head(torch.autograd.Function):
                 if ctx.kept is not None:
                     slope = ctx.kept[row]
                 else:
-                    slope = _logits(hidden[tokens], weight, bias, columns, ctx.temperature, ctx.cap)
+                    slope = _logits(
+                        hidden[tokens],
+                        weight,
+                        bias,
+                        columns,
+                        ctx.temperature,
+                        ctx.cap,
+                    )
                     if ctx.cap is not None:
                         flat = 1 - (slope * (ctx.temperature / ctx.cap)).square_()
                     slope.sub_(log_z[tokens, None]).exp_()
@@ -143,19 +167,22 @@ class _Head(torch.autograd.Function):
 
 def _sums(logits: Tensor, place: Tensor) -> tuple[Tensor, Tensor]:
     """Of one block's logits, which it overwrites: the logit at each `place`, the highest one, Σ e and Σ e·x, where x is
-    a logit less the highest and e its exponential, `[tokens, 4]`; and all e."""
+    a logit less the highest and e its exponential, `[tokens, 4]`; and all e, `[tokens, columns]`."""
     chosen = logits.gather(1, place)
     top = logits.amax(1, keepdim=True)
     below = logits.sub_(top)
     exponentials = below.exp()
     z = exponentials.sum(1)
     mean = below.mul_(exponentials).sum(1)
-    return torch.stack([chosen[:, 0], top[:, 0], z, mean], 1), exponentials
+    sums = torch.stack([chosen[:, 0], top[:, 0], z, mean], 1)
+    return sums, exponentials
 
 
 def _blocks(tokens: int, vocabulary: int, device: torch.device) -> tuple[list[slice], list[slice]]:
     """The tokens and the columns of blocks of logits."""
-    kind: Device = "cuda" if device.type == "cuda" else "cpu"
+    kind: Device = "cpu"
+    if device.type == "cuda":
+        kind = "cuda"
     rows = max(1, min(tokens, BLOCK_TOKENS[kind]))
     columns = max(1, BLOCK_BYTES[kind] // (4 * rows))
     return _cut(tokens, rows), _cut(vocabulary, columns)
@@ -163,11 +190,17 @@ def _blocks(tokens: int, vocabulary: int, device: torch.device) -> tuple[list[sl
 
 def _cut(end: int, size: int) -> list[slice]:
     """Slices of so many, one after another, up to the end."""
-    return [slice(begin, min(begin + size, end)) for begin in range(0, end, size)]
+    begins = range(0, end, size)
+    return [slice(begin, min(begin + size, end)) for begin in begins]
 
 
 def _logits(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, columns: slice, temperature: float, cap: float | None
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    columns: slice,
+    temperature: float,
+    cap: float | None,
 ) -> Tensor:
     """Tempered logits of some columns, fp32 `[tokens, columns]`, within ±cap / temperature."""
     mine = None
@@ -183,7 +216,8 @@ def _logits(
 
 def _place(targets: Tensor, parts: Sequence[slice]) -> tuple[Tensor, Tensor]:
     """The column of each target within each block, int64 `[tokens, blocks]`; and whether it is in it, bool."""
-    first = parts[0].stop
-    wanted = targets[:, None] - torch.arange(0, first * len(parts), first, device=targets.device)
-    place = wanted.clamp(0, first - 1)
+    width = parts[0].stop
+    begins = torch.arange(0, width * len(parts), width, device=targets.device)
+    wanted = targets[:, None] - begins
+    place = wanted.clamp(0, width - 1)
     return place, place == wanted

@@ -109,7 +109,14 @@ class Server:
             )
         return cls(url.rstrip("/"), Path(folder).expanduser().absolute(), key)
 
-    def connect(self, policy: Policy, prompt: Sequence[int], text: str, tokens: int, step: int = 0) -> None:
+    def connect(
+        self,
+        policy: Policy,
+        prompt: Sequence[int],
+        text: str,
+        tokens: int,
+        step: int = 0,
+    ) -> None:
         """See whether it is there, has this model, and samples from its distribution; then it is used.
 
         Args:
@@ -166,11 +173,15 @@ class Server:
 
     def told(self, own: Mapping[str, float]) -> Generator:
         """What a report says of it; own: a step's figures of this node's own samples."""
-        return Generator(self.away, math.sqrt(2 * max(0.0, own["k2"])) if "k2" in own else None)
+        off = None
+        if "k2" in own:
+            off = math.sqrt(2 * max(0.0, own["k2"]))
+        return Generator(self.away, off)
 
     # --- what is compared at the start ----------------------------------------------------------------------------
 
     def _same_model(self, policy: Policy, text: str, tokens: int) -> None:
+        """See whether it has this model's tokenizer, and room for so many tokens. Raises UsageError, AwayError."""
         try:
             models = self._ask("/v1/models")
         except RefusedError as error:
@@ -252,14 +263,16 @@ class Server:
 
     def _sampled(self, policy: Policy, prompts: Prompts, group: int, sampling: Sampling) -> CompletionGroups:
         rows = policy.causal_lm.get_input_embeddings().num_embeddings
-        body = body_of(self._name, prompts, group, sampling, range(policy.vocabulary, rows))
+        padding = range(policy.vocabulary, rows)
+        body = body_of(self._name, prompts, group, sampling, padding)
         told = self._ask("/v1/completions", body, SAMPLE_SECONDS)
         with _sense():
             choices = sorted(told["choices"], key=lambda choice: int(choice["index"]))
             made = [_completion(choice, sampling, policy.vocabulary) for choice in choices]
-        if len(made) != group * len(prompts):
-            raise AwayError(f"{len(made)} completions came in place of {group * len(prompts)}")
-        return [made[start : start + group] for start in range(0, len(made), group)]
+        wanted = group * len(prompts)
+        if len(made) != wanted:
+            raise AwayError(f"{len(made)} completions came in place of {wanted}")
+        return [made[start : start + group] for start in range(0, wanted, group)]
 
     def _must(self, path: str, body: Mapping[str, Any], flags: str = "") -> Any:
         """`_ask`, where a refusal means that it was started in another way, unless it is broken."""
@@ -269,7 +282,9 @@ class Server:
             if error.code >= 500 and not self._healthy():
                 raise AwayError(str(error)) from None
             what = f"The vLLM server {self.url} cannot be used: {error}"
-            fix = f"Start it so: {flags} {FLAGS}" if flags else f"Start it with this node's model and {FLAGS}."
+            fix = f"Start it with this node's model and {FLAGS}."
+            if flags:
+                fix = f"Start it so: {flags} {FLAGS}"
             raise UsageError(what, fix) from None
 
     def _healthy(self) -> bool:
@@ -278,7 +293,12 @@ class Server:
             return True
         return False
 
-    def _ask(self, path: str, body: Mapping[str, Any] | None = None, seconds: float = ANSWER_SECONDS) -> Any:
+    def _ask(
+        self,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        seconds: float = ANSWER_SECONDS,
+    ) -> Any:
         """Return the server's answer. Raises AwayError, RefusedError; Interrupted if asked to while it waits."""
         parts = urlsplit(self.url)
         kind: type[http.client.HTTPConnection] = http.client.HTTPConnection
@@ -317,6 +337,7 @@ class Server:
             return text.decode(errors="replace")
 
     def _gone(self, why: str) -> None:
+        """Leave it alone for a while, longer after each failure; this node generates by itself meanwhile."""
         if self.away != why:
             logger.warning("The vLLM server %s samples nothing for now: %s. This node generates itself.", self.url, why)
         self._in_vain += 1
@@ -333,7 +354,13 @@ def server_of(settings: Settings) -> Server | None:
     return Server.of(settings.vllm_url, folder, os.environ.get(KEY))
 
 
-def body_of(model: str, prompts: Prompts, group: int, sampling: Sampling, padding: Sequence[int]) -> dict[str, Any]:
+def body_of(
+    model: str,
+    prompts: Prompts,
+    group: int,
+    sampling: Sampling,
+    padding: Sequence[int],
+) -> dict[str, Any]:
     """The question for a group of completions of each prompt; padding: ids that have a row but no token."""
     body = {
         "model": model,
@@ -386,6 +413,11 @@ def _sense() -> Iterator[None]:
 
 
 def _completion(choice: Mapping[str, Any], sampling: Sampling, vocabulary: int) -> Completion:
+    """A choice of the server's answer as a completion.
+
+    Raises:
+        RefusedError: it is none of this policy's. FtisError: the weights have diverged.
+    """
     ids = choice.get("token_ids")
     logprobs = (choice.get("logprobs") or {}).get("token_logprobs")
     if not ids or logprobs is None or len(ids) != len(logprobs):

@@ -44,14 +44,14 @@ class _GgufTensors:
         stored = self.header.tensors[name]
         packed = self.bytes[stored.start : stored.start + stored.size].reshape(_height(stored), -1)
         order = self._order(name, stored)[::every]
+        kind = kind_of(stored.kind)
         each = max(1, _CHUNK // stored.shape[-1])
         for start in range(0, len(order), each):
             chunk = packed[order[start : start + each]]
             try:
-                values = dequantize(chunk, kind_of(stored.kind)).astype(np.float32, copy=False)
+                values = dequantize(chunk, kind).astype(np.float32, copy=False)
             except NotImplementedError:
-                kind = kind_of(stored.kind).name
-                raise UnusableFile(f"the tensor {name!a} is of the type {kind}, which is not read") from None
+                raise UnusableFile(f"the tensor {name!a} is of the type {kind.name}, which is not read") from None
             if self.family.gemma and name.endswith("norm.weight"):
                 values = values - np.float32(1)
             if not np.isfinite(values).all():
@@ -92,7 +92,7 @@ def _tied(weights: _GgufTensors, names: dict[str, str]) -> bool:
     embedding = np.concatenate(list(weights.rows(names[EMBEDDING], every)))
     product = float((head * embedding).sum())
     sizes = float(np.linalg.norm(head)) * float(np.linalg.norm(embedding))
-    return product > _ALIKE * sizes
+    return product > _ALIKE * sizes  # their cosine, without a division
 
 
 def convert(file: Path, tokenizer: Path | None, folder: Path) -> None:
@@ -102,7 +102,9 @@ def convert(file: Path, tokenizer: Path | None, folder: Path) -> None:
         UnusableFile: it is no model that can be read here.
     """
     header = read(file)
-    family = FAMILIES[header.facts["general.architecture"]]
+    told = header.facts
+    architecture = told["general.architecture"]
+    family = FAMILIES[architecture]
     weights = _GgufTensors(file, header, family)
     names = named(header, family)
     factors: list[float] = []
@@ -116,9 +118,9 @@ def convert(file: Path, tokenizer: Path | None, folder: Path) -> None:
             names[EMBEDDING] = head
     ends = ends_of(header)
     ids = {
-        "bos_token_id": header.facts.get("tokenizer.ggml.bos_token_id"),
+        "bos_token_id": told.get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": ends or None,
-        "pad_token_id": header.facts.get("tokenizer.ggml.padding_token_id"),
+        "pad_token_id": told.get("tokenizer.ggml.padding_token_id"),
     }
     if len(ends) == 1:
         ids["eos_token_id"] = ends[0]
@@ -133,17 +135,20 @@ def convert(file: Path, tokenizer: Path | None, folder: Path) -> None:
             if (tokenizer / name).is_file():
                 shutil.copyfile(tokenizer / name, folder / name)
     if not (folder / "generation_config.json").exists():
-        _write(folder / "generation_config.json", {key: value for key, value in ids.items() if value is not None})
+        known = {key: value for key, value in ids.items() if value is not None}
+        _write(folder / "generation_config.json", known)
     facts = {
-        "architecture": header.facts["general.architecture"],
+        "architecture": architecture,
         "quantisation": quantisation(header),
         "file": file.name,
         "size": file.stat().st_size,
-        "name": str(header.facts.get("general.name", "")),
+        "name": str(told.get("general.name", "")),
     }
-    with (folder / "model.safetensors").open("wb") as out:
-        _write_weights(out, weights, names, shapes, {"format": "pt", "gguf": json.dumps(facts)})
-    sync(folder / "model.safetensors")
+    metadata = {"format": "pt", "gguf": json.dumps(facts)}
+    target = folder / "model.safetensors"
+    with target.open("wb") as out:
+        _write_weights(out, weights, names, shapes, metadata)
+    sync(target)
     _write(folder / FACTS, facts)
     sync(folder)
 
@@ -173,15 +178,27 @@ def _refuse_other_shapes(folder: Path, shapes: dict[str, list[int]]) -> None:
 
 
 def _write_weights(
-    out: IO[bytes], weights: _GgufTensors, names: dict[str, str], shapes: dict[str, list[int]], facts: dict[str, str]
+    out: IO[bytes],
+    weights: _GgufTensors,
+    names: dict[str, str],
+    shapes: dict[str, list[int]],
+    metadata: dict[str, str],
 ) -> None:
-    """A file of safetensors in bfloat16, some rows at a time."""
-    table: dict[str, Any] = {"__metadata__": facts}
+    """A file of safetensors in bfloat16, some rows at a time.
+
+    Args:
+        names: of a weight in the GGUF file, by its name here. shapes: by its name here.
+    """
+    table: dict[str, Any] = {"__metadata__": metadata}
     end = 0
     for name in names:
         begin = end
         end += 2 * weights.header.tensors[names[name]].elements
-        table[name] = {"dtype": "BF16", "shape": shapes[name], "data_offsets": [begin, end]}
+        table[name] = {
+            "dtype": "BF16",
+            "shape": shapes[name],
+            "data_offsets": [begin, end],
+        }
     text = json.dumps(table).encode()
     text += b" " * (-len(text) % 8)
     out.write(len(text).to_bytes(8, "little") + text)

@@ -9,7 +9,11 @@ from typing import Any
 from ftis_node.policy.gguf.header import GgufHeader, UnusableFile
 
 # Parts of a layer, by llama.cpp's names.
-_ATTENTION = {"attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj"}
+_ATTENTION = {
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+}
 _DENSE = {
     "attn_norm": "input_layernorm",
     "attn_output": "self_attn.o_proj",
@@ -25,7 +29,11 @@ _SANDWICH = {
     "post_ffw_norm": "post_feedforward_layernorm",
 }
 _FUSED = {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
-_WHOLE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+_WHOLE = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+}
 HEAD = "lm_head.weight"
 EMBEDDING = "model.embed_tokens.weight"
 FREQUENCIES = "rope_freqs.weight"
@@ -54,8 +62,18 @@ FAMILIES = {
     "qwen2": Family("qwen2", "Qwen2ForCausalLM"),
     "qwen3": Family("qwen3", "Qwen3ForCausalLM", _DENSE | _ATTENTION | _NORMED),
     "phi3": Family("phi3", "Phi3ForCausalLM", {k: v for k, v in _DENSE.items() if k != "ffn_gate"} | _FUSED),
-    "gemma2": Family("gemma2", "Gemma2ForCausalLM", _DENSE | _ATTENTION | _SANDWICH, gemma=True),
-    "gemma3": Family("gemma3_text", "Gemma3ForCausalLM", _DENSE | _ATTENTION | _NORMED | _SANDWICH, gemma=True),
+    "gemma2": Family(
+        "gemma2",
+        "Gemma2ForCausalLM",
+        _DENSE | _ATTENTION | _SANDWICH,
+        gemma=True,
+    ),
+    "gemma3": Family(
+        "gemma3_text",
+        "Gemma3ForCausalLM",
+        _DENSE | _ATTENTION | _NORMED | _SANDWICH,
+        gemma=True,
+    ),
 }
 
 
@@ -87,8 +105,12 @@ def names_in(part: str, family: Family) -> str | None:
     """The name in a file of a parameter of transformers; None: the family has no such one."""
     layer = re.fullmatch(r"model\.layers\.(\d+)\.([\w.]+)\.(weight|bias)", part)
     path, _, kind = part.rpartition(".")
-    parts = {there: here for here, there in (family.parts if layer else _WHOLE).items()}
-    name = parts.get(layer[2] if layer else path)
+    known: Mapping[str, str] = _WHOLE
+    if layer:
+        known = family.parts
+        path = layer[2]
+    parts = {there: here for here, there in known.items()}
+    name = parts.get(path)
     if name is None:
         return None
     if layer:
@@ -151,6 +173,7 @@ def configuration(header: GgufHeader, family: Family, factors: list[float]) -> d
 
 
 def _number(header: GgufHeader, key: str, otherwise: float) -> float:
+    """A fact that is a number. Raises UnusableFile for anything else."""
     found = header.fact(key, otherwise)
     if not isinstance(found, int | float):
         raise UnusableFile(f"its {key} is no number")
@@ -158,6 +181,7 @@ def _number(header: GgufHeader, key: str, otherwise: float) -> float:
 
 
 def _size(header: GgufHeader, key: str, otherwise: int | None = None) -> int:
+    """A fact that is a size, in [1, 2³¹). Raises UnusableFile for anything else."""
     found = header.fact(key, otherwise)
     if isinstance(found, bool) or not isinstance(found, int) or not 1 <= found < 1 << 31:
         raise UnusableFile(f"its {key} is missing, or no size")
@@ -186,8 +210,13 @@ def _positions(header: GgufHeader, factors: list[float]) -> dict[str, Any]:
     made: dict[str, Any] = {"rope_type": "default", "rope_theta": _number(header, "rope.freq_base", 1e4)}
     scaling = header.fact("rope.scaling.type", "none")
     if factors:  # Llama 3.1 and later: only slow frequencies are divided
-        made |= {"rope_type": "llama3", "factor": max(factors), "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-        made["original_max_position_embeddings"] = _FIRST_CONTEXT
+        made |= {
+            "rope_type": "llama3",
+            "factor": max(factors),
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": _FIRST_CONTEXT,
+        }
         for found, wanted in zip(factors, llama3_factors(made, len(factors)), strict=True):
             if not math.isclose(found, wanted, rel_tol=1e-3):
                 raise UnusableFile("its positions are scaled by factors that are not known here")

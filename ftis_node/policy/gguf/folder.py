@@ -55,7 +55,7 @@ def folder_of(file: Path, tokenizer: Path | None = None) -> Path:
     sources = []
     if tokenizer is not None:
         sources = _small_files(tokenizer)
-    seen = place / f"{_seal(_stamp(one) for one in (file, *sources))}.seen"
+    seen = place / f"{_seal(_stamp(one) for one in (file, *sources))}.seen"  # says which folder it was
     with suppress(OSError):
         known = place / seen.read_text(encoding="utf-8")
         if (known / FACTS).is_file():
@@ -86,6 +86,7 @@ def told_of(folder: Path) -> str:
 
 
 def _seal(parts: Any) -> str:
+    """A name that no other texts have."""
     return hashlib.sha256("\n".join(parts).encode(errors="surrogateescape")).hexdigest()
 
 
@@ -96,6 +97,7 @@ def _stamp(file: Path) -> str:
 
 
 def _small_files(folder: Path) -> list[Path]:
+    """The files of a tokenizer in a folder. Raises UsageError where there is none."""
     found = [folder / name for name in FILES if (folder / name).is_file()]
     if not {"tokenizer.json", "vocab.json", "tokenizer.model"} & {file.name for file in found}:
         raise UsageError(
@@ -133,9 +135,10 @@ def read(file: Path) -> GgufHeader:
     """The header of a file. Raises UnusableFile, OSError."""
     sizes = blocks()
     with file.open("rb") as opened:
-        if os.fstat(opened.fileno()).st_size == 0:
+        number = opened.fileno()
+        if os.fstat(number).st_size == 0:
             raise UnusableFile("it is empty")
-        with mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        with mmap.mmap(number, 0, access=mmap.ACCESS_READ) as data:
             return read_header(data, sizes, LISTS)
 
 
@@ -160,7 +163,7 @@ def _opened(file: Path) -> GgufHeader:
     except OSError as error:
         raise UsageError(f"{file} cannot be read: {error.strerror or error}.", "Check its permissions.") from None
     facts = header.facts
-    family = header.facts["general.architecture"]
+    family = facts["general.architecture"]
     parts = facts.get("split.count", 1)
     if parts != 1:
         raise UsageError(
@@ -198,12 +201,25 @@ def _make(file: Path, header: GgufHeader, tokenizer: Path | None, target: Path) 
         )
     partial.mkdir()
     say(f"{file.name} becomes a folder of {rounded(need - _ROOM)} in {target.parent}, once.", error=True, flush=True)
-    command = [sys.executable, "-P", "-m", "ftis_node.policy.gguf", str(file), str(tokenizer or ""), str(partial)]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "ftis_node.policy.gguf",
+        str(file),
+        str(tokenizer or ""),
+        str(partial),
+    ]
     here = str(Path(__file__).resolve().parents[3])
     path = os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))
     try:
         with doing(f"unpacking {file.name}"):
-            ended = subprocess.run(command, stdout=subprocess.PIPE, env=os.environ | {"PYTHONPATH": path}, check=False)
+            ended = subprocess.run(
+                command,
+                stdout=subprocess.PIPE,
+                env=os.environ | {"PYTHONPATH": path},
+                check=False,
+            )
         if ended.returncode:
             raise _why(file, ended)
         partial.rename(target)
@@ -212,6 +228,7 @@ def _make(file: Path, header: GgufHeader, tokenizer: Path | None, target: Path) 
 
 
 def _why(file: Path, ended: subprocess.CompletedProcess[bytes]) -> UserError:
+    """The error for a process that made no folder: its own refusal, or else how it ended."""
     try:
         what, fix = json.loads(ended.stdout)
         return UsageError(what, fix)

@@ -5,7 +5,7 @@ import struct
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 MAGIC = b"GGUF"
 FIELDS_MAX = 1 << 12
@@ -19,7 +19,20 @@ _ALIGNMENT = 32
 _ALIGNMENT_MAX = 1 << 16
 _TEXT = 8
 _LIST = 9
-_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+# A kind of value → its form, as `struct` names it.
+_SCALARS = {
+    0: "B",
+    1: "b",
+    2: "H",
+    3: "h",
+    4: "I",
+    5: "i",
+    6: "f",
+    7: "?",
+    10: "Q",
+    11: "q",
+    12: "d",
+}
 
 
 class UnusableFile(ValueError):
@@ -51,6 +64,15 @@ class Stored:
     def elements(self) -> int:
         """Numbers in it."""
         return math.prod(self.shape)
+
+
+class _Row(NamedTuple):
+    """What the header says of a tensor. shape: as in `Stored`; offset: from where the tensors begin."""
+
+    name: str
+    shape: tuple[int, ...]
+    kind: int
+    offset: int
 
 
 @dataclass(frozen=True)
@@ -108,9 +130,19 @@ def read_header(data: Bytes, blocks: dict[int, tuple[int, int]], lists: Collecti
 
 
 def _placed(
-    rows: list[tuple[str, tuple[int, ...], int, int]], begin: int, end: int, blocks: dict[int, tuple[int, int]]
+    rows: list[_Row],
+    begin: int,
+    end: int,
+    blocks: dict[int, tuple[int, int]],
 ) -> Iterator[tuple[str, Stored]]:
-    """Tensors that lie in the file, and none over another: so together they are no larger than the file."""
+    """Tensors that lie in the file, and none over another: so together they are no larger than the file.
+
+    Args:
+        begin, end: bytes of the file before its tensors, and in all.
+
+    Raises:
+        UnusableFile: one does not.
+    """
     names = set()
     spans = []
     for name, shape, kind, offset in rows:
@@ -190,8 +222,7 @@ class _Reader:
             return list(struct.unpack(f"<{count}{form}", packed))
         return count
 
-    def tensor(self) -> tuple[str, tuple[int, ...], int, int]:
-        """Name, shape, quantisation, and offset from where the tensors begin."""
+    def tensor(self) -> _Row:
         name = self.text(NAME_MAX)
         count = self.number("I")
         if not 1 <= count <= DIMENSIONS_MAX:
@@ -199,4 +230,4 @@ class _Reader:
         shape = tuple(int(self.number("Q")) for _ in range(count))[::-1]
         if min(shape) < 1 or math.prod(shape) > 16 * len(self.data):  # no quantisation has more in a byte
             raise UnusableFile(f"the tensor {name!a} is larger than the file")
-        return name, shape, self.number("I"), self.number("Q")
+        return _Row(name, shape, self.number("I"), self.number("Q"))

@@ -67,7 +67,10 @@ def _across(config: Any) -> int:
 
 
 def facts_of(
-    config: Any, tokenizer: PreTrainedTokenizerBase, shapes: Mapping[str, tuple[int, ...]], model: str
+    config: Any,
+    tokenizer: PreTrainedTokenizerBase,
+    shapes: Mapping[str, tuple[int, ...]],
+    model: str,
 ) -> dict[str, Any]:
     """All facts but those of the file itself, as llama.cpp's converter writes them.
 
@@ -98,16 +101,26 @@ def facts_of(
     }
     sizes |= {cap: getattr(config, cap, None) for cap in _CAPS}
     if far["rope_type"] in ("linear", "yarn"):
-        sizes |= {"rope.scaling.type": far["rope_type"], "rope.scaling.factor": float(far["factor"])}
-        sizes |= {"rope.scaling.original_context_length": far.get("original_max_position_embeddings")}
-    facts: dict[str, Any] = {"general.architecture": name, "general.type": "model", "general.name": model}
+        sizes |= {
+            "rope.scaling.type": far["rope_type"],
+            "rope.scaling.factor": float(far["factor"]),
+            "rope.scaling.original_context_length": far.get("original_max_position_embeddings"),
+        }
+    facts: dict[str, Any] = {
+        "general.architecture": name,
+        "general.type": "model",
+        "general.name": model,
+    }
     facts |= {f"{name}.{key}": value for key, value in sizes.items() if value is not None}
     backend = backend_of(tokenizer)
     spaced = backend.encode("a", add_special_tokens=False).tokens[:1] == ["▁a"]
-    facts |= spelled(json.loads(backend.to_str()), shapes["token_embd.weight"][0], spaced=spaced)
+    rows = shapes["token_embd.weight"][0]
+    facts |= spelled(json.loads(backend.to_str()), rows, spaced=spaced)
     first = tokenizer.bos_token_id
+    if first is None:
+        first = config.bos_token_id
     ids = {
-        "bos": config.bos_token_id if first is None else first,
+        "bos": first,
         "unknown": tokenizer.unk_token_id,
         "padding": tokenizer.pad_token_id,
     }
@@ -133,14 +146,16 @@ def _refuse_unlike(
     try:
         made = configuration(header, FAMILIES[facts["general.architecture"]], factors_of(config))
         with TemporaryDirectory() as folder:
-            write_tokenizer(header, Path(folder))
-            (Path(folder) / "config.json").write_text(json.dumps(made), encoding="utf-8")
+            path = Path(folder)
+            write_tokenizer(header, path)
+            (path / "config.json").write_text(json.dumps(made), encoding="utf-8")
             words = load_tokenizer(folder)
             again = AutoConfig.from_pretrained(folder)
     except UnusableFile as error:
         raise refused(model, str(error)) from None
     for name in (*(made.keys() - _OTHERWISE), *_UNSAID, *_CAPS):
-        if getattr(again, name, None) != getattr(config, name, None):
-            raise refused(model, f"{name} of its config.json is {getattr(config, name, None)!a}")
+        wanted = getattr(config, name, None)
+        if getattr(again, name, None) != wanted:
+            raise refused(model, f"{name} of its config.json is {wanted!a}")
     if fingerprint(words) != fingerprint(tokenizer) or front_ids(words) != front_ids(tokenizer):
         raise refused(model, "its tokenizer is of a kind that is not known here")

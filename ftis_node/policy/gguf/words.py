@@ -8,11 +8,23 @@ from typing import Any
 from ftis_node.policy.gguf.header import GgufHeader, UnusableFile
 from ftis_node.tokenizer.fingerprint import merges_of
 
-LISTS = ("tokenizer.ggml.tokens", "tokenizer.ggml.token_type", "tokenizer.ggml.merges", "tokenizer.ggml.scores")
+LISTS = (
+    "tokenizer.ggml.tokens",
+    "tokenizer.ggml.token_type",
+    "tokenizer.ggml.merges",
+    "tokenizer.ggml.scores",
+)
 # The small files of a model's folder that `tokenizer=` takes.
 FILES = (
-    *("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "tokenizer.model"),
-    *("special_tokens_map.json", "added_tokens.json", "chat_template.jinja", "generation_config.json"),
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "generation_config.json",
 )
 # Kinds of tokens: special ones; others that are never split; rows without one; bytes.
 _PLAIN = 1
@@ -37,7 +49,15 @@ _SPLITS = {
 # Names that look special to llama.cpp's converter, and are not in Qwen's own tokenizers.
 _NOT_SPECIAL = {"qwen2": re.compile(r"<\|(fim_(prefix|middle|suffix|pad)|repo_name|file_sep)\|>")}
 # Tokens that end a text or a turn wherever they are special, as in llama.cpp.
-_ENDS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<|eom_id|>")
+_ENDS = (
+    "<|eot_id|>",
+    "<|im_end|>",
+    "<|end|>",
+    "<end_of_turn>",
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<|eom_id|>",
+)
 _IMAGE = "<image_soft_token>"  # Gemma 3's tokenizer has it, beyond the rows of the models for text
 _GEMMA_ROWS = 262_144
 _AS_IT_IS = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)  # how a word of its own is found
@@ -46,9 +66,10 @@ Properties = dict[str, Any]  # by their names: of a GGUF file, or of tokenizer.j
 
 def ends_of(header: GgufHeader) -> list[int]:
     """Ids that end a completion: the file's own, its end first, and special ones of known names."""
-    own = [header.facts.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
-    kinds = header.facts.get("tokenizer.ggml.token_type") or []
-    words = header.facts.get("tokenizer.ggml.tokens") or []
+    facts = header.facts
+    own = [facts.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
+    kinds = facts.get("tokenizer.ggml.token_type") or []
+    words = facts.get("tokenizer.ggml.tokens") or []
     ends = [place for place in own if isinstance(place, int)]
     for place, (word, kind) in enumerate(zip(words, kinds, strict=False)):
         if word in _ENDS and kind == _CONTROL:
@@ -75,11 +96,14 @@ def write_tokenizer(header: GgufHeader, folder: Path) -> None:
         state = _by_pieces(facts, words)
     else:
         raise UnusableFile(f"its tokenizer is of the kind {kind!a}, which is not known here")
-    (folder / "tokenizer.json").write_text(json.dumps(state, ensure_ascii=False), encoding="utf-8")
-    (folder / "tokenizer_config.json").write_text(json.dumps(_told(header, words), indent=1), encoding="utf-8")
+    text = json.dumps(state, ensure_ascii=False)
+    (folder / "tokenizer.json").write_text(text, encoding="utf-8")
+    told = json.dumps(_told(header, words), indent=1)
+    (folder / "tokenizer_config.json").write_text(told, encoding="utf-8")
 
 
 def _told(header: GgufHeader, words: list[str]) -> Properties:
+    """What tokenizer_config.json says."""
     facts = header.facts
     template = facts.get("tokenizer.chat_template")
     told: Properties = {
@@ -106,6 +130,11 @@ def _begins(facts: Properties) -> bool:
 
 
 def _added(facts: Properties, words: list[str]) -> list[Properties]:
+    """The tokens that are never split, as tokenizer.json has them.
+
+    Raises:
+        UnusableFile: the file does not say which they are.
+    """
     kinds = facts.get("tokenizer.ggml.token_type")
     if not isinstance(kinds, list):
         raise UnusableFile("it does not say which of its tokens are special")
@@ -114,7 +143,8 @@ def _added(facts: Properties, words: list[str]) -> list[Properties]:
     for place, (word, kind) in enumerate(zip(words, kinds, strict=False)):
         if kind in (_CONTROL, _OWN) and word and not _filler(place, word):
             special = kind == _CONTROL and not (ordinary and ordinary.fullmatch(word))
-            added.append({"id": place, "content": word, **_AS_IT_IS, "special": special})
+            entry = {"id": place, "content": word, **_AS_IT_IS, "special": special}
+            added.append(entry)
     return added
 
 
@@ -133,7 +163,12 @@ def _template(facts: Properties, words: list[str]) -> Properties:
         text = [{"SpecialToken": {"id": first, "type_id": 0}}, *text]
         tokens = {first: {"id": first, "ids": [place], "tokens": [first]}}
     pair = [*text, {"Sequence": {"id": "B", "type_id": 1}}]
-    return {"type": "TemplateProcessing", "single": text, "pair": pair, "special_tokens": tokens}
+    return {
+        "type": "TemplateProcessing",
+        "single": text,
+        "pair": pair,
+        "special_tokens": tokens,
+    }
 
 
 def _by_bytes(facts: Properties, words: list[str]) -> Properties:
@@ -148,10 +183,20 @@ def _by_bytes(facts: Properties, words: list[str]) -> Properties:
     pattern = _SPLITS[before]
     outside = {entry["id"] for entry in added}
     vocabulary = {word: n for n, word in enumerate(words) if n not in outside and not _filler(n, word)}
-    split: Properties = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": not pattern}
+    split: Properties = {
+        "type": "ByteLevel",
+        "add_prefix_space": False,
+        "trim_offsets": True,
+        "use_regex": not pattern,
+    }
     first: Properties = {}
     if pattern:
-        first = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+        first = {
+            "type": "Split",
+            "pattern": {"Regex": pattern},
+            "behavior": "Isolated",
+            "invert": False,
+        }
     elif before == "smollm":
         first = {"type": "Digits", "individual_digits": True}
     if first:
@@ -165,7 +210,12 @@ def _by_bytes(facts: Properties, words: list[str]) -> Properties:
         "normalizer": normalizer,
         "pre_tokenizer": split,
         "post_processor": _template(facts, words),
-        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+        "decoder": {
+            "type": "ByteLevel",
+            "add_prefix_space": True,
+            "trim_offsets": True,
+            "use_regex": True,
+        },
         "model": {
             "type": "BPE",
             "vocab": vocabulary,
