@@ -63,6 +63,14 @@ class Sample:
         """The tokens that are trained on."""
         return self.completion.sampled
 
+    @property
+    def written(self) -> int:
+        """The tokens in which its author wrote it."""
+        counts = self.completion.counts
+        if counts is None:
+            return self.sampled
+        return int(counts.sum())
+
 
 @dataclass(frozen=True, eq=False)
 class Prompted:
@@ -75,9 +83,11 @@ class Prompted:
     def prefixed(self) -> Prefixed:
         """The same in the form in which the policy scores it."""
         completions = [sample.completion for sample in self.samples]
-        token_ids = [one.token_ids for one in completions]
-        given = [one.given for one in completions]
-        return Prefixed(self.prompt_ids, token_ids, given)
+        return Prefixed(
+            self.prompt_ids,
+            [one.token_ids for one in completions],
+            [one.given for one in completions],
+        )
 
     def cost(self, packed: bool) -> int:
         """Tokens that go through the model. Without packing each completion has a copy of the prompt."""
@@ -109,7 +119,12 @@ class Batch:
     unreadable_judged: Counter[str] = field(default_factory=Counter)
 
     @classmethod
-    def of(cls, groups: Sequence[TrainingGroup], objective: Objective, own: str) -> Batch:
+    def of(
+        cls,
+        groups: Sequence[TrainingGroup],
+        objective: Objective,
+        own: str,
+    ) -> Batch:
         """Advantages over what came of each group; with an objective of own samples only, over one's own parts.
 
         Raises:
@@ -120,8 +135,13 @@ class Batch:
         for group, ids in zip(groups, known, strict=True):
             parts = [part for part in group.parts if part.source == own or not objective.own_only]
             if any(part.completions for part in parts):
-                rng = random.Random(sum(known) - ids)
-                batch._add(group.prompt_ids, parts, objective, own, rng)
+                batch._add(
+                    group.prompt_ids,
+                    parts,
+                    objective,
+                    own,
+                    random.Random(sum(known) - ids),
+                )
         return batch
 
     def _add(
@@ -181,7 +201,11 @@ class Batch:
             self.prompted.append(Prompted(prompt_ids, samples))
 
 
-def after_both(rewards: Sequence[float], readable: Sequence[bool], rng: random.Random) -> list[bool]:
+def after_both(
+    rewards: Sequence[float],
+    readable: Sequence[bool],
+    rng: random.Random,
+) -> list[bool]:
     """Which samples of a group are evidence on claims: those after a better and a worse one, in a random order.
 
     Only groups with a signal are computed, and given that, a sample's ρ no longer has a mean of 1. But once readable
@@ -250,10 +274,7 @@ def _cut(group: Prompted, budget: int) -> Iterator[Prompted]:
     """The group whole if it fits; else in pieces that do, each with its own copy of the prompt."""
     longest_first = sorted(group.samples, key=lambda sample: -sample.tokens)
 
-    def fit(some: Sequence[Sample]) -> bool:
-        return _within([Prompted(group.prompt_ids, some)], budget)
-
-    for some in portions(longest_first, fit):
+    for some in portions(longest_first, lambda some: _within([Prompted(group.prompt_ids, some)], budget)):
         yield Prompted(group.prompt_ids, some)
 
 

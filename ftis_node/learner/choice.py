@@ -4,7 +4,11 @@ from ftis_node.config.settings import Settings
 from ftis_node.objective import PRESETS, Objective
 
 
-def choose_objective(settings: Settings, task: str, completion_tokens: int) -> Objective:
+def choose_objective(
+    settings: Settings,
+    task: str,
+    completion_tokens: int,
+) -> Objective:
     """The named preset with the parts that the settings or the task replace.
 
     Args:

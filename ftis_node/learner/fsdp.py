@@ -22,7 +22,12 @@ from ftis_node.learner.team import Team
 class Shards:
     """The layers of a model, cut over so many ranks of which each has its own process."""
 
-    def __init__(self, layers: Sequence[nn.Module], team: Team, device: torch.device) -> None:
+    def __init__(
+        self,
+        layers: Sequence[nn.Module],
+        team: Team,
+        device: torch.device,
+    ) -> None:
         """
         Args:
             layers: with the same weights in all ranks.

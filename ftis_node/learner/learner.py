@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import torch
@@ -15,19 +15,36 @@ from ftis_node.fit.plan import MICRO_BATCH_TOKENS
 from ftis_node.host.doing import advance, doing
 from ftis_node.host.interruption import check
 from ftis_node.learner.batch import Batch, Prompted, Sample, TrainingGroup, counted, micro_batches
-from ftis_node.learner.computed import Computed, by_sample, shared
 from ftis_node.learner.fsdp import sharded
 from ftis_node.learner.loss_scale import HALVINGS, LossScale
 from ftis_node.learner.optimiser import NamedTensors, Optimiser
 from ftis_node.learner.team import ALONE, Team
 from ftis_node.learner.trust import distrusted, next_length
-from ftis_node.objective import Diagnostics, FilterWatch, Objective, pack
+from ftis_node.objective import Diagnostics, FilterWatch, Objective, Terms, pack
 from ftis_node.policy.policy import Policy
 from ftis_node.policy.room import Room, free_memory, out_of_memory
 from ftis_node.policy.score import completion_logprobs
 from ftis_node.step_report import StepReport
 
 BAD_STEPS = 5  # in a row without a finite gradient: what was before them is no longer trusted
+
+
+@dataclass(frozen=True, eq=False)
+class Computed:
+    """A micro-batch of N samples with T tokens after its backward pass; nothing in it holds a graph.
+
+    logprobs    `[T]`       of the sampled tokens, as the pass gave them
+    entropy     `[T]`       in nats, of what each was drawn from
+    loss        −Σ_i c_i · value_i, still to be divided by D
+    distrusted  bool `[N]`  samples that a defence leaves out
+    """
+
+    samples: Sequence[Sample]
+    terms: Terms
+    logprobs: Tensor
+    entropy: Tensor
+    loss: float
+    distrusted: Tensor
 
 
 class Learner:
@@ -99,12 +116,7 @@ class Learner:
     def _step(self, groups: Sequence[TrainingGroup]) -> StepReport:
         began = time.perf_counter()
         batch = Batch.of(groups, self.objective, self.own)
-        diagnostics = Diagnostics(
-            self.own,
-            batch.idle,
-            batch.unreadable,
-            batch.unreadable_judged,
-        )
+        diagnostics = Diagnostics(self.own, batch.idle, batch.unreadable, batch.unreadable_judged)
         retries = self._retries
         loss = 0.0
         norm = 0.0
@@ -147,7 +159,7 @@ class Learner:
                 break
             if inner == 0:
                 gate = self.next_gate(computed)
-                start = by_sample(computed)
+                start = _by_sample(computed)
                 successes = [s.sampled for s in batch.computed if s.source == self.own and s.advantage > 0]
                 usual_length = next_length(self.usual_length, successes)
         self.gate = gate  # only now: all inner steps are gated alike
@@ -172,8 +184,7 @@ class Learner:
         """
         for left in range(HALVINGS, -1, -1):
             computed = self.gradient_that_fits(batch, start)
-            unscaled = self.optimiser.gradient_norm() / self.loss_factor(batch)
-            (norm,) = self._team.first(unscaled)
+            (norm,) = self._team.first(self.optimiser.gradient_norm() / self.loss_factor(batch))
             forward = [tensor for part in computed for tensor in (part.logprobs, part.terms.value)]
             if not left or not self.loss_scale.overflowed(norm, forward):
                 break
@@ -224,8 +235,7 @@ class Learner:
         parts = list(micro_batches(mine, self.room.size, self.policy.packed))
         count = len(parts)
         first = batch.prompted[0]
-        worthless = replace(first.samples[0], scale=0.0)
-        nothing = [Prompted(first.prompt_ids, [worthless])]
+        nothing = [Prompted(first.prompt_ids, [replace(first.samples[0], scale=0.0)])]
         lacking = team.most(count) - count
         passes = parts + [nothing] * lacking
         computed: list[Computed] = []
@@ -263,7 +273,12 @@ class Learner:
         if not decided:
             raise FtisError("A single completion with its prompt does not fit into memory.")
 
-    def _backward(self, part: Sequence[Prompted], batch: Batch, start: Sequence[Tensor]) -> Computed:
+    def _backward(
+        self,
+        part: Sequence[Prompted],
+        batch: Batch,
+        start: Sequence[Tensor],
+    ) -> Computed:
         """Add the gradient of one micro-batch, times `loss_factor`, to that in the parameters.
 
         Args:
@@ -274,8 +289,7 @@ class Learner:
         lengths = torch.tensor([sample.sampled for sample in samples], device=device)
         advantages = _column([sample.advantage for sample in samples], device)
         own = torch.tensor([sample.source == self.own for sample in samples], device=device)
-        groups = [prompted.prefixed for prompted in part]
-        new, entropy = completion_logprobs(self.policy, groups, self.temperature)
+        new, entropy = completion_logprobs(self.policy, [prompted.prefixed for prompted in part], self.temperature)
         claimed = np.concatenate([sample.completion.logprobs for sample in samples])
         before = new.detach()
         if start:
@@ -298,12 +312,11 @@ class Learner:
             ended=torch.tensor([sample.completion.finished for sample in samples], device=device),
             own=own,
             chunks=_chunks(samples, device),
-            written=torch.tensor([_written(sample) for sample in samples], device=device),
+            written=torch.tensor([sample.written for sample in samples], device=device),
             count_end=self.objective.count_end,
         )
         terms = self.objective.terms(packed, self.gate)
-        scales = _column([sample.scale for sample in samples], device)
-        loss = -(terms.value * scales).sum()
+        loss = -(terms.value * _column([sample.scale for sample in samples], device)).sum()
         (loss * self.loss_factor(batch)).backward()  # type: ignore[no-untyped-call]
         detached = replace(terms, value=terms.value.detach())
         return Computed(
@@ -401,8 +414,7 @@ class Learner:
         Raises:
             FtisError: the weights are of another model or another choice of trainable parameters.
         """
-        of_optimiser = {name: value for name, value in state.items() if "/" in name}
-        self.optimiser.restore(weights, of_optimiser)
+        self.optimiser.restore(weights, {name: value for name, value in state.items() if "/" in name})
         self.loss_scale.restore(state)
         self.gate = _value(state.get(_GATE))
         self.usual_length = _value(state.get(_LENGTH))
@@ -410,6 +422,8 @@ class Learner:
         self._bad_steps = 0
 
 
+_WITH_TERMS = ("logprobs", "entropy", "distrusted")
+_TERMS = tuple(field.name for field in fields(Terms))
 _GATE = "gate"  # among the optimiser's tensors, whose names all have a slash
 _LENGTH = "usual length"
 
@@ -429,16 +443,44 @@ def _value(level: Tensor | None) -> float | None:
     return float(level[0])
 
 
+def _by_sample(computed: Sequence[Computed]) -> list[Tensor]:
+    """Log-probs at the start of the step, by a sample's index."""
+    found: dict[int, Tensor] = {}
+    for part in computed:
+        pieces = torch.split(part.logprobs, [sample.sampled for sample in part.samples])
+        for sample, piece in zip(part.samples, pieces, strict=True):
+            found[sample.index] = piece
+    return [found[index] for index in range(len(found))]
+
+
+def shared(mine: list[Computed], batch: Batch, team: Team) -> list[Computed]:
+    """The micro-batches of all ranks, in their order; only their tensors travel.
+
+    A tensor's name is ``NUMBER/NAME``, with the number of its micro-batch among its rank's.
+    """
+    if team.size == 1:
+        return mine
+    tensors: dict[str, Tensor] = {}
+    for number, one in enumerate(mine):
+        row = {name: getattr(one.terms, name) for name in _TERMS}
+        row |= {name: getattr(one, name) for name in _WITH_TERMS}
+        row["index"] = torch.tensor([sample.index for sample in one.samples])
+        row["loss"] = torch.tensor([one.loss], dtype=torch.float64)
+        tensors |= {f"{number}/{name}": value for name, value in row.items()}
+    everything: list[Computed] = []
+    for found in team.gathered(tensors):
+        number = 0
+        while f"{number}/loss" in found:
+            samples = [batch.computed[index] for index in found[f"{number}/index"].tolist()]
+            terms = Terms(**{name: found[f"{number}/{name}"] for name in _TERMS})
+            more = {name: found[f"{number}/{name}"] for name in _WITH_TERMS}
+            everything.append(Computed(samples, terms, loss=float(found[f"{number}/loss"]), **more))
+            number += 1
+    return everything
+
+
 def _column(values: Sequence[float], device: torch.device) -> Tensor:
     return torch.tensor(values, dtype=torch.float32, device=device)
-
-
-def _written(sample: Sample) -> int:
-    """The tokens in which its author wrote a sample."""
-    counts = sample.completion.counts
-    if counts is None:
-        return sample.sampled
-    return int(counts.sum())
 
 
 def _chunks(samples: Sequence[Sample], device: torch.device) -> Tensor | None:

@@ -21,9 +21,7 @@ class LossScale:
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.used = dtype == torch.float16
-        self.value = 1.0
-        if self.used:
-            self.value = FIRST
+        self.value = FIRST if self.used else 1.0
         self._good = 0
 
     def of_sum(self, divisor: float) -> float:

@@ -107,7 +107,12 @@ class Optimiser:
         whole = [parameter for parameter in self._trainable.values() if not sharded(parameter)]
         self._team.broadcast_parts(whole)
 
-    def _step_slice(self, names: Sequence[str], gradients: NamedTensors, factor: float) -> None:
+    def _step_slice(
+        self,
+        names: Sequence[str],
+        gradients: NamedTensors,
+        factor: float,
+    ) -> None:
         """Update these parameters by their gradients times a factor, and take the gradients out of the dictionary."""
         self._try(lambda: self._hand_over(names, gradients))
         masters = [self._masters[name] for name in names]
@@ -162,12 +167,13 @@ class Optimiser:
             FtisError: the optimiser keeps something that no checkpoint can hold, which is named.
         """
         # Not of `state_dict`: bitsandbytes nests what it gives there, otherwise in each version.
+        weights = {}
         state = {}
         for name, master in self._masters.items():
             kept = self._adam.state.get(master, {})
             for key, value in flattened(kept).items():
                 state[f"{name}/{key}"] = self._whole(name, value)
-        weights = {name: self._whole(name, master.detach()) for name, master in self._masters.items()}
+            weights[name] = self._whole(name, master.detach())
         if live or self._in_parts:
             return weights, state
         return _copied(weights), _copied(state)

@@ -43,7 +43,13 @@ class Team:
     size: int
 
     @classmethod
-    def init_process_group(cls, rank: int, size: int, place: str, device: torch.device) -> Team:
+    def init_process_group(
+        cls,
+        rank: int,
+        size: int,
+        place: str,
+        device: torch.device,
+    ) -> Team:
         """Wait until all ranks are there.
 
         Args:
@@ -125,10 +131,7 @@ class Team:
         whole = [parameter for parameter in parameters.values() if not isinstance(parameter, DTensor)]
         mine = [parameter.grad is not None for parameter in whole]
         somewhere = self._most(torch.tensor(mine, dtype=torch.int32))
-        wanted = []
-        for parameter, one in zip(whole, somewhere.tolist(), strict=True):
-            if one:
-                wanted.append(parameter)
+        wanted = [parameter for parameter, one in zip(whole, somewhere.tolist(), strict=True) if one]
         for pieces in portions(_pieces(wanted), lambda some: sum(map(len, some)) <= BUCKET):
             _add_up(pieces)
 
@@ -188,12 +191,10 @@ class Team:
         dist.all_gather(sizes, torch.tensor([len(mine)]))
         most = max(int(size) for size in sizes)
         buffers = [torch.empty(most, dtype=torch.uint8) for _ in range(self.size)]
-        padded = torch.nn.functional.pad(mine, (0, most - len(mine)))  # all send as many bytes
-        dist.all_gather(buffers, padded)
+        dist.all_gather(buffers, torch.nn.functional.pad(mine, (0, most - len(mine))))  # all send as many bytes
         found = []
         for buffer, size in zip(buffers, sizes, strict=True):
-            sent = buffer[: int(size)].numpy()
-            found.append(load(sent.tobytes()))
+            found.append(load(buffer[: int(size)].numpy().tobytes()))
         return found
 
     def _most(self, values: Tensor) -> Tensor:

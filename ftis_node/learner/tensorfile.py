@@ -30,7 +30,11 @@ _NAMES = {
 }
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
+def write_tensors(
+    path: Path,
+    tensors: Mapping[str, Tensor],
+    metadata: Mapping[str, str] | None = None,
+) -> None:
     """Write tensors of any device by their names.
 
     Raises:
@@ -69,5 +73,4 @@ def _parts(tensor: Tensor) -> Iterator[memoryview]:
     """The bytes of a tensor, so many elements at a time, as they lie in main memory."""
     flat = tensor.detach().reshape(-1)
     for begin in range(0, len(flat), _PART):
-        part = flat[begin : begin + _PART].to("cpu")
-        yield part.view(torch.uint8).numpy().data
+        yield flat[begin : begin + _PART].to("cpu").view(torch.uint8).numpy().data

@@ -12,14 +12,6 @@ from torch import Tensor
 from ftis_node.methods.choices import Advantage
 
 
-def _mean(centred: Tensor, mean: Tensor) -> Tensor:
-    return centred
-
-
-def _maxrl(centred: Tensor, mean: Tensor) -> Tensor:
-    return centred / mean
-
-
 def _mean_std(centred: Tensor, mean: Tensor) -> Tensor:
     # Brought to a largest value of 1 first, so that squaring neither under- nor overflows and the root is never 0.
     scaled = centred / centred.abs().max()
@@ -29,8 +21,8 @@ def _mean_std(centred: Tensor, mean: Tensor) -> Tensor:
 # Name → rewards minus their mean (float64 [G], not all equal), and the mean → advantages.
 ADVANTAGES: Mapping[Advantage, Callable[[Tensor, Tensor], Tensor]] = {
     "mean_std": _mean_std,
-    "mean": _mean,
-    "maxrl": _maxrl,
+    "mean": lambda centred, mean: centred,
+    "maxrl": lambda centred, mean: centred / mean,
 }
 
 

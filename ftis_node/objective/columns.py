@@ -29,8 +29,7 @@ class Columns:
         if len(self._source) > 1:  # the first time since rows were added
             for pieces in (self._source, *self._columns.values()):
                 pieces[:] = [torch.cat(pieces)]
-        wanted = torch.tensor(list(sources), dtype=torch.int64)
-        picked = torch.isin(self._source[0], wanted)
+        picked = torch.isin(self._source[0], torch.tensor(list(sources), dtype=torch.int64))
         rows: Rows = defaultdict(lambda: torch.zeros(0, dtype=torch.float64))
         for name, (column,) in self._columns.items():
             rows[name] = column[picked]

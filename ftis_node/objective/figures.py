@@ -62,9 +62,8 @@ def token_figures(tokens: Rows, clips: Rows) -> dict[str, float]:
     if "entropy" in tokens:
         figures["entropy"] = _mean(tokens["entropy"])
     for name, values in (("ratio", tokens["log_ratio"].exp()), ("weight", weight)):
-        names = (f"{name}_p1", f"{name}_p50", f"{name}_p99", f"{name}_max")
         found = _quantiles(values, 0.01, 0.5, 0.99, 1.0)
-        figures |= zip(names, found, strict=True)
+        figures |= zip((f"{name}_p1", f"{name}_p50", f"{name}_p99", f"{name}_max"), found, strict=True)
     return figures | {name: _mean(tokens[name]) for name in ESTIMATORS}
 
 

@@ -70,8 +70,7 @@ def _clipped(trainer_logprobs: Tensor, start_logprobs: Tensor, advantages: Tenso
     """PPO's clipped surrogate of each token, `[N, T]`."""
     ratio = clamped_log_ratio(trainer_logprobs, start_logprobs).exp()
     gain = advantages[:, None]
-    clipped = ratio.clamp(1 - epsilon, 1 + epsilon)
-    return torch.minimum(ratio * gain, clipped * gain)
+    return torch.minimum(ratio * gain, ratio.clamp(1 - epsilon, 1 + epsilon) * gain)
 
 
 def _mean(values: Tensor, loss_mask: Tensor) -> Tensor:

@@ -173,8 +173,7 @@ def _log_ratio(samples: Samples, new: Tensor, live: Tensor, importance: Importan
 
 def clip_active(samples: Samples, importance: Importance, clip: Clip, of: Ratio) -> Tensor:
     """Where the clip stops the gradient, bool `[T]`: R > 1+ε with Â > 0, or R < 1−ε with Â < 0."""
-    new = samples.trainer_logprobs.detach()
-    ratio = _log_ratio(samples, new, samples.loss_mask, importance, of).exp()
+    ratio = _log_ratio(samples, samples.trainer_logprobs.detach(), samples.loss_mask, importance, of).exp()
     clipped = clip.of(ratio)
     advantages = samples.advantages[samples.owner]
     above = (advantages > 0) & (ratio > clipped)

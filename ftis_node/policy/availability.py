@@ -145,8 +145,7 @@ def _weights(source: str) -> list[str]:
     if index is None:
         return [_WEIGHTS]
     try:
-        files = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        return sorted(set(files.values()))
+        return sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return [_WEIGHTS]
 

@@ -59,8 +59,7 @@ def fuse(model: Any) -> Callable[[], None]:
         return self.down_proj(gated)
 
     def geglu(self: Any, x: Any) -> Any:
-        gated = ops.LigerGELUMulFunction.apply(self.gate_proj(x), self.up_proj(x))
-        return self.down_proj(gated)
+        return self.down_proj(ops.LigerGELUMulFunction.apply(self.gate_proj(x), self.up_proj(x)))
 
     @wraps(plain)
     def turned(query: Any, key: Any, cos: Any, sin: Any) -> Any:

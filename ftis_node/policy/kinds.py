@@ -33,17 +33,19 @@ def refuse_folder(folder: Path, name: str) -> None:
             f"{name} is a sentence-transformer, which makes embeddings and no text.",
             "Use the language model that it was made from, or another one.",
         )
-    if (folder / "adapter_config.json").is_file():
-        base = str(_json(folder / "adapter_config.json").get("base_model_name_or_path") or "its base model")
+    adapter = folder / "adapter_config.json"
+    if adapter.is_file():
+        base = str(_json(adapter).get("base_model_name_or_path") or "its base model")
         raise UsageError(
             f"{name} is an adapter for {base[:200]!a}, and no model.",
             "Name its base model; or merge the adapter into it (peft) and name what comes out.",
         )
-    refuse_config(_json(folder / "config.json"), name)
+    config = folder / "config.json"
+    refuse_config(_json(config), name)
     _refuse_missing_files(folder, name)
     if not any(folder.glob("*.safetensors")):
         _refuse_other_weights(folder, name)
-    if not (folder / "config.json").is_file():
+    if not config.is_file():
         _refuse_without_config(folder, name)
 
 

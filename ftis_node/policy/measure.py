@@ -138,6 +138,5 @@ def _linears(model: Any) -> tuple[Linear, ...]:
     counts: Counter[tuple[str, int, int]] = Counter()
     for path, module in linear_modules(model).items():
         inputs, outputs = inputs_and_outputs(module)
-        part = re.sub(r"^.*\.\d+\.", "", path)  # without the layer's number and what is before it
-        counts[part, inputs, outputs] += 1
+        counts[re.sub(r"^.*\.\d+\.", "", path), inputs, outputs] += 1
     return tuple(Linear(*shape, count) for shape, count in counts.items())

@@ -86,8 +86,7 @@ class _Cells:
         """`[tokens, heads, d]` → `[rows, heads, width, d]`."""
         if self.padded:
             flat = _Gather.apply(flat, self.take, self.back, None)  # type: ignore[no-untyped-call]
-        table = flat.view(*self.filled.shape, *flat.shape[1:])
-        return table.transpose(1, 2)
+        return flat.view(*self.filled.shape, *flat.shape[1:]).transpose(1, 2)
 
     def flat(self, table: Tensor) -> Tensor:
         """`[rows, heads, width, d]` → `[tokens, heads, d]`, without the padding."""
@@ -195,8 +194,7 @@ class Packing:
         past = between >= 0
         if window is not None:
             place = there.sum(2, keepdim=True) + each  # of each token in its sequence
-            of_prompt = torch.arange(there.shape[2], device=device)
-            prompt = prompt & (place - of_prompt < window)
+            prompt = prompt & (place - torch.arange(there.shape[2], device=device) < window)
             past &= between < window
         return torch.cat([prompt, past.expand(rows, width, width)], 2)[:, None]
 
@@ -233,8 +231,7 @@ class Packing:
         and the most that one has.
         """
         lengths = np.concatenate([self.prompts, self.completions])
-        begins = np.cumsum(lengths)[:-1]  # but the first
-        tokens = np.split(np.arange(lengths.sum()), begins)
+        tokens = np.split(np.arange(lengths.sum()), np.cumsum(lengths)[:-1])
         count = len(self.prompts)
         seen = tokens[:count]
         for prompt, own in zip(self.owner, tokens[count:], strict=True):
@@ -297,8 +294,7 @@ def pack(groups: Sequence[Prefixed], device: torch.device) -> LaidOut:
         predicting.append(states[sampled[number]])
         predicted.append(completion[sampled[number]])
     tokens = [*prompts, *(completion[:-1] for completion in completions)]
-    parts = map(np.concatenate, (tokens, positions, predicting, predicted))
-    ids, places, where, targets = _placed(device, *parts)
+    ids, places, where, targets = _placed(device, *map(np.concatenate, (tokens, positions, predicting, predicted)))
     inputs = {
         "input_ids": ids[None],
         "position_ids": places[None],
@@ -346,8 +342,7 @@ def _placed(device: torch.device, *arrays: Int64Array) -> list[Tensor]:
     """Integers on the device, int64 of the same shapes, in one transfer: the host waits for each."""
     together = np.concatenate([array.reshape(-1).astype(np.int64) for array in arrays])
     flat = torch.from_numpy(together).to(device)
-    sizes = [array.size for array in arrays]
-    parts = torch.split(flat, sizes)
+    parts = torch.split(flat, [array.size for array in arrays])
     return [part.view(array.shape) for part, array in zip(parts, arrays, strict=True)]
 
 

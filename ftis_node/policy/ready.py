@@ -150,8 +150,12 @@ def _tried_twin(policy: Policy) -> _Trial | None:
         twin = _twin(policy)
         probe = _probe(twin, ())
         expected = _passed(twin, probe)
-        plain = _plain_logprobs(twin, probe)
-        tolerance = _tolerance(twin, plain, partial(_batch_logprobs, twin, probe), _MOST)
+        tolerance = _tolerance(
+            twin,
+            _plain_logprobs(twin, probe),
+            partial(_batch_logprobs, twin, probe),
+            _MOST,
+        )
     except Exception as error:  # as many kinds as there are architectures
         logger.debug("%s has no twin to try fast paths on: %r", policy.name, error)
         return None
@@ -221,7 +225,7 @@ def _remove_dropout(model: torch.nn.Module) -> None:
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
         for name, value in vars(module).items():
-            if isinstance(value, float) and ("drop" in name):
+            if isinstance(value, float) and "drop" in name:
                 setattr(module, name, 0.0)
 
 
@@ -322,9 +326,8 @@ def _like_packed(trials: Sequence[_Trial]) -> tuple[bool, str]:
     why = ""
     for trial in trials:
         expected, expected_slope = trial.expected
-        packed = replace(trial.policy, packed=True)
         try:
-            logprobs, slope = _passed(packed, trial.probe)
+            logprobs, slope = _passed(replace(trial.policy, packed=True), trial.probe)
         except Exception as error:  # a model's code that takes no such arguments, a kernel that knows no such GPU
             return False, first_line(error, 100)
         apart = _apart(expected, logprobs)
@@ -355,8 +358,7 @@ def _generating(policy: Policy, trials: Sequence[_Trial]) -> tuple[Policy, str]:
     for trial in trials:
         tried = replace(trial.policy, packed=policy.packed, graphs=policy.graphs)
         try:
-            found = decoder_logprobs(tried, trial.probe)
-            apart = _apart(trial.expected[0], found)
+            apart = _apart(trial.expected[0], decoder_logprobs(tried, trial.probe))
         except Exception as error:  # what a GPU or its drivers cannot do: the model's own modules go another way
             logger.warning("Transformers' modules generate with %s, which takes longer: %r", policy.name, error)
             return policy, f"{_SLOW}, for the native decoder failed ({first_line(error, 100)})"
@@ -432,7 +434,7 @@ def _plain_logprobs(policy: Policy, probe: Probe) -> Tensor:
         for completion in group.completions:
             first = len(group.prompt)
             ids = torch.tensor([[*group.prompt, *completion.tolist()]], device=policy.device)
-            logits: Any = policy.causal_lm(input_ids=ids).logits
+            logits = policy.causal_lm(input_ids=ids).logits
             logprobs = logits[0, first - 1 : -1, : policy.vocabulary].float().log_softmax(-1)
             out.append(logprobs.gather(1, ids[0, first:, None])[:, 0])
     return torch.cat(out)
@@ -462,15 +464,14 @@ def _batch_logprobs(policy: Policy, probe: Probe) -> Tensor:
     ids = ids.to(policy.device)
     mask = mask.to(policy.device)
     places = (mask.cumsum(1) - 1).clamp(min=0)
-    logits: Any = policy.causal_lm(
+    logits = policy.causal_lm(
         input_ids=ids,
         attention_mask=mask,
         position_ids=places,
     ).logits
     logprobs = logits[:, :-1, : policy.vocabulary].float().log_softmax(-1)
     found = logprobs.gather(2, ids[:, 1:, None])[:, :, 0]
-    pieces = [row[-length:] for row, length in zip(found, lengths, strict=True)]
-    return torch.cat(pieces)
+    return torch.cat([row[-length:] for row, length in zip(found, lengths, strict=True)])
 
 
 def _apart(one: Tensor, other: Tensor) -> float:

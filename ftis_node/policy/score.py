@@ -31,9 +31,8 @@ def completion_logprobs(policy: Policy, groups: Sequence[Prefixed], temperature:
     hidden = policy.causal_lm.get_decoder()(**layout.inputs, use_cache=False).last_hidden_state
     head = policy.causal_lm.get_output_embeddings()
     cap, factor = _after_head(policy.causal_lm.config.get_text_config())
-    states = hidden.flatten(0, 1).index_select(0, layout.where)
     logprobs, entropy = _Head.apply(  # type: ignore[no-untyped-call]
-        states,
+        hidden.flatten(0, 1).index_select(0, layout.where),
         head.weight,
         head.bias,
         layout.targets,
@@ -174,8 +173,7 @@ def _sums(logits: Tensor, place: Tensor) -> tuple[Tensor, Tensor]:
     exponentials = below.exp()
     z = exponentials.sum(1)
     mean = below.mul_(exponentials).sum(1)
-    sums = torch.stack([chosen[:, 0], top[:, 0], z, mean], 1)
-    return sums, exponentials
+    return torch.stack([chosen[:, 0], top[:, 0], z, mean], 1), exponentials
 
 
 def _blocks(tokens: int, vocabulary: int, device: torch.device) -> tuple[list[slice], list[slice]]:
@@ -190,8 +188,7 @@ def _blocks(tokens: int, vocabulary: int, device: torch.device) -> tuple[list[sl
 
 def _cut(end: int, size: int) -> list[slice]:
     """Slices of so many, one after another, up to the end."""
-    begins = range(0, end, size)
-    return [slice(begin, min(begin + size, end)) for begin in begins]
+    return [slice(begin, min(begin + size, end)) for begin in range(0, end, size)]
 
 
 def _logits(

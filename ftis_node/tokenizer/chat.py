@@ -113,8 +113,9 @@ def chat_of(tokenizer: PreTrainedTokenizerBase, *, thinking: bool = False) -> Ch
     between = None
     if len(found) == 1:
         between = found.pop()
-    if after.rstrip().endswith(_OPENED):  # the model writes the tag itself, so that its whole answer is its own
-        after = after.rstrip().removesuffix(_OPENED)
+    trimmed = after.rstrip()
+    if trimmed.endswith(_OPENED):  # the model writes the tag itself, so that its whole answer is its own
+        after = trimmed.removesuffix(_OPENED)
     return Chat(
         tokenizer,
         before,

@@ -86,8 +86,12 @@ class Codec:
                 end = float(claims[length])
             else:
                 pieces = np.append(pieces, 0)
-        text = self.decode(ids[:length])
-        return TextCompletion(text, pieces.astype(np.uint8), claims[: len(pieces)], end)
+        return TextCompletion(
+            self.decode(ids[:length]),
+            pieces.astype(np.uint8),
+            claims[: len(pieces)],
+            end,
+        )
 
     def from_text(self, completion: TextCompletion, *, own: bool = False) -> Completion | None:
         """Return the completion in own ids, with the author's claims token by token or, else, chunk by chunk; None if
@@ -258,6 +262,5 @@ def align(pieces: ArrayLike, claims: ArrayLike, tokens: ArrayLike) -> tuple[Int6
         return _NO_CHUNKS
     counts = np.diff(ends, prepend=0)
     chunks = np.repeat(np.arange(len(ends)), np.diff(last_tokens, prepend=-1))
-    covered = np.asarray(claims, np.float64)[: ends[-1]]
-    sums = np.add.reduceat(covered, ends - counts)  # from where each chunk begins
+    sums = np.add.reduceat(np.asarray(claims, np.float64)[: ends[-1]], ends - counts)  # from where each chunk begins
     return chunks, sums.astype(np.float32), counts

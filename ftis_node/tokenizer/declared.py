@@ -63,13 +63,13 @@ def ids_around(tokenizer: PreTrainedTokenizerBase, before: str, message: str, af
 
 
 def _read(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
-    return ids
+    """Token ids of a text in which special tokens are read as such, without a BOS."""
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 def _plainly(backend: Tokenizer, text: str) -> list[int]:
-    ids: list[int] = backend.encode(text, add_special_tokens=False).ids
-    return ids
+    """Token ids of a text by a backend of `_backend`: it reads special tokens' spelling as plain text."""
+    return list(backend.encode(text, add_special_tokens=False).ids)
 
 
 @lru_cache(_KEPT)

@@ -1,13 +1,13 @@
 """``python -m ftis_node.worker FD``: the compute process, serving the network process at the other end of FD."""
 
 import os
-import queue
 import signal
 import socket
 import sys
 import threading
 import traceback
 import warnings
+from queue import Queue
 
 from ftis_node.errors import UserError
 from ftis_node.host.interruption import Interrupted
@@ -29,8 +29,8 @@ class _Dispatcher:
         self._connection = connection
         self._ranks = Ranks()
         self._write_lock = threading.Lock()
-        self._main: queue.Queue[Call] = queue.Queue()
-        self._aside: list[queue.Queue[Call]] = [queue.Queue() for _ in _ASIDE]
+        self._main: Queue[Call] = Queue()
+        self._aside: list[Queue[Call]] = [Queue() for _ in _ASIDE]
 
     def serve(self) -> None:
         threading.Thread(target=self._read, daemon=True).start()
@@ -42,12 +42,13 @@ class _Dispatcher:
         """Queue requests until the stream ends; then exit, because the network process is gone."""
         try:
             for call in iter(lambda: receive(self._connection, Call), None):
-                aside = (queue for queue, ops in zip(self._aside, _ASIDE, strict=True) if call.op in ops)
+                aside = (calls for calls, ops in zip(self._aside, _ASIDE, strict=True) if call.op in ops)
                 next(aside, self._main).put(call)
         finally:
             os._exit(0)
 
-    def _work(self, calls: queue.Queue[Call]) -> None:
+    def _work(self, calls: Queue[Call]) -> None:
+        """Answer these calls, one after another, for ever."""
         try:
             while True:
                 data = self._answer(calls.get())
@@ -57,6 +58,7 @@ class _Dispatcher:
             os._exit(1)  # if only this thread ended, its callers would wait forever
 
     def _answer(self, call: Call) -> bytes:
+        """The bytes of the reply; a call that fails gets a fault."""
         try:
             result = self._ranks.answer(decoded(call.args, REQUESTS[call.op]))
             return pack(Reply(call.id, encoded(result)))  # within the try: a result that cannot be sent is a fault too

@@ -89,8 +89,7 @@ class Checkpointer:
         """A copy of the state; empty if main memory has no room for it."""
         if self._learner.in_shards:  # to write it, it must be whole in any case
             return self.state()
-        live = self.state(live=True)
-        size = sum(tensor.nbytes for tensors in live.values() for tensor in tensors.values())
+        size = sum(tensor.nbytes for tensors in self.state(live=True).values() for tensor in tensors.values())
         free = psutil.virtual_memory().available
         if free >= SPARE * size:
             try:
@@ -110,10 +109,7 @@ class Checkpointer:
     def _write(self, state: Mapping[str, Mapping[str, Tensor]], directory: Path) -> None:
         try:
             for name, tensors in state.items():
-                metadata = None
-                if name == WEIGHTS:
-                    metadata = self._metadata
-                write_tensors(directory / name, tensors, metadata)
+                write_tensors(directory / name, tensors, self._metadata if name == WEIGHTS else None)
         except OSError as error:
             if error.errno in _NO_ROOM:
                 raise UserError(

@@ -78,8 +78,7 @@ class Worker:
     def owing_seconds(self) -> float:
         """Seconds since the oldest open request; 0 without one, and during a load, which may be a long download."""
         asked = [one.since for one in list(self._waiting.values())]
-        first = min(asked, default=math.inf)
-        return max(0.0, time.monotonic() - first)
+        return max(0.0, time.monotonic() - min(asked, default=math.inf))
 
     def start(self, log: IO[bytes] | None = None, threads: int | None = None, nice: int = 0) -> None:
         """Spawn the process.
@@ -92,14 +91,16 @@ class Worker:
         environment = dict(os.environ)
         if threads is not None:
             environment["OMP_NUM_THREADS"] = str(threads)
+        output = log or sys.stderr
         self._connection, theirs = socket.socketpair()
         with theirs:
+            number = theirs.fileno()
             self._process = subprocess.Popen(
-                [sys.executable, "-m", self.MODULE, str(theirs.fileno())],
-                pass_fds=(theirs.fileno(),),
+                [sys.executable, "-m", self.MODULE, str(number)],
+                pass_fds=(number,),
                 stdin=subprocess.DEVNULL,
-                stdout=log or sys.stderr,
-                stderr=log or sys.stderr,
+                stdout=output,
+                stderr=output,
                 start_new_session=True,
                 env=environment,
             )

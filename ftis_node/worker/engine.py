@@ -178,8 +178,7 @@ class Engine:
     def init_process_group(self, rank: int, size: int, place: str, sharded: bool = False) -> None:
         """Join the other ranks, see `learner.team`, and take over the first one's weights; sharded: keep a part."""
         self._team = Team.init_process_group(rank, size, place, self.policy.device)
-        trained = [p for p in self.policy.model.parameters() if p.requires_grad]
-        self._team.broadcast_parameters(trained)
+        self._team.broadcast_parameters([p for p in self.policy.model.parameters() if p.requires_grad])
         if sharded:
             parts = self.policy.causal_lm.get_decoder().modules()
             layers = next(part for part in parts if isinstance(part, torch.nn.ModuleList))
@@ -303,8 +302,9 @@ class Engine:
         began = time.perf_counter()
         asked = self._rows_of(own)
         count = len(rows)
-        if self.policy.server is not None:
-            self.policy.server.prepare(self.policy, self.learner.steps)
+        server = self.policy.server
+        if server is not None:
+            server.prepare(self.policy, self.learner.steps)
         noise = None
         if rows:
             noise = noise_of(seeds or self.seeds(count), asked.completions, self.run.completion_tokens)
@@ -371,8 +371,9 @@ class Engine:
         with self._phase("train"):
             report = self.learner.step(taken)
         generator = None
-        if self.policy.server is not None:
-            generator = self.policy.server.told(report.diagnostics.sources.get(m.OWN, {}))
+        server = self.policy.server
+        if server is not None:
+            generator = server.told(report.diagnostics.sources.get(m.OWN, {}))
         return msgspec.structs.replace(
             report,
             columns=self._columns.taken(),
@@ -399,8 +400,7 @@ class Engine:
         return taken
 
     def _part(self, part: m.GroupPart) -> Part:
-        reading = self.packets.read(part.packet)
-        completions = reading.completions(own=part.source == m.OWN)
+        completions = self.packets.read(part.packet).completions(own=part.source == m.OWN)
         return Part(part.source, list(completions), part.rewards, part.weight)
 
     def evaluate(self, also: str | None = None, part: int = 0, parts: int = 1) -> Evaluation:
@@ -415,10 +415,7 @@ class Engine:
 
     def add_evaluation(self, name: str, task: str, data: str | None, prompts: int | None) -> int:
         """Load another task under `name` for evaluation only, after `open`, and return its number of prompts."""
-        path = None
-        if data:
-            path = Path(data)
-        loaded = load_evaluation(task, data=path)
+        loaded = load_evaluation(task, data=Path(data) if data else None)
         return self.evaluations.add(name, loaded, prompts, self.policy, self._context)
 
     def interrupt(self) -> None:
@@ -459,8 +456,9 @@ class Engine:
     def restore(self, directory: str, steps: int) -> None:
         """Restore the files of `save`. Raises UsageError if they are of another model."""
         self.checkpointer.restore(directory, steps)
-        if self.policy.server is not None:
-            self.policy.server.changed()
+        server = self.policy.server
+        if server is not None:
+            server.changed()
 
     def _sample(self, asked: TrainingRows, rows: Sequence[int], noise: Tensor | None) -> CompletionGroups:
         """Generate; if memory runs out, try again later or with fewer sequences side by side.
@@ -482,8 +480,7 @@ class Engine:
 
     def rewards(self, row: int, packet: bytes) -> list[float]:
         """Rewards [G] of a group, whatever this node can read of it."""
-        reading = self.packets.read(packet)
-        return self._rewards(self._rows, row, packet, reading, self._rows.scorer)
+        return self._rewards(self._rows, row, packet, self.packets.read(packet), self._rows.scorer)
 
     def _rewards(self, of: TrainingRows, row: int, packet: bytes, reading: Reading, scorer: Scorer) -> list[float]:
         """Rewards [G] of a packet on one of these rows. Columns of the verdicts are kept by the packet's bytes."""

@@ -45,8 +45,7 @@ def facts_before(tokenizer: PreTrainedTokenizerBase, task: Task, settings: Setti
     backend = backend_of(tokenizer)
     refuse_unwritable(backend, settings.model, prompts)
     refuse_special(tokenizer, tags_of(task.reward), settings.model)
-    used = {letter for row in task.train for letter in row.question}
-    letters = "".join(sorted(used))
+    letters = "".join(sorted({letter for row in task.train for letter in row.question}))
     asking = task.template.replace("{question}", "")
     chat = chat_in(None, tokenizer, task.template, settings)
     return {

@@ -59,7 +59,7 @@ class Written:
 
     text: str
     finished: bool
-    cut: bool = False
+    cut: bool
 
 
 @dataclass(eq=False)
@@ -330,16 +330,13 @@ def prompts_of(
         )
         return prompts
 
-    prompts = checked(task.train, train_name)
-    held_out = checked(task.asked(most), held_out_name)
-    return prompts, held_out
+    return checked(task.train, train_name), checked(task.asked(most), held_out_name)
 
 
 def group_text(packets: Packets, example: Example, group: ReadableGroup, columns: list[Columns]) -> GroupText:
     """The first of a group's completions as people read them, with their columns; a very long one is cut."""
     texts = []
-    found = packets.read(group.packet).texts(TEXT_TOKENS)
-    for written in found[: group.completions]:
+    for written in packets.read(group.packet).texts(TEXT_TOKENS)[: group.completions]:
         text = written.text[:TEXT_LETTERS]
         if written.cut or len(written.text) > TEXT_LETTERS:
             text += "…"

@@ -65,8 +65,7 @@ class Ranks:
                 parts = [m.Evaluate(also, rank, self.size) for rank in range(self.size)]
                 return merged(self._all(parts))
             case m.Save() | m.Snapshot() if self.engine.learner.in_shards:
-                theirs = [m.Gather()] * len(self._others)
-                return self._all([request, *theirs])[0]
+                return self._all([request, *[m.Gather()] * len(self._others)])[0]
             case m.Interrupt():
                 self._interrupts += [rank.ask(request) for rank in self._others]
         return self._here(request)
@@ -118,8 +117,11 @@ class Ranks:
         answers = self._all(requests)
         groups = _in_turn([answer.groups for answer in answers])
         seconds = max(answer.seconds for answer in answers)
-        side_by_side = min(answer.generation_batch for answer in answers)
-        return m.Generated(groups, seconds, side_by_side)
+        return m.Generated(
+            groups,
+            seconds,
+            min(answer.generation_batch for answer in answers),
+        )
 
     def _steps(self, asked: m.Step) -> list[m.Step]:
         """The same step for all, each with the size of micro-batches that this one has."""
@@ -162,10 +164,7 @@ class Ranks:
 def _leave(code: int | None) -> None:
     """A rank has died, and what it had is a part of a step: end this process too."""
     say(f"The compute process of one of several devices has ended ({code}).", error=True, flush=True)
-    own_code = 1
-    if code == NO_ROOM:
-        own_code = NO_ROOM
-    os._exit(own_code)
+    os._exit(NO_ROOM if code == NO_ROOM else 1)
 
 
 def _in_turn(parts: Sequence[Sequence[Answer]]) -> list[Answer]:

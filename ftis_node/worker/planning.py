@@ -56,10 +56,7 @@ def settle(
         UsageError: a setting cannot be had on this machine, or a vLLM server could not sample from what is trained.
         UserError: the model's configuration cannot be loaded.
     """
-    known = {}
-    for name in _TRAINED:
-        if name in remembered and getattr(settings, name) is None:
-            known[name] = remembered[name]
+    known = {name: remembered[name] for name in _TRAINED if name in remembered and getattr(settings, name) is None}
     wanted = wishes(settings.model_copy(update=known))
     if wanted.optimiser == "adamw8bit":
         eight_bit()  # raises before anything is loaded
@@ -106,8 +103,11 @@ def asked_in_chat(
     if plan.fits:
         told = f"Answers may have {short} tokens, for there is no room for {cap}: many may be cut off."
         plan = replace(plan, reasons=(*plan.reasons, told))
-    chosen = asked.chosen | {"completion_tokens"}
-    asked = replace(asked, completion_tokens=short, chosen=chosen)
+    asked = replace(
+        asked,
+        completion_tokens=short,
+        chosen=asked.chosen | {"completion_tokens"},
+    )
     return asked, settings, plan
 
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
 
 from ftis_node.config.run import load_run_file
 from ftis_node.config.settings import Settings, collect
@@ -75,9 +74,7 @@ class Checkpoint:
     def lora_settings(self) -> dict[str, int | tuple[str, ...]]:
         """Rank and targets of its LoRA layers, and alpha if recorded."""
         rank = next(shape[0] for name, shape in self.shapes.items() if _ADAPTER.fullmatch(name))
-        known = {}
-        if self.alpha is not None:
-            known = {"lora_alpha": self.alpha}
+        known = {} if self.alpha is None else {"lora_alpha": self.alpha}
         return {"lora_rank": rank, "lora_targets": self.lora_targets, **known}
 
 
@@ -194,8 +191,7 @@ def restore(policy: Policy, checkpoint: Checkpoint) -> None:
     try:
         with safe_open(checkpoint.weights, "pt") as file, torch.no_grad():
             for name, parameter in trainable.items():  # one at a time: all may be as large as the model
-                value: Tensor = file.get_tensor(name)
-                parameter.copy_(value)
+                parameter.copy_(file.get_tensor(name))
     except (OSError, SafetensorError) as error:
         raise gone(checkpoint, error) from error
 

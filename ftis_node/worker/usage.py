@@ -42,7 +42,7 @@ class Usage:
         if self._since is not None:
             total = now - self._since
         parts = {part: self._spent[part] for part in (*WORK, "score")}
-        busy = sum(parts[part] for part in WORK)
+
         self._since = now
         self._spent = defaultdict(float)
-        return DeviceSeconds(total, **parts, idle=max(0.0, total - busy))
+        return DeviceSeconds(total, **parts, idle=max(0.0, total - sum(parts[part] for part in WORK)))

@@ -73,7 +73,7 @@ class SharedCache:
         heads: int,
         like: Tensor,
         *,
-        static: bool = False,
+        static: bool,
     ) -> None:
         """
         Args:
@@ -100,8 +100,7 @@ class SharedCache:
         self._most = torch.from_numpy(last).to(like.device)
         self._next = torch.zeros_like(self._most)
         # a graph reads these where they were when it was captured, see `settle`
-        line = min(size.group, size.rows)
-        cells = heads * (size.prompts * line + size.rows)
+        cells = heads * (size.prompts * min(size.group, size.rows) + size.rows)
         self._index = self._next.new_zeros(self._next.numel() + cells)
         self._take = self._index  # the row in each cell of a table of prompts, see `settle`
         self._back = self._index  # the cell of each row

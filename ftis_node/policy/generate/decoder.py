@@ -157,8 +157,7 @@ class _Norm:
     def __call__(self, x: Tensor) -> Tensor:
         shape = self.weight.shape
         if self.gemma:
-            scale = 1.0 + self.weight.float()
-            return functional.rms_norm(x.float(), shape, scale, self.epsilon).to(x.dtype)
+            return functional.rms_norm(x.float(), shape, 1.0 + self.weight.float(), self.epsilon).to(x.dtype)
         return functional.rms_norm(x, shape, self.weight, self.epsilon)
 
 
@@ -302,8 +301,7 @@ class Decoder:
         layers = self._weights.layers
         self._turns = {layer.kind: self._turns_of(layer.kind, size) for layer in layers}
         self._windows = {layer.window for layer in layers}
-        some_turns = next(iter(self._turns.values()))
-        self._dim = some_turns.shape[-1] // 2
+        self._dim = next(iter(self._turns.values())).shape[-1] // 2
         self.cache = SharedCache(
             size,
             len(layers),

@@ -61,8 +61,7 @@ def decode(
     def reads(first: int) -> Read:
         return read(policy, prompts[first : first + at_a_time], first)
 
-    waiting = WaitingRows(policy, prompts, group, sampling, noise, reads)
-    return _complete(under_way, waiting)
+    return _complete(under_way, WaitingRows(policy, prompts, group, sampling, noise, reads))
 
 
 def by_modules(
@@ -81,8 +80,7 @@ def by_modules(
         noise,
         lambda _: read_whole(policy, prompts),
     )
-    under_way = _Modules(policy, waiting.count)
-    return _complete(under_way, waiting)
+    return _complete(_Modules(policy, waiting.count), waiting)
 
 
 @torch.no_grad()
@@ -98,11 +96,11 @@ def decoder_logprobs(policy: Policy, groups: Sequence[Prefixed]) -> Tensor:
     ids = ids.to(policy.device)
     prompts = [group.prompt for group in groups]
     size = Size(
-        rows=count,
-        prompts=len(prompts),
-        width=max(map(len, prompts)),
-        tokens=longest,
-        group=each,
+        count,
+        len(prompts),
+        max(map(len, prompts)),
+        longest,
+        each,
     )
     if policy.graphs:
         size = _rounded(size)
@@ -122,8 +120,7 @@ def decoder_logprobs(policy: Policy, groups: Sequence[Prefixed]) -> Tensor:
         columns += under_way.run("logits", logits, ids[:, place])
     logprobs = torch.stack(columns, 1).float().log_softmax(-1)
     chosen = logprobs.gather(2, ids[:, :, None])[:, :, 0]
-    pieces = [chosen[row, : len(completion)] for row, completion in enumerate(completions)]
-    return torch.cat(pieces)
+    return torch.cat([chosen[row, : len(completion)] for row, completion in enumerate(completions)])
 
 
 def _complete(under_way: _Decoding | _Modules, waiting: WaitingRows) -> CompletionGroups:
@@ -136,8 +133,7 @@ def _complete(under_way: _Decoding | _Modules, waiting: WaitingRows) -> Completi
         mine = None
         if uniform:
             mine = uniform[0][:, None]
-        logits = under_way.step(token)
-        drawn, logprob = choose(logits, mine, sampling.temperature, vocabulary)
+        drawn, logprob = choose(under_way.step(token), mine, sampling.temperature, vocabulary)
         return drawn.flatten(), logprob.flatten()
 
     kind = (sampling.temperature, waiting.noise is None)
@@ -209,8 +205,7 @@ class _Places:
         alive = int((~self._over).sum())
         size = self._size(alive)
         if alive and not self._waiting.left and size < len(self._over):
-            order = self._under_way.shrink(size)
-            self._keep(order)
+            self._keep(self._under_way.shrink(size))
         self._under_way.settle()
         if self._noise is not None:
             at = self._number * self._noise.shape[1] + self._steps
@@ -241,8 +236,7 @@ class _Places:
     ) -> None:
         """Let rows of these numbers take places, each with its first token; see `WaitingRows.take`."""
         self._under_way.enter(places, numbers, read, self._waiting.group)
-        none_yet = np.zeros_like(numbers)
-        self.drawn.append(_Draw(numbers, none_yet, token, logprob))
+        self.drawn.append(_Draw(numbers, np.zeros_like(numbers), token, logprob))
         self._number = self._number.copy()  # others are of what was drawn
         self._steps = self._steps.copy()
         self._number[places] = numbers
@@ -299,10 +293,8 @@ def _table(drawn: Sequence[_Draw], rows: int, tokens: int) -> tuple[Any, Any]:
     ids = np.zeros((rows, tokens), dtype=np.int64)
     logprobs = np.zeros((rows, tokens), dtype=np.float32)
     where = (number[real], step[real])
-    token = torch.cat([one.token for one in drawn]).cpu().numpy()
-    logprob = torch.cat([one.logprob for one in drawn]).cpu().numpy()
-    ids[where] = token[real]
-    logprobs[where] = logprob[real]
+    ids[where] = torch.cat([one.token for one in drawn]).cpu().numpy()[real]
+    logprobs[where] = torch.cat([one.logprob for one in drawn]).cpu().numpy()[real]
     return ids, logprobs
 
 
@@ -328,8 +320,7 @@ def _rounded(size: Size) -> Size:
     """What calls of about this size need."""
     width = -(-size.width // PROMPT_WIDTHS) * PROMPT_WIDTHS
     tokens = -(-size.tokens // ALIGNED) * ALIGNED
-    prompts = min(size.rows, bucket(size.prompts))
-    return size._replace(width=width, tokens=tokens, prompts=prompts)
+    return size._replace(width=width, tokens=tokens, prompts=min(size.rows, bucket(size.prompts)))
 
 
 class _Decoding:
@@ -421,8 +412,7 @@ class _Modules:
         self._cache = read.cache
         mask = torch.from_numpy(read.mask).to(self._device).long()
         if group > 1:
-            prompts = torch.arange(len(mask), device=self._device)
-            self._cache.reorder_cache(prompts.repeat_interleave(group))
+            self._cache.reorder_cache(torch.arange(len(mask), device=self._device).repeat_interleave(group))
         self._mask = mask.repeat_interleave(group, 0)
         self._positions = self._mask.sum(1)  # of each row's next token
         self._alive = np.ones(len(self._mask), np.bool_)

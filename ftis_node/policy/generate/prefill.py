@@ -99,14 +99,13 @@ def read_whole(policy: Policy, prompts: Prompts) -> Read:
     width = max(map(len, prompts))
     parts = []
     for first in range(0, len(prompts), size):
-        some = prompts[first : first + size]
-        parts.append(read(policy, some, first, DynamicCache(config=config), width))
+        cache = DynamicCache(config=config)
+        parts.append(read(policy, prompts[first : first + size], first, cache, width))
     if len(parts) == 1:
         return parts[0]
     mask = np.concatenate([part.mask for part in parts])
     logits = torch.cat([part.logits for part in parts])
-    cache = _joined([part.cache for part in parts])
-    return Read(0, logits, cache, mask)
+    return Read(0, logits, _joined([part.cache for part in parts]), mask)
 
 
 def together(policy: Policy, prompts: Prompts) -> int:

@@ -37,8 +37,7 @@ def left_padded(prompts: Prompts, multiple: int = 1, least: int = 0) -> tuple[Te
     Args:
         multiple: the width is one of it; least: and no smaller.
     """
-    longest = max(least, *map(len, prompts))
-    width = -(-longest // multiple) * multiple
+    width = -(-max(least, *map(len, prompts)) // multiple) * multiple
     ids = torch.zeros(len(prompts), width, dtype=torch.long)
     mask = torch.zeros_like(ids)
     for row, prompt in enumerate(prompts):
@@ -68,8 +67,7 @@ def to_completions(
         claimed = logprobs[row, :length].astype(np.float32)
         if not np.isfinite(claimed).all():
             raise not_finite(policy)
-        token_ids = ids[row, :length].astype(np.uint32)
-        flat.append(Completion(token_ids, claimed, bool(finished[row])))
+        flat.append(Completion(ids[row, :length].astype(np.uint32), claimed, bool(finished[row])))
     return [flat[start : start + group] for start in range(0, len(flat), group)]
 
 

@@ -93,7 +93,6 @@ def go_on(
         if waiting:
             contexts = [[*prompts[episode.prompt], *episode.ids] for episode in waiting]
             places = [(episode.number, len(episode.logprobs)) for episode in waiting]
-            room = min(cap - len(episode.ids) for episode in waiting)
-            answers = list(answering(contexts, places, room))
+            answers = list(answering(contexts, places, min(cap - len(episode.ids) for episode in waiting)))
     played = iter(episodes)
     return [[next(played).so_far() for _ in group] for group in first]

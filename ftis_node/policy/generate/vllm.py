@@ -23,7 +23,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -86,12 +86,14 @@ class Server:
     folder: Path
     key: str | None = None
     away: str | None = "it was not asked yet"
-    _model: str = field(default="", init=False)
-    _name: str = field(default="", init=False)  # of the weights that it has
-    _step: int | None = field(default=None, init=False)
-    _known: tuple[Sequence[int], str, int] = field(default=((), "", 0), init=False)  # what `connect` was given
-    _in_vain: int = field(default=0, init=False)  # failures in a row; and until when it is left alone
-    _until: float = field(default=0.0, init=False)
+
+    def __post_init__(self) -> None:
+        self._model = ""
+        self._name = ""  # of the weights that it has
+        self._step: int | None = None  # of the same
+        self._known: tuple[Sequence[int], str, int] = ((), "", 0)  # what `connect` was given
+        self._in_vain = 0  # failures in a row; and until when it is left alone
+        self._until = 0.0
 
     @classmethod
     def of(cls, url: str, folder: str, key: str | None) -> Server:
@@ -263,8 +265,7 @@ class Server:
 
     def _sampled(self, policy: Policy, prompts: Prompts, group: int, sampling: Sampling) -> CompletionGroups:
         rows = policy.causal_lm.get_input_embeddings().num_embeddings
-        padding = range(policy.vocabulary, rows)
-        body = body_of(self._name, prompts, group, sampling, padding)
+        body = body_of(self._name, prompts, group, sampling, range(policy.vocabulary, rows))
         told = self._ask("/v1/completions", body, SAMPLE_SECONDS)
         with _sense():
             choices = sorted(told["choices"], key=lambda choice: int(choice["index"]))

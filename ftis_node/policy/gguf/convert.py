@@ -135,8 +135,7 @@ def convert(file: Path, tokenizer: Path | None, folder: Path) -> None:
             if (tokenizer / name).is_file():
                 shutil.copyfile(tokenizer / name, folder / name)
     if not (folder / "generation_config.json").exists():
-        known = {key: value for key, value in ids.items() if value is not None}
-        _write(folder / "generation_config.json", known)
+        _write(folder / "generation_config.json", {key: value for key, value in ids.items() if value is not None})
     facts = {
         "architecture": architecture,
         "quantisation": quantisation(header),
@@ -144,10 +143,15 @@ def convert(file: Path, tokenizer: Path | None, folder: Path) -> None:
         "size": file.stat().st_size,
         "name": str(told.get("general.name", "")),
     }
-    metadata = {"format": "pt", "gguf": json.dumps(facts)}
     target = folder / "model.safetensors"
     with target.open("wb") as out:
-        _write_weights(out, weights, names, shapes, metadata)
+        _write_weights(
+            out,
+            weights,
+            names,
+            shapes,
+            {"format": "pt", "gguf": json.dumps(facts)},
+        )
     sync(target)
     _write(folder / FACTS, facts)
     sync(folder)

@@ -114,8 +114,7 @@ def facts_of(
     facts |= {f"{name}.{key}": value for key, value in sizes.items() if value is not None}
     backend = backend_of(tokenizer)
     spaced = backend.encode("a", add_special_tokens=False).tokens[:1] == ["▁a"]
-    rows = shapes["token_embd.weight"][0]
-    facts |= spelled(json.loads(backend.to_str()), rows, spaced=spaced)
+    facts |= spelled(json.loads(backend.to_str()), shapes["token_embd.weight"][0], spaced=spaced)
     first = tokenizer.bos_token_id
     if first is None:
         first = config.bos_token_id

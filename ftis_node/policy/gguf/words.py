@@ -98,8 +98,7 @@ def write_tokenizer(header: GgufHeader, folder: Path) -> None:
         raise UnusableFile(f"its tokenizer is of the kind {kind!a}, which is not known here")
     text = json.dumps(state, ensure_ascii=False)
     (folder / "tokenizer.json").write_text(text, encoding="utf-8")
-    told = json.dumps(_told(header, words), indent=1)
-    (folder / "tokenizer_config.json").write_text(told, encoding="utf-8")
+    (folder / "tokenizer_config.json").write_text(json.dumps(_told(header, words), indent=1), encoding="utf-8")
 
 
 def _told(header: GgufHeader, words: list[str]) -> Properties:
@@ -143,8 +142,7 @@ def _added(facts: Properties, words: list[str]) -> list[Properties]:
     for place, (word, kind) in enumerate(zip(words, kinds, strict=False)):
         if kind in (_CONTROL, _OWN) and word and not _filler(place, word):
             special = kind == _CONTROL and not (ordinary and ordinary.fullmatch(word))
-            entry = {"id": place, "content": word, **_AS_IT_IS, "special": special}
-            added.append(entry)
+            added.append({"id": place, "content": word, **_AS_IT_IS, "special": special})
     return added
 
 
