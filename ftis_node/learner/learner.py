@@ -218,6 +218,7 @@ class Learner:
             self._make_room(batch)  # out here: the error's traceback holds the tensors that were there
 
     def _gradient(self, batch: Batch, start: Sequence[Tensor]) -> list[Computed]:
+        """As `gradient_that_fits`, once: this rank's share, then the sum over all ranks."""
         team = self._team
         with self._around_passes.agreeing():
             mine = self._computed(team.share(batch.prompted, self.policy.packed), batch, start)

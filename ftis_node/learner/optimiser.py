@@ -273,6 +273,7 @@ class Optimiser:
 
 
 def _master(parameter: Parameter, part: Tensor) -> Parameter:
+    """The fp32 parameter that AdamW updates: where the weight is one and whole, the weight itself."""
     if parameter.dtype == torch.float32:
         if part.shape == parameter.shape and not sharded(parameter):
             return parameter

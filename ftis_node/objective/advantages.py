@@ -13,6 +13,7 @@ from ftis_node.methods.choices import Advantage
 
 
 def _mean_std(centred: Tensor, mean: Tensor) -> Tensor:
+    """Rewards minus their mean, over their standard deviation (of the population)."""
     # Brought to a largest value of 1 first, so that squaring neither under- nor overflows and the root is never 0.
     scaled = centred / centred.abs().max()
     return scaled / scaled.square().mean().sqrt()

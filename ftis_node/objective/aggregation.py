@@ -22,6 +22,7 @@ from ftis_node.methods.choices import Aggregation
 
 
 def _fixed(lengths: Tensor, divisor: float | None) -> Tensor:
+    """The divisor for all samples, `[]`. Raises ValueError without one."""
     if divisor is None:
         raise ValueError("aggregation 'fixed' needs a divisor in tokens; the run's longest completion is the usual one")
     return torch.as_tensor(divisor, device=lengths.device)

@@ -160,6 +160,7 @@ class Diagnostics:
         every = self._samples.of(self._numbers.values())
 
         def figures(names: set[str]) -> Figures:
+            """The figures of all samples of these sources."""
             numbers = [self._numbers[name] for name in names if name in self._numbers]
             idle = sum(self.idle[name] for name in names)
             unreadable = sum(self.unreadable[name] for name in names)

@@ -72,18 +72,21 @@ def _total(values: Tensor) -> float:
 
 
 def _mean(values: Tensor) -> float:
+    """The mean; 0 of nothing."""
     if values.numel():
         return float(values.mean())
     return 0.0
 
 
 def _ratio(part: float, whole: float) -> float:
+    """The share; 0 of nothing."""
     if whole:
         return part / whole
     return 0.0
 
 
 def _quantiles(values: Tensor, *shares: float) -> list[float]:
+    """As `nearest_rank`; zeros of nothing."""
     if values.numel():
         return nearest_rank(values, *shares)
     return [0.0] * len(shares)

@@ -129,6 +129,7 @@ class Objective:
 
     @property
     def _clip(self) -> Clip:
+        """The bounds of the ratio; above 1 the same as below, unless they say another."""
         high = self.epsilon_high
         if high is None:
             high = self.epsilon

@@ -151,6 +151,7 @@ def _weights(source: str) -> list[str]:
 
 
 def _in_cache(source: str, file: str) -> Path | None:
+    """The place of one file of a hub id in the cache; None: it is not there."""
     found = try_to_load_from_cache(source, file)
     if isinstance(found, str):
         return Path(found)

@@ -83,6 +83,7 @@ def fuse(model: Any) -> Callable[[], None]:
     code.apply_rotary_pos_emb = turned
 
     def undo() -> None:
+        """Take the kernels out again."""
         code.apply_rotary_pos_emb = plain
         for module in fused:
             del module.forward

@@ -74,6 +74,7 @@ def refuse_config(config: Mapping[str, Any], name: str) -> None:
 
 
 def _names(value: object) -> list[str]:
+    """The names of classes that transformers has for a kind of model: one, or several."""
     if isinstance(value, str):
         return [value]
     return [str(one) for one in value]  # type: ignore[attr-defined]
@@ -109,6 +110,7 @@ def _refuse_other_weights(folder: Path, name: str) -> None:
 
 
 def _refuse_without_config(folder: Path, name: str) -> None:
+    """Refuse a folder that has no config.json, by what it seems to be."""
     inside = next(folder.glob("snapshots/*/config.json"), None)
     if inside is not None:
         raise UsageError(f"{name} is a model's place in the hub's cache.", f"Name the folder in it: {inside.parent}.")

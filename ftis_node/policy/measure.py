@@ -92,6 +92,7 @@ def known_config(name: str) -> PretrainedConfig | None:
 
 
 def _measure(model: Any, config: Any, name: str) -> Geometry:
+    """The geometry of a model without memory; config: of its part for text."""
     heads = config.num_attention_heads
     sizes = [parameter.numel() for parameter in model.parameters()]
     intermediate = getattr(config, "intermediate_size", None) or 4 * config.hidden_size

@@ -110,6 +110,7 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        """The gradient of `source`: each of its rows was taken once, so its gradient lies at one place."""
         back, filled = ctx.saved_tensors
         by_source = gradient.index_select(0, back)
         if filled is not None:

@@ -98,6 +98,7 @@ class Room:
         return True
 
     def _change(self, size: int, *, grown: bool) -> None:
+        """Another size, which has to prove itself. grown: it came of growing."""
         self.size = size
         self._grown = grown
         self._fitted = False

@@ -71,6 +71,11 @@ class _Head(torch.autograd.Function):
         temperature: float,
         cap: float | None,
     ) -> tuple[Tensor, Tensor]:
+        """`_sums` is of logits x less their own block's highest, h; together all need them less the highest of all, m.
+
+        So z = Σ e^(x − h) becomes z · e^(h − m), and s = Σ e^(x − h) · (x − h) becomes (s + (h − m) · z) · e^(h − m).
+        Added up over all blocks they give log Z = m + log z, and the entropy log z − s/z.
+        """
         count = len(targets)
         rows, parts = _blocks(count, vocabulary, hidden.device)
         logprobs, entropy, log_z = hidden.new_empty(3, count, dtype=torch.float32)
@@ -115,6 +120,10 @@ class _Head(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        """By the logits, ∂ log p[target] is 1[target] − p; over the temperature, and with the cap times its slope.
+
+        The probabilities are those that `forward` kept, or are made anew by `log_z`.
+        """
         hidden, weight, bias, targets, log_z = ctx.saved_tensors
         need_hidden, need_weight, need_bias = ctx.needs_input_grad[:3]
         by_hidden = None

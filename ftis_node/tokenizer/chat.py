@@ -88,6 +88,7 @@ def frame_of(tokenizer: PreTrainedTokenizerBase, template: str, chat: Chat | Non
 
 
 def _between(chat: Chat) -> str:
+    """The text between an answer and the next message. Raises UsageError if there is none that is fixed."""
     if chat.between is None:
         raise UsageError(
             "This model's chat template has no fixed text between an answer and the message that follows it.",

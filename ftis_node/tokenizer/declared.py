@@ -34,6 +34,7 @@ def front_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
 
 
 def _probed(tokenizer: PreTrainedTokenizerBase, text: str, *, special: bool) -> list[int]:
+    """Token ids of a letter; none if it cannot be written. special: with what the tokenizer puts around a text."""
     try:
         ids: list[int] = tokenizer(text, add_special_tokens=special)["input_ids"]
     except Exception:  # the library's, for a letter that words without an unknown one lack

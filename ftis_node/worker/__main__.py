@@ -33,6 +33,7 @@ class _Dispatcher:
         self._aside: list[Queue[Call]] = [Queue() for _ in _ASIDE]
 
     def serve(self) -> None:
+        """Answer requests for ever; this thread takes those that need the device."""
         threading.Thread(target=self._read, daemon=True).start()
         for calls in self._aside:
             threading.Thread(target=self._work, args=(calls,), daemon=True).start()
@@ -72,6 +73,7 @@ class _Dispatcher:
 
 
 def main() -> None:
+    """Serve the network process at the other end of the socket whose number is the argument."""
     # peft calls deprecated functions of transformers; a person can do nothing about it.
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers|peft")
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the network process decides when to end

@@ -107,6 +107,7 @@ class Checkpointer:
         return {}
 
     def _write(self, state: Mapping[str, Mapping[str, Tensor]], directory: Path) -> None:
+        """Write files of these tensors. Raises UserError if the disk is full."""
         try:
             for name, tensors in state.items():
                 write_tensors(directory / name, tensors, self._metadata if name == WEIGHTS else None)

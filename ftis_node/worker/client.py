@@ -169,6 +169,7 @@ class Worker:
                 asked.future.set_exception(died)
 
     def _answer(self, reply: Reply) -> None:
+        """Hand out one reply; that of a request that nobody waits for any more is dropped."""
         asked = self._waiting.get(reply.id)
         if asked is None or not asked.future.set_running_or_notify_cancel():
             return

@@ -401,6 +401,7 @@ def receive(connection: socket.socket, kind: type[Message]) -> Message | None:
 
 
 def _exactly(connection: socket.socket, count: int) -> bytes | None:
+    """So many bytes; None: the stream ended before."""
     parts = bytearray()
     while len(parts) < count:
         part = connection.recv(min(count - len(parts), 1 << 20))
@@ -411,6 +412,7 @@ def _exactly(connection: socket.socket, count: int) -> bytes | None:
 
 
 def _plain(value: Any) -> Any:
+    """Settings and the like as plain values. Raises NotImplementedError for any other type."""
     if isinstance(value, BaseModel):
         return value.model_dump(mode="json")
     raise NotImplementedError(f"a {type(value).__name__} cannot be sent")

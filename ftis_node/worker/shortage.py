@@ -43,6 +43,7 @@ def refuse_shortage(settings: Settings, chosen: Plan) -> None:
 
 
 def _more(settings: Settings, need: int, total: int) -> str:
+    """The flag that allows a training of so many bytes, of the kind of limit that is set."""
     if settings.vram_share is None:
         return f"--vram {enough_gb(need):g}"
     return f"--set vram_share={math.ceil(100 * need / total) / 100:g}"

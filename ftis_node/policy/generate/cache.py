@@ -320,6 +320,7 @@ class SharedCache:
 
     @staticmethod
     def _of(part: Tensor) -> Tensor:
+        """A table with one line a place: keys and values become `[2 · places, all of a place]`, in the same memory."""
         if part.dim() > 2:
             return part.flatten(0, 1).flatten(1)
         return part

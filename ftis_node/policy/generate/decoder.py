@@ -88,6 +88,7 @@ class _Linear:
         )
 
     def __call__(self, x: Tensor) -> Tensor:
+        """x `[rows, inputs]` → `[rows, outputs]`, in memory of its own."""
         if isinstance(self.weight, Tensor):
             out = _product(x, self.weight, self.bias)
         else:
@@ -132,6 +133,7 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _weight(module: Any) -> Any:
+    """What a linear module multiplies by: its weight, or of four bits the module itself."""
     if type(module) is NF4Linear:
         return module
     return module.weight
@@ -147,6 +149,7 @@ class _Norm:
 
     @classmethod
     def of(cls, module: Any) -> _Norm:
+        """Raise NotUnderstoodError for other kinds of modules."""
         name = type(module).__name__
         if name == "Gemma3RMSNorm":
             return cls(module.weight, module.eps, gemma=True)
@@ -155,6 +158,7 @@ class _Norm:
         return cls(module.weight, module.variance_epsilon, gemma=False)
 
     def __call__(self, x: Tensor) -> Tensor:
+        """x `[…, n]` → the same shape and dtype."""
         shape = self.weight.shape
         if self.gemma:
             return functional.rms_norm(x.float(), shape, 1.0 + self.weight.float(), self.epsilon).to(x.dtype)
@@ -191,6 +195,10 @@ class _Layer:
 
     @classmethod
     def of(cls, layer: Any, config: Any) -> _Layer:
+        """The parts of a layer of transformers' model. Raises NotUnderstoodError for one of another kind.
+
+        `post_attention_layernorm` is the norm before the MLP, but in Gemma 3 the one after attention.
+        """
         attention = layer.self_attn
         mlp = layer.mlp
         query_norm = None
@@ -243,6 +251,7 @@ class _Weights:
 
     @classmethod
     def of(cls, model: Any) -> _Weights:
+        """The parts of transformers' model. Raises NotUnderstoodError for one of another kind."""
         decoder = model.model
         head = model.lm_head
         embedding = decoder.embed_tokens

@@ -130,6 +130,7 @@ def _complete(under_way: _Decoding | _Modules, waiting: WaitingRows) -> Completi
     places = _Places(under_way, waiting)
 
     def following(token: Tensor, *uniform: Tensor) -> Tensors:
+        """The token of each place after this one, and its log-prob, both `[places]`. uniform: none for greedy ones."""
         mine = None
         if uniform:
             mine = uniform[0][:, None]

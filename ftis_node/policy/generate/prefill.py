@@ -50,6 +50,7 @@ class _GrowingLayer(DynamicLayer):  # type: ignore[misc]
 
 
 def _growing() -> DynamicCache:
+    """An empty cache for `decoder`."""
     cache = DynamicCache()
     cache.layer_class_to_replicate = _GrowingLayer
     return cache

@@ -40,6 +40,7 @@ class _Episode:
         return Completion(ids, logprobs, self.finished, given=given)
 
     def answer(self, answer: Completion) -> None:
+        """Go on with an answer of the policy."""
         self.ids += answer.token_ids.tolist()
         self.logprobs += answer.logprobs.tolist()
         self.given += [False] * len(answer)
@@ -47,6 +48,7 @@ class _Episode:
         self.answers += answer.finished
 
     def go_on(self, ids: Sequence[int]) -> None:
+        """Go on with what the environment says, in token ids."""
         self.ids += ids
         self.given += [True] * len(ids)
         self.finished = False

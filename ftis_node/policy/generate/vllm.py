@@ -264,6 +264,11 @@ class Server:
     # --- HTTP ---------------------------------------------------------------------------------------------------------
 
     def _sampled(self, policy: Policy, prompts: Prompts, group: int, sampling: Sampling) -> CompletionGroups:
+        """As `sample`, with the weights that it has.
+
+        Raises:
+            AwayError, RefusedError: it gave none. FtisError: log-probs are not finite.
+        """
         rows = policy.causal_lm.get_input_embeddings().num_embeddings
         body = body_of(self._name, prompts, group, sampling, range(policy.vocabulary, rows))
         told = self._ask("/v1/completions", body, SAMPLE_SECONDS)
@@ -289,6 +294,7 @@ class Server:
             raise UsageError(what, fix) from None
 
     def _healthy(self) -> bool:
+        """Whether it says that it works."""
         with contextlib.suppress(AwayError, RefusedError):
             self._ask("/health")
             return True
@@ -316,6 +322,7 @@ class Server:
             data = json.dumps(body).encode()
 
         def exchanged() -> tuple[int, bytes]:
+            """The code and the body of the answer."""
             connection.request(method, parts.path + path, data, headers)
             answer = connection.getresponse()
             return answer.status, answer.read()
@@ -433,6 +440,7 @@ def _completion(choice: Mapping[str, Any], sampling: Sampling, vocabulary: int) 
 
 
 def _here(host: str) -> bool:
+    """Whether an address is of this machine alone."""
     with contextlib.suppress(ValueError):
         return ipaddress.ip_address(host).is_loopback
     return host == "localhost"

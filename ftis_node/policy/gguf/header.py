@@ -175,6 +175,7 @@ class _Reader:
         self.end = min(len(data), HEADER_MAX)
 
     def take(self, size: int) -> bytes:
+        """The next so many bytes."""
         if size > self.end - self.place:
             raise UnusableFile("it ends in the middle of its header, or that is too long")
         self.place += size
@@ -191,6 +192,7 @@ class _Reader:
         return found
 
     def text(self, most: int = TEXT_MAX) -> str:
+        """The next text, of so many bytes at most."""
         size = int(self.number("Q"))
         if size > most:
             raise UnusableFile(f"it has a text of {size} bytes")
@@ -200,6 +202,7 @@ class _Reader:
             raise UnusableFile("one of its texts is no UTF-8") from None
 
     def value(self, kind: int, *, wanted: bool) -> Any:
+        """The next value of this kind; of a list that is not wanted, its length."""
         if kind in _SCALARS:
             return self.number(_SCALARS[kind])
         if kind == _TEXT:
@@ -223,6 +226,7 @@ class _Reader:
         return count
 
     def tensor(self) -> _Row:
+        """What comes next, of one tensor."""
         name = self.text(NAME_MAX)
         count = self.number("I")
         if not 1 <= count <= DIMENSIONS_MAX:
