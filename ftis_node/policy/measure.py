@@ -139,5 +139,6 @@ def _linears(model: Any) -> tuple[Linear, ...]:
     counts: Counter[tuple[str, int, int]] = Counter()
     for path, module in linear_modules(model).items():
         inputs, outputs = inputs_and_outputs(module)
-        counts[re.sub(r"^.*\.\d+\.", "", path), inputs, outputs] += 1
+        kind = re.sub(r"^.*\.\d+\.", "", path)  # without the number of its layer and what is before that
+        counts[kind, inputs, outputs] += 1
     return tuple(Linear(*shape, count) for shape, count in counts.items())

@@ -173,8 +173,7 @@ class Packing:
         among, after = self._bias(window, query.dtype)
         keys = prompts.table(prompt_key)
         values = prompts.table(prompt_value)
-        found = _sdpa(prompts.table(prompt_query), keys, values, groups, scaling, among)
-        out = [prompts.flat(found)]
+        out = [prompts.flat(_sdpa(prompts.table(prompt_query), keys, values, groups, scaling, among))]
         if sizes[1]:
             keys = torch.cat([keys.index_select(0, owner), completions.table(own_key)], 2)
             values = torch.cat([values.index_select(0, owner), completions.table(own_value)], 2)

@@ -386,8 +386,7 @@ class SharedCache:
         prompts = prompts[:, : self._count * self.heads]
         query = query.reshape(lines, -1, self._dim)  # queries that share a key head together
         queries = query.shape[1]
-        of_table = _products(self._by_prompt(query), prompts[0])
-        of_prompt = self._by_row(of_table, queries)
+        of_prompt = self._by_row(_products(self._by_prompt(query), prompts[0]), queries)
         scores = torch.cat([of_prompt, _products(query, own[0])], -1)
         together = scores.view(rows, -1, width + read)
         torch.add(bias, together, alpha=scaling, out=together)
@@ -396,8 +395,8 @@ class SharedCache:
         of_prompt = weights[..., :width]
         if not self.static:
             of_prompt = of_prompt.contiguous()  # faster on a CPU
-        of_table = torch.bmm(self._by_prompt(of_prompt), prompts[1])
-        found.add_(self._by_row(of_table, queries))
+        of_prompt = torch.bmm(self._by_prompt(of_prompt), prompts[1])
+        found.add_(self._by_row(of_prompt, queries))
         return found.view(rows, -1)
 
     def _by_prompt(self, rows: Tensor) -> Tensor:

@@ -95,6 +95,7 @@ def go_on(
         if waiting:
             contexts = [[*prompts[episode.prompt], *episode.ids] for episode in waiting]
             places = [(episode.number, len(episode.logprobs)) for episode in waiting]
-            answers = list(answering(contexts, places, min(cap - len(episode.ids) for episode in waiting)))
+            room = min(cap - len(episode.ids) for episode in waiting)
+            answers = list(answering(contexts, places, room))
     played = iter(episodes)
     return [[next(played).so_far() for _ in group] for group in first]
