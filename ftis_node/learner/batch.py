@@ -295,5 +295,4 @@ def _within(pieces: Sequence[Prompted], budget: int) -> bool:
     prompts = [len(piece.prompt_ids) for piece in pieces]
     samples = [sample.tokens for piece in pieces for sample in piece.samples]
     tokens = sum(prompts) + sum(samples) - len(samples)
-    rows = len(samples) * (max(prompts) + max(samples))
-    return tokens <= budget and rows <= SPREAD * budget
+    return tokens <= budget and len(samples) * (max(prompts) + max(samples)) <= SPREAD * budget

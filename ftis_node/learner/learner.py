@@ -237,8 +237,7 @@ class Learner:
         count = len(parts)
         first = batch.prompted[0]
         nothing = [Prompted(first.prompt_ids, [replace(first.samples[0], scale=0.0)])]
-        lacking = team.most(count) - count
-        passes = parts + [nothing] * lacking
+        passes = parts + [nothing] * (team.most(count) - count)
         computed: list[Computed] = []
         for part in passes:
             with team.agreeing():
@@ -461,7 +460,7 @@ def shared(mine: list[Computed], batch: Batch, team: Team) -> list[Computed]:
     """
     if team.size == 1:
         return mine
-    tensors: dict[str, Tensor] = {}
+    tensors: NamedTensors = {}
     for number, one in enumerate(mine):
         row = {name: getattr(one.terms, name) for name in _TERMS}
         row |= {name: getattr(one, name) for name in _WITH_TERMS}

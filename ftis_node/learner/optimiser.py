@@ -167,13 +167,12 @@ class Optimiser:
             FtisError: the optimiser keeps something that no checkpoint can hold, which is named.
         """
         # Not of `state_dict`: bitsandbytes nests what it gives there, otherwise in each version.
-        weights = {}
         state = {}
         for name, master in self._masters.items():
             kept = self._adam.state.get(master, {})
             for key, value in flattened(kept).items():
                 state[f"{name}/{key}"] = self._whole(name, value)
-            weights[name] = self._whole(name, master.detach())
+        weights = {name: self._whole(name, master.detach()) for name, master in self._masters.items()}
         if live or self._in_parts:
             return weights, state
         return _copied(weights), _copied(state)

@@ -101,7 +101,7 @@ class Ranks:
             self._loading.append(rank.ask(replace(told, settings=mine)))
 
     def _generate(self, asked: m.Generate) -> m.Generated:
-        """Each rank samples for every so many-th row; all the groups, in the order of the rows."""
+        """Each rank samples for its part of the rows; all their groups, in the order of the rows."""
         slots = asked.slots or range(len(asked.rows))
         seeds = asked.seeds or self.engine.seeds(len(asked.rows))
         requests = []
