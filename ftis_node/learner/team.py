@@ -164,7 +164,7 @@ class Team:
         return int(self._most(torch.tensor([value]))[0])
 
     def whole(self, part: Tensor, rows: int) -> Tensor:
-        """The tensor of so many rows that the ranks' parts are of, see `shards.part_of`; on the first rank's CPU, and
+        """The tensor of so many rows that the ranks' parts are of, see `fsdp.part_of`; on the first rank's CPU, and
         nothing on the others'."""
         size = -(-rows // self.size)
         mine = part.new_zeros(size, *part.shape[1:])
