@@ -40,7 +40,7 @@ def decode(
     noise: Tensor | None,
     rows: int,
 ) -> CompletionGroups:
-    """By `decoder`, so many rows side by side at most, of whichever prompts; see `generate.generate`."""
+    """By `decoder`, so many rows side by side at most, of whichever prompts; see `stream.generate`."""
     if not prompts:
         return []
     wanted = len(prompts) * group
@@ -71,7 +71,7 @@ def by_modules(
     sampling: Sampling,
     noise: Tensor | None,
 ) -> CompletionGroups:
-    """One batch by transformers' modules; see `generate.generate`."""
+    """One batch by transformers' modules; see `stream.generate`."""
     waiting = WaitingRows(
         policy,
         prompts,

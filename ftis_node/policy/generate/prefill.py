@@ -118,7 +118,7 @@ def together(policy: Policy, prompts: Prompts) -> int:
 class WaitingRows:
     """Rows that wait for a place, in turn. Their prompts are read some at a time, when the first of them gets one.
 
-    noise   see `generate.generate`; here on the device, and no more of it than is drawn with; None: greedily
+    noise   see `stream.generate`; here on the device, and no more of it than is drawn with; None: greedily
     reads   the next prompts, from the one of this number on
     count   of all rows; left: of those that wait still
     """

@@ -160,7 +160,7 @@ class Server:
         self._step = None
 
     def sample(self, policy: Policy, prompts: Prompts, group: int, sampling: Sampling) -> CompletionGroups | None:
-        """As `generate.generate`, with the server's log-probs and random numbers; None if it went away.
+        """As `stream.generate`, with the server's log-probs and random numbers; None if it went away.
 
         Raises:
             Interrupted: it was asked for.
