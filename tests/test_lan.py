@@ -20,6 +20,7 @@ from ftis_node.swarm.lan import (
     ADDRESSES_MAX,
     SERVICE,
     TASK_MAX,
+    WORD_MAX,
     HiddenNode,
     Lan,
     LanNode,
@@ -87,7 +88,7 @@ async def telling(who=ANN, port=4001):
     lan = Lan(HERE, lambda node: None)
     try:
         await lan.start()
-        await lan.tell(RUN, who.author, port, model="tiny-a", name="Ann\x1b" + "n" * 99)
+        await lan.tell(RUN, who.author, port, model="tiny-a", name="Ann\x1b" + "😀" * 99)
         yield lan
     finally:
         await lan.close()
@@ -106,7 +107,7 @@ async def test_a_node_tells_of_itself_and_takes_that_back():
             found = await look_around(HERE, 3.0)
             if found:
                 break
-        assert found == [replace(node(), model="tiny-a", name="Ann?" + "n" * 60)]
+        assert found == [replace(node(), model="tiny-a", name="Ann?" + "😀" * (WORD_MAX - 4))]
     assert await look_around(HERE, 1.0) == []
 
 

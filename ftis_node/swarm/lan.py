@@ -33,7 +33,7 @@ SERVICE = "_ftis-node._tcp.local."
 ASKED_MAX = 64  # at a time for their records
 NODES_MAX = 256
 ADDRESSES_MAX = 4  # of one node
-TASK_MAX = WORD_MAX = 64
+TASK_MAX = WORD_MAX = 60  # letters: of four bytes each, with its key, a word fits into the 255 bytes of a text record
 ANSWER_SECONDS = 3.0
 HIDDEN = b"member"  # of a private run's node: the key of its code
 NAME_BYTES = 16  # its random name
