@@ -69,7 +69,7 @@ class EvaluationSchedule:
         self.curve = deque((one for one in self.curve if one[0] <= step), maxlen=CURVE)
 
     async def evaluate(self, means: Means, metrics: MetricsLog, since_start: float, rewards: Sequence[float]) -> None:
-        """Evaluate, and log the results. rewards: mean ones of the latest own groups."""
+        """Evaluate, and write the results into `metrics.jsonl`. rewards: mean ones of the latest own groups."""
         parts = self.parts()
         found = await means.worker.call(Evaluate(part=self._asked % parts, parts=parts))
         seconds = found.seconds
@@ -95,7 +95,7 @@ class EvaluationSchedule:
         rule: str = "integer",
         rewards: Sequence[float] = (),
     ) -> None:
-        """Note an evaluation. The first one, before any training, does not count towards the time.
+        """Note an evaluation, and log it. The first one, before any training, does not count towards the time.
 
         Args:
             seconds: its duration. parts: it was of one of so many parts of the questions.

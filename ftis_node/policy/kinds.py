@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ftis_node.errors import UsageError
+from ftis_node.text import counted
 
 _INDEX = "model.safetensors.index.json"
 _POINTER = b"version https://git-lfs"
@@ -87,7 +88,7 @@ def _refuse_missing_files(folder: Path, name: str) -> None:
         missing = sorted({str(file) for file in index.values() if not (folder / str(file)).is_file()})
         if missing:
             raise UsageError(
-                f"{name} lacks {missing[0][:80]!a} and {len(missing) - 1} more files that its index names.",
+                f"{name} lacks {counted(len(missing), 'file')} that its index names, {missing[0][:80]!a} the first.",
                 "Download or copy it again, whole.",
             )
     for file in folder.glob("*.safetensors"):
