@@ -325,7 +325,10 @@ class Trial:
         self._log.flush()
 
     async def _save_all(self) -> None:
-        """Checkpoints of all nodes, and then, in one move, that they are where to go on."""
+        """Checkpoints of all nodes that train, and then, in lock step, in one move that they are where to go on.
+
+        A node keeps the checkpoint before, so a process that is killed halfway goes on from that.
+        """
         began = time.monotonic()
         for node in self._learners:
             await node.save(self.directory / "checkpoints")

@@ -131,7 +131,8 @@ class _Curves:
 
 
 class _Texts:
-    """The latest groups with their texts. Only the compute process can decode them; each group is requested once."""
+    """The latest groups with their texts. Only the compute process can decode them; what it has decoded is kept, and
+    what failed is requested again."""
 
     def __init__(self, node: Node) -> None:
         self._node = node

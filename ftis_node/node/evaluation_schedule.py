@@ -144,7 +144,7 @@ class EvaluationSchedule:
         return max(1, min(often, self._questions // FEWEST), min(seldom, self._questions))
 
     def due_seconds(self, ahead: float = 0.0) -> float | None:
-        """Seconds until another evaluation fits into the share; None before the first.
+        """Seconds until another evaluation fits into the share, 0 if one is due; None before the first, which is due.
 
         Args:
             ahead: seconds until a step after which one may be taken.

@@ -284,7 +284,10 @@ class Reputation:
         return {peer: reason for peer, reason in reasons if reason}
 
     def _standing_text(self, peer: bytes) -> str:
-        """The verdict on a peer in words, the worst that holds."""
+        """The verdict on a peer in words, the worst that holds; a reason follows a colon.
+
+        The first word is one of `STANDINGS` in observe/prometheus.py: metrics, and swarm.js of the page, read it.
+        """
         banned = self.banned(peer)
         if banned:
             return f"banned as an author: {banned}"

@@ -74,6 +74,11 @@ class BenchNode:
     """The network side of one node."""
 
     def __init__(self, number: int, tokens: int) -> None:
+        """
+        Args:
+            number: its key and its random numbers follow from it.
+            tokens: of a completion, at most.
+        """
         self.number = number
         self.run = make_run(tokens)
         self.identity = node_identity(number)

@@ -102,7 +102,7 @@ class SharedCache:
         # a graph reads these where they were when it was captured, see `settle`
         cells = heads * (size.prompts * min(size.group, size.rows) + size.rows)
         self._index = self._next.new_zeros(self._next.numel() + cells)
-        self._take = self._index  # the row in each cell of a table of prompts, see `settle`
+        self._take = self._index  # row · kv heads + kv head of each cell of a table of prompts, see `_table`
         self._back = self._index  # the cell of each row
         self._where = self._index  # where keys and values of the present token go
 
@@ -229,7 +229,11 @@ class SharedCache:
         return order
 
     def settle(self) -> None:
-        """Tell the device who is where, after any of these."""
+        """Tell the device who is where: once after `enter`, `leave` or `shrink`, before the next `grow`.
+
+        Moves keys and values of the prompts in use to the front, and copies positions and the table of rows, in one
+        transfer, to where CUDA graphs read them.
+        """
         self._close_up_prompts()
         owner = self._owner[: self.rows]
         alive = np.flatnonzero(owner >= 0)

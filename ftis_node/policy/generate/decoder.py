@@ -390,9 +390,11 @@ class Decoder:
 
         Args:
             index: the layer's number. turns: see `_turns_of`, `[rows, 1, 2 · head_dim]`. bias: see `SharedCache.bias`.
+
+        Writes the token's keys and values to the cache.
         """
         shape = (len(h), -1, self._dim)
-        keys = self.cache.heads
+        key_heads = self.cache.heads
         query = layer.query(h).view(shape)
         key = layer.key(h).view(shape)
         if layer.query_norm is not None and layer.key_norm is not None:
@@ -400,12 +402,12 @@ class Decoder:
             key = layer.key_norm(key)
         heads = torch.cat([query, key, layer.value(h).view(shape)], 1)
         cos, sin = turns.chunk(2, -1)
-        turned = heads[:, :-keys]
+        turned = heads[:, :-key_heads]
         halves = turned.roll(self._dim // 2, -1)
         turned.mul_(cos).addcmul_(halves, sin)
-        new = heads[:, -2 * keys :].view(len(h), 2, keys, -1)
+        new = heads[:, -2 * key_heads :].view(len(h), 2, key_heads, -1)
         self.cache.put(index, new)
-        return self.cache.attend(index, heads[:, : -2 * keys], layer.scaling, bias)
+        return self.cache.attend(index, heads[:, : -2 * key_heads], layer.scaling, bias)
 
 
 def _add(total: Tensor, linear: _Linear, x: Tensor, norm: _Norm | None) -> None:

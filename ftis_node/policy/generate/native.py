@@ -85,7 +85,14 @@ def by_modules(
 
 @torch.no_grad()
 def decoder_logprobs(policy: Policy, groups: Sequence[Prefixed]) -> Tensor:
-    """Log-probs, fp32 `[Σ lengths]`, that `decoder` gives completions; every prompt has equally many."""
+    """Log-probs, fp32 `[Σ lengths]`, that `decoder` gives completions; every prompt has equally many.
+
+    For `ready`, which compares them with those of the model's own modules before it lets the decoder generate; with
+    CUDA graphs where the policy has them. All logits are kept, so it is for few tokens.
+
+    Raises:
+        NotUnderstoodError: the decoder does not know the model.
+    """
     completions = [completion for group in groups for completion in group.completions]
     count = len(completions)
     longest = max(map(len, completions))
