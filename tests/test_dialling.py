@@ -22,10 +22,11 @@ from ftis_node.swarm.sessions import Sessions
 from ftis_node.swarm.wire import libp2p
 from ftis_node.swarm.wire.transport import Listening, Unreachable
 from ftis_node.text import called
-from tests.support.alone import RUN, Alone, address, at, greets, hello
+from tests.support.alone import Alone, address, at, greets, hello
 from tests.support.cli import refused
 from tests.support.daemons import run_cli
-from tests.support.swarm import ALICE, BOB, identity, make_run, member, transport
+from tests.support.swarm import RUN, identity, make_run, member, transport
+from tests.support.talkers import ALICE, BOB
 
 EVE = identity(9)
 

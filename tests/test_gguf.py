@@ -22,9 +22,16 @@ from ftis_node.policy.names import lasting, public_name, resolve
 FILES = Path(__file__).parent / "gguf"
 
 
+@pytest.fixture(autouse=True, scope="module")
+def cache(tmp_path_factory):
+    """One for all tests here, so that files become folders in processes that are forked."""
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.mark.parametrize("file", sorted(FILES.glob("*.gguf")), ids=lambda file: file.stem)
-def test_a_file_becomes_the_folder_of_its_model(file, tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+def test_a_file_becomes_the_folder_of_its_model(file):
     folder = resolve(str(file))
     ours = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     theirs = AutoModelForCausalLM.from_pretrained(FILES, gguf_file=file.name, dtype=torch.float32)

@@ -142,7 +142,6 @@ def anonymous():
 @pytest.mark.parametrize(("saved", "kind"), [("float32", "nf4"), ("bfloat16", "none")])
 def test_a_cast_goes_matrix_by_matrix(saved, kind, tmp_path, monkeypatch):
     """Into four bits here, and whole onto a device without memory. What quantises on a CPU takes four fp32 matrices."""
-    ctypes.CDLL(None).mallopt(-3, 1 << 20)  # freed blocks of a MB go back to the system
     sizes = {
         "hidden_size": 512,
         "intermediate_size": 1408,
@@ -156,6 +155,7 @@ def test_a_cast_goes_matrix_by_matrix(saved, kind, tmp_path, monkeypatch):
     tiny_tokenizer().save_pretrained(tmp_path)
     del model
     load_policy(settings("tiny-a", lora=True, quantisation=kind))  # imports what it takes
+    ctypes.CDLL(None).mallopt(-3, 1 << 20)  # freed blocks of a MB go back to the system
     if kind == "none":
         monkeypatch.setattr(load, "choose_device", lambda _: torch.device("meta"))
         monkeypatch.setattr(load, "ready", lambda policy, texts: policy)
@@ -302,7 +302,7 @@ CONFIGS = {
 FILES = {
     "pickled weights .* no safetensors": {"pytorch_model-00001-of-00002.bin": b""},
     "weights in a GGUF file": {"qwen-q4.gguf": b""},
-    "lacks 'model-2.st'": {"model.safetensors.index.json": b'{"weight_map": {"a": "model-2.st"}}'},
+    "lacks 1 file that its index names, 'model-2.st'": {"model.safetensors.index.json": b'{"weight_map": {"a": "model-2.st"}}'},
     "sentence-transformer": {"model.safetensors": b"", "modules.json": b"[]"},
     "Git LFS": {"model.safetensors": b"version https://git-lfs.github.com/spec/v1"},
 }

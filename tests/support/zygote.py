@@ -8,7 +8,8 @@ is seen, or the first, where a command is asked for that imports all. Each proce
 what it starts.
 
 With TESTS_START_PLAIN in its environment (the fixture `plain`) a process is started really, as it is with another
-command line than ``python -m ftis_node…``, without OMP_NUM_THREADS, on a terminal, and on another system than Linux.
+command line than ``python [-P] -m ftis_node…``, without OMP_NUM_THREADS, on a terminal, and on another system than
+Linux.
 """
 
 import atexit
@@ -40,7 +41,14 @@ from ftis_node.host.quiet import QUIET, be_quiet
 
 NAME = "ftis-zygote"
 LOADED = ("ftis_node.cli", "ftis_node.node.daemon", "ftis_node.worker.parallel")
-MODULES = ("ftis_node", "ftis_node.worker", "tests.support.ranks", "tests.support.parts", "tests.support.program")
+MODULES = (
+    "ftis_node",
+    "ftis_node.policy.gguf",
+    "ftis_node.worker",
+    "tests.support.ranks",
+    "tests.support.parts",
+    "tests.support.program",
+)
 SET_BY_IMPORTS = ("PYTORCH_CUDA_ALLOC_CONF", "TORCHINDUCTOR_CACHE_DIR", "HIVEMIND_LOGLEVEL")
 # What is read when it is used. Threads are set anew in each process.
 PASSED = (
@@ -76,12 +84,16 @@ _children = psutil.Process.children
 
 
 class Job(NamedTuple):
-    """What a process is started with: where each descriptor goes, and what it would inherit."""
+    """What a process is started with: where each descriptor goes, and what it would inherit.
+
+    safe_path: no module is found in its folder (python -P).
+    """
 
     words: list[str]
     environment: dict[str, str]
     descriptors: list[int]
     folder: str
+    safe_path: bool
     session: bool
     group: int
     umask: int
@@ -175,6 +187,9 @@ def install(zygotes: Zygotes):
 
 def _job(call: Mapping[str, Any]) -> tuple[Job | None, list[int]]:
     words = call["args"]
+    safe_path = not isinstance(words, str) and [*words[1:2]] == ["-P"]
+    if safe_path:
+        words = [words[0], *words[2:]]
     environment = dict(os.environ if call["env"] is None else call["env"])
     special = ("executable", "preexec_fn", "shell", "gids")
     if (
@@ -200,6 +215,7 @@ def _job(call: Mapping[str, Any]) -> tuple[Job | None, list[int]]:
         environment,
         [0, 1, 2, *call["pass_fds"]],
         os.fspath(call["cwd"] or os.getcwd()),
+        safe_path,
         call["start_new_session"],
         call["process_group"],
         mask,
@@ -310,6 +326,8 @@ def _have(job: Job):
     os.environ.update(theirs | job.environment)
     be_quiet()
     sys.path[0] = job.folder
+    if job.safe_path:
+        sys.path[0] = str(Path(__file__).parents[2])
     torch.set_num_threads(int(job.environment["OMP_NUM_THREADS"]))
     offline = os.environ.get("HF_HUB_OFFLINE", "").upper()
     huggingface_hub.constants.HF_HUB_OFFLINE = offline in ("1", "ON", "YES", "TRUE")
