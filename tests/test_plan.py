@@ -314,16 +314,18 @@ def without_data(model):
 
 
 @pytest.mark.parametrize(
-    ("name", "targets"),
+    ("name", "layers", "targets"),
     [
-        pytest.param("qwen2.5-3b", ATTENTION, marks=pytest.mark.slow),
-        ("qwen2.5-1.5b", ()),
+        pytest.param("qwen2.5-3b", 36, ATTENTION, marks=pytest.mark.slow),
+        pytest.param("qwen2.5-1.5b", 28, (), marks=pytest.mark.slow),
+        ("qwen2.5-1.5b", 4, ()),
     ],
-    ids=["3b-lora-checkpointing", "1.5b-full-checkpointing"],
+    ids=["3b-lora-checkpointing", "1.5b-full-checkpointing", "1.5b-full-checkpointing, four layers"],
 )
-def test_real_geometries_take_what_is_predicted(name, targets):
+def test_real_geometries_take_what_is_predicted(name, layers, targets):
     """Four GSM8K groups of a 3B through the very code of a step, on tensors that only know how large they are."""
     config = known_config(name)
+    config.num_hidden_layers = layers
     with torch.device("meta"):
         model = Qwen2ForCausalLM._from_config(config, dtype=torch.bfloat16)
         model.set_attn_implementation([*ATTENTIONS][1])

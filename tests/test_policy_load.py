@@ -302,7 +302,9 @@ CONFIGS = {
 FILES = {
     "pickled weights .* no safetensors": {"pytorch_model-00001-of-00002.bin": b""},
     "weights in a GGUF file": {"qwen-q4.gguf": b""},
-    "lacks 1 file that its index names, 'model-2.st'": {"model.safetensors.index.json": b'{"weight_map": {"a": "model-2.st"}}'},
+    "lacks 1 file that its index names, 'model-2.st'": {
+        "model.safetensors.index.json": b'{"weight_map": {"a": "model-2.st"}}'
+    },
     "sentence-transformer": {"model.safetensors": b"", "modules.json": b"[]"},
     "Git LFS": {"model.safetensors": b"version https://git-lfs.github.com/spec/v1"},
 }

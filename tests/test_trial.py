@@ -39,8 +39,11 @@ labels, numbers, hangs = task(LABELS, equal), task(NUMBERS, equal), task(NUMBERS
 echo = task([(f"Say {n}", str(n)) for n in range(100, 140)], equal)
 def threaded(text, gold):
     with ThreadPoolExecutor() as pool: return pool.submit(signal.signal, signal.SIGALRM, signal.SIG_DFL).result()
+def ended(text, gold):
+    with open("ended.txt", "a") as calls: calls.write("x")
+    os.kill(os.getpid(), 9)
 BROKEN = {
-    "threads": threaded, "signals": lambda text, gold: os.kill(os.getpid(), 9), "bool": lambda text, gold: True,
+    "threads": threaded, "signals": ended, "bool": lambda text, gold: True,
     "nan": lambda text, gold: Score(math.nan, True, True),
     "some": lambda text, gold: score(float(last(text)) == float(gold)),
 }
@@ -82,10 +85,12 @@ def test_row_55_an_honest_reward_passes(name):
         ("some", ""),
     ],
 )
-def test_a_reward_function_that_gives_no_verdict_is_told_before_a_run(name, why, cli, monkeypatch):
+def test_a_reward_function_that_gives_no_verdict_is_told_before_a_run(name, why, cli, folder, monkeypatch):
     monkeypatch.setenv("FTIS_MODEL", "tiny-bpe")
     code, out, _ = cli("task", "check", f"lucky:broken_{name}")
     assert code == 1
+    if name == "signals":
+        assert len((folder / "ended.txt").read_text()) <= 3, "each takes a process, and a slow one seconds"
     assert "error: The reward function of lucky:broken_" in out
     assert "Mend it: it returns a Score" in out
     assert (why or "could not convert string to float") in out

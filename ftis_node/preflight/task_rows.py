@@ -37,10 +37,14 @@ def checked(source: Source, task: Task, flags: Mapping[str, str]) -> dict[str, A
     rows = (*task.train, *task.held_out)
     answers = defaultdict(set)
     judged: dict[bool | None, list[Example]] = {True: [], False: [], None: []}
+    reasons, all_failed = failures(task)
     with scoring(task.reward, task.scorer) as scorer:
         for row in rows:
             answers[row.question].add(scorer.right(row.question, row.answer)[1])
-            judged[_accepts(task.reward, scorer, row)].append(row)
+            accepted = None
+            if not all_failed:  # else each row would wait for three answers in vain
+                accepted = _accepts(task.reward, scorer, row)
+            judged[accepted].append(row)
             advance(1)
         if not scorer.form and not judged[True]:  # its answers have another form than is tried here
             judged[None] = [*judged[None], *judged[False]]
@@ -74,7 +78,6 @@ def checked(source: Source, task: Task, flags: Mapping[str, str]) -> dict[str, A
         wrong += rows_own
     notes = [f"{what}: {_places(found)}." for found, what, _ in rows_own if found and not source.editable]
     troubles = [{"what": f"{what}: {_places(found)}.", "fix": fix} for found, what, fix in wrong if found]
-    reasons, _ = failures(task)
     troubles += [{"what": reason, "fix": MEND} for reason in reasons]
     if not reasons:
         troubles += [{"what": error.what, "fix": error.fix} for error in noted(lambda: refuse_unskilled(task))]
