@@ -8,6 +8,7 @@ kernel that gives something else than training is found out by `ready`, which th
 
 import logging
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -50,7 +51,10 @@ class NF4Linear(nn.Module):
 
     def dense(self) -> Tensor:
         """The weight, dequantised anew: `[outputs, inputs]`. On a CPU it lies in pages of its own."""
-        with in_own_pages():
+        pages: AbstractContextManager[None] = nullcontext()
+        if self.packed.device.type == "cpu":
+            pages = in_own_pages()
+        with pages:
             return kernels().dequantize_4bit(self.packed, self._scales)  # type: ignore[no-any-return]
 
     def product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
