@@ -17,7 +17,7 @@ from ftis_node.policy.generate.cache import SharedCache
 from ftis_node.policy.generate.sampler import noise_of
 from ftis_node.policy.generate.stream import Sampling, generate
 from ftis_node.swarm.admission import AdmissionContext, admit
-from tests.support.small_models import KINDS, PROMPTS, logprob_errors, of_kind, seeded
+from tests.support.small_models import KINDS, PROMPTS, logprob_errors, of_kind, seeded, tiny_policy
 from tests.support.swarm import content, identity, make_run
 
 
@@ -164,6 +164,26 @@ def test_a_prompt_is_read_once_for_its_whole_group(native):
     assert shapes[0] == (2, 3)
     for _, tokens in shapes[1:]:
         assert tokens == 1
+
+
+@pytest.mark.parametrize(
+    ("window", "read"),
+    [
+        (None, (1, 70)),
+        (79, (1, 70)),
+        (78, (6, 79)),  # transformers would count the padding between the beginning and the rest
+    ],
+)
+def test_what_prompts_begin_with_is_read_once_for_all(window, read):
+    policy = tiny_policy(use_sliding_window=window is not None, sliding_window=window, max_window_layers=0)
+    prompts = [[*range(2, 25)] * 3 + [2, row, *[5] * (row - 3)] for row in range(3, 12, 2)]
+    prompts.append(prompts[0][:-1] + [20])
+    sampling = Sampling(12, 1.2, (1,))
+    with watched_forwards(policy) as shapes:
+        groups = generate(policy, prompts, group=2, sampling=sampling, generator=seeded(5), batch=4)
+    assert shapes[0] == read
+    assert sum(rows * tokens for rows, tokens in shapes) < 500
+    assert logprob_errors(policy, prompts, groups, sampling.temperature).max() < 1e-4
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -47,8 +47,10 @@ _SLOPE_EXACT = 1e-3
 _SLOPE = 0.4
 _SLOPE_LAYERS = 8
 
-# The probe: tokens of each prompt and of its completions, from texts that have some variety; else ids are random.
+# The probe: tokens of each prompt and of its completions, from texts that have some variety; else ids are random. So
+# many tokens at the beginning of the prompts are the same.
 _SHAPE = ((8, (9, 4)), (4, (1, 13)))
+_SHARED = 2
 _DIFFERENT = 12
 Probe = list[Prefixed]  # prompts with their completions
 TEXTS = (
@@ -405,6 +407,8 @@ def _probe(policy: Policy, texts: Sequence[str]) -> Probe:
     probe = []
     for prompt, completions in _SHAPE:
         taken = [next(left) for _ in range(prompt)]
+        if probe:
+            taken[:_SHARED] = probe[0].prompt[:_SHARED]
         answers = [np.asarray([next(left) for _ in range(count)]) for count in completions]
         probe.append(Prefixed(taken, answers))
     return probe

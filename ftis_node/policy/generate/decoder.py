@@ -6,6 +6,7 @@ products. This one has nothing but them, and keeps no copy of any weight: what t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, is_dataclass
 from typing import Any
@@ -310,6 +311,7 @@ class Decoder:
         layers = self._weights.layers
         self._turns = {layer.kind: self._turns_of(layer.kind, size) for layer in layers}
         self._windows = {layer.window for layer in layers}
+        self.narrowest = min((window for window in self._windows if window is not None), default=math.inf)
         self._dim = next(iter(self._turns.values())).shape[-1] // 2
         self.cache = SharedCache(
             size,

@@ -21,7 +21,7 @@ from ftis_node.policy.generate.cache import ALIGNED, Size, bucket, closing_up
 from ftis_node.policy.generate.decoder import Decoder
 from ftis_node.policy.generate.graphs import Graphs, Step, Tensors
 from ftis_node.policy.generate.kept import kept
-from ftis_node.policy.generate.prefill import Read, WaitingRows, read, read_whole, together
+from ftis_node.policy.generate.prefill import Read, WaitingRows, beginning_of, read, read_whole, together
 from ftis_node.policy.generate.sampler import choose
 from ftis_node.policy.generate.sampling import CompletionGroups, Prompts, Sampling, to_completions
 from ftis_node.policy.packing import Prefixed
@@ -57,9 +57,10 @@ def decode(
     under_way = _decoding(policy, size)
     under_way.begin(rows, group)
     at_a_time = together(policy, prompts)
+    beginning = beginning_of(policy, prompts, under_way.decoder.narrowest)
 
     def reads(first: int) -> Read:
-        return read(policy, prompts[first : first + at_a_time], first)
+        return read(policy, prompts[first : first + at_a_time], first, beginning)
 
     return _complete(under_way, WaitingRows(policy, prompts, group, sampling, noise, reads))
 
@@ -113,7 +114,8 @@ def decoder_logprobs(policy: Policy, groups: Sequence[Prefixed]) -> Tensor:
         size = _rounded(size)
     under_way = _Decoding(policy, size)
     under_way.begin(count, each)
-    probed = read(policy, prompts)
+    beginning = beginning_of(policy, prompts, under_way.decoder.narrowest, least=1)
+    probed = read(policy, prompts, 0, beginning)
     every = np.arange(count)
     under_way.enter(every, every, probed, each)
     under_way.settle()

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 import numpy as np
 import torch
@@ -16,6 +17,8 @@ from ftis_node.policy.generate.cache import ALIGNED
 from ftis_node.policy.generate.sampler import choose
 from ftis_node.policy.generate.sampling import Prompts, Sampling, left_padded
 from ftis_node.policy.policy import Policy
+
+SHARED_LEAST = 64  # tokens that prompts must share to be read once
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,38 +59,113 @@ def _growing() -> DynamicCache:
     return cache
 
 
+@dataclass(frozen=True, eq=False)
+class Beginning:
+    """What several prompts begin with, read once for all of them.
+
+    length  its tokens; none: prompts share too little
+    cache   keys and values, of one row
+    """
+
+    length: int
+    cache: DynamicCache
+
+    def repeated(self, rows: int) -> DynamicCache:
+        """A cache of so many rows, each with this behind it. It shares the memory of this one until it grows."""
+        whole = _growing()
+        for layer in self.cache.layers:
+            mine = _GrowingLayer()
+            mine.lazy_initialization(layer.keys, layer.values)
+            mine.keys = layer.keys.expand(rows, -1, -1, -1)
+            mine.values = layer.values.expand(rows, -1, -1, -1)
+            whole.layers.append(mine)
+        return whole
+
+
+def beginning_of(policy: Policy, prompts: Prompts, window: float, least: int = SHARED_LEAST) -> Beginning:
+    """Read what all prompts begin with.
+
+    Args:
+        window: how many tokens each layer sees at least. If the longest prompt has more, nothing is shared, for
+            transformers counts a window in columns, and those between a beginning and what follows it may be empty.
+        least: how many tokens must be shared to be read apart.
+    """
+    cache = _growing()
+    lengths = [len(prompt) for prompt in prompts]
+    alike = takewhile(lambda column: len(set(column)) == 1, zip(*prompts, strict=False))
+    length = min(sum(1 for _ in alike), min(lengths) - 1)  # each has a last token of its own
+    if len(prompts) < 2 or length < least or max(lengths) > window:
+        return Beginning(0, cache)
+    policy.causal_lm(
+        input_ids=torch.tensor([prompts[0][:length]], device=policy.device),
+        past_key_values=cache,
+        use_cache=True,
+        logits_to_keep=1,
+    )
+    return Beginning(length, cache)
+
+
 def read(
     policy: Policy,
     prompts: Prompts,
     first: int = 0,
-    cache: DynamicCache | None = None,
-    width: int = 0,
+    beginning: Beginning | None = None,
 ) -> Read:
-    """Read prompts side by side.
+    """Read prompts side by side, for `decoder`.
 
     Args:
         first: the number of the first of them among all prompts, which `Read` is told.
-        cache: an empty one; None: one for `decoder`.
-        width: columns of the table of prompts, if the longest has fewer tokens.
+        beginning: what they begin with, read before.
     """
+    count = len(prompts)
     multiple = 1
     if policy.graphs:
         multiple = ALIGNED
-    ids, mask = left_padded(prompts, multiple, width)
-    known = mask.numpy().astype(np.bool_)
-    if cache is None:
-        cache = _growing()
-    ids = ids.to(policy.device)
+    begun = 0
+    cache = _growing()
+    if beginning is not None and beginning.length:
+        begun = beginning.length
+        cache = beginning.repeated(count)
+    longest = max(map(len, prompts))
+    width = -(-longest // multiple) * multiple
+    ids, mask = left_padded([prompt[begun:] for prompt in prompts], 1, width - begun)
+    seen = torch.cat([mask.new_ones(count, begun), mask], 1)
+    logits = _logits(policy, ids, seen, cache)
+    if begun:
+        _close(cache, seen)
+    padding = width - seen.sum(1, keepdim=True)
+    return Read(first, logits, cache, (torch.arange(width) >= padding).numpy())
+
+
+def _logits(policy: Policy, ids: Tensor, mask: Tensor, cache: DynamicCache) -> Tensor:
+    """Logits of what follows each row, `[rows, ≥ V]`; the cache has keys and values of the rows afterwards.
+
+    Args:
+        ids: int64 `[rows, n]`, padded on the left.
+        mask: which columns are no padding, int64 `[rows, tokens in the cache + n]`.
+    """
     mask = mask.to(policy.device)
-    logits = policy.causal_lm(
-        input_ids=ids,
+    positions = (mask.cumsum(1) - 1).clamp(min=0)
+    return policy.causal_lm(
+        input_ids=ids.to(policy.device),
         attention_mask=mask,
-        position_ids=(mask.cumsum(1) - 1).clamp(min=0),
+        position_ids=positions[:, -ids.shape[1] :],
         past_key_values=cache,
         use_cache=True,
         logits_to_keep=1,
     ).logits[:, -1]
-    return Read(first, logits, cache, known)
+
+
+def _close(cache: DynamicCache, mask: Tensor) -> None:
+    """Move what stands before padding behind it, so that every row is padded on the left only.
+
+    mask: which columns are no padding, int64 `[rows, columns]`, on the CPU.
+    """
+    order = mask.argsort(dim=1, stable=True)  # padding comes first; what is none stays in its order
+    for layer in cache.layers:
+        index = order.to(layer.keys.device)[:, None, :, None].expand_as(layer.keys)
+        layer.keys = layer.keys.gather(2, index)
+        layer.values = layer.values.gather(2, index)
 
 
 def read_whole(policy: Policy, prompts: Prompts) -> Read:
@@ -101,7 +179,9 @@ def read_whole(policy: Policy, prompts: Prompts) -> Read:
     parts = []
     for first in range(0, len(prompts), size):
         cache = DynamicCache(config=config)
-        parts.append(read(policy, prompts[first : first + size], first, cache, width))
+        ids, mask = left_padded(prompts[first : first + size], 1, width)
+        logits = _logits(policy, ids, mask, cache)
+        parts.append(Read(first, logits, cache, mask.numpy().astype(np.bool_)))
     if len(parts) == 1:
         return parts[0]
     mask = np.concatenate([part.mask for part in parts])
