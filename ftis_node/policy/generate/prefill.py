@@ -1,6 +1,7 @@
 """Reading prompts: some at a time, ahead of the rows that will follow them, with the first token of each row."""
 
 from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from itertools import takewhile
 
@@ -59,57 +60,35 @@ def _growing() -> DynamicCache:
     return cache
 
 
-@dataclass(frozen=True, eq=False)
-class Beginning:
-    """What several prompts begin with, read once for all of them.
-
-    length  its tokens; none: prompts share too little
-    cache   keys and values, of one row
-    """
-
-    length: int
-    cache: DynamicCache
-
-    def repeated(self, rows: int) -> DynamicCache:
-        """A cache of so many rows, each with this behind it. It shares the memory of this one until it grows."""
-        whole = _growing()
-        for layer in self.cache.layers:
-            mine = _GrowingLayer()
-            mine.lazy_initialization(layer.keys, layer.values)
-            mine.keys = layer.keys.expand(rows, -1, -1, -1)
-            mine.values = layer.values.expand(rows, -1, -1, -1)
-            whole.layers.append(mine)
-        return whole
-
-
-def beginning_of(policy: Policy, prompts: Prompts, window: float, least: int = SHARED_LEAST) -> Beginning:
-    """Read what all prompts begin with.
+def beginning_of(
+    policy: Policy,
+    prompts: Prompts,
+    window: float,
+    least: int = SHARED_LEAST,
+) -> DynamicCache | None:
+    """Read what all prompts begin with: keys and values of one row, or None where it does not pay.
 
     Args:
         window: how many tokens each layer sees at least. If the longest prompt has more, nothing is shared, for
             transformers counts a window in columns, and those between a beginning and what follows it may be empty.
         least: how many tokens must be shared to be read apart.
     """
-    cache = _growing()
     lengths = [len(prompt) for prompt in prompts]
     alike = takewhile(lambda column: len(set(column)) == 1, zip(*prompts, strict=False))
     length = min(sum(1 for _ in alike), min(lengths) - 1)  # each has a last token of its own
     if len(prompts) < 2 or length < least or max(lengths) > window:
-        return Beginning(0, cache)
-    policy.causal_lm(
-        input_ids=torch.tensor([prompts[0][:length]], device=policy.device),
-        past_key_values=cache,
-        use_cache=True,
-        logits_to_keep=1,
-    )
-    return Beginning(length, cache)
+        return None
+    cache = _growing()
+    ids = torch.tensor([prompts[0][:length]])
+    _logits(policy, ids, torch.ones_like(ids), cache)
+    return cache
 
 
 def read(
     policy: Policy,
     prompts: Prompts,
     first: int = 0,
-    beginning: Beginning | None = None,
+    beginning: DynamicCache | None = None,
 ) -> Read:
     """Read prompts side by side, for `decoder`.
 
@@ -117,24 +96,23 @@ def read(
         first: the number of the first of them among all prompts, which `Read` is told.
         beginning: what they begin with, read before.
     """
-    count = len(prompts)
     multiple = 1
     if policy.graphs:
         multiple = ALIGNED
+    width = -(-max(map(len, prompts)) // multiple) * multiple
     begun = 0
     cache = _growing()
-    if beginning is not None and beginning.length:
-        begun = beginning.length
-        cache = beginning.repeated(count)
-    longest = max(map(len, prompts))
-    width = -(-longest // multiple) * multiple
-    ids, mask = left_padded([prompt[begun:] for prompt in prompts], 1, width - begun)
-    seen = torch.cat([mask.new_ones(count, begun), mask], 1)
-    logits = _logits(policy, ids, seen, cache)
+    if beginning is not None:
+        begun = beginning.get_seq_length()
+        cache = deepcopy(beginning)
+        cache.batch_repeat_interleave(len(prompts))
+    ids, mask = left_padded([prompt[begun:] for prompt in prompts], width - begun)
+    mask = torch.cat([mask.new_ones(len(prompts), begun), mask], 1)
+    logits = _logits(policy, ids, mask, cache)
     if begun:
-        _close(cache, seen)
-    padding = width - seen.sum(1, keepdim=True)
-    return Read(first, logits, cache, (torch.arange(width) >= padding).numpy())
+        _close(cache, mask)
+    known = mask.sort(1).values  # padding on the left
+    return Read(first, logits, cache, known.numpy().astype(np.bool_))
 
 
 def _logits(policy: Policy, ids: Tensor, mask: Tensor, cache: DynamicCache) -> Tensor:
@@ -179,7 +157,7 @@ def read_whole(policy: Policy, prompts: Prompts) -> Read:
     parts = []
     for first in range(0, len(prompts), size):
         cache = DynamicCache(config=config)
-        ids, mask = left_padded(prompts[first : first + size], 1, width)
+        ids, mask = left_padded(prompts[first : first + size], width)
         logits = _logits(policy, ids, mask, cache)
         parts.append(Read(first, logits, cache, mask.numpy().astype(np.bool_)))
     if len(parts) == 1:

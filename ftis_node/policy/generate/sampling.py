@@ -31,13 +31,12 @@ class Sampling:
     greedy: bool = False
 
 
-def left_padded(prompts: Prompts, multiple: int = 1, least: int = 0) -> tuple[Tensor, Tensor]:
+def left_padded(prompts: Prompts, least: int = 0) -> tuple[Tensor, Tensor]:
     """Ids and mask, int64 `[prompts, width]`; on the left, so that every row's next token is in one column.
 
-    Args:
-        multiple: the width is one of it; least: and no smaller.
+    least: the width is no smaller.
     """
-    width = -(-max(least, *map(len, prompts)) // multiple) * multiple
+    width = max(least, *map(len, prompts))
     ids = torch.zeros(len(prompts), width, dtype=torch.long)
     mask = torch.zeros_like(ids)
     for row, prompt in enumerate(prompts):
