@@ -21,7 +21,7 @@ ONCE = {  # a call of generate, and each time that rows take places
     "policy/generate/native.py:_enter": 1,
     "policy/generate/native.py:_table": 2,
     "policy/generate/native.py:_change": 1,
-    "policy/generate/prefill.py:read": 4,
+    "policy/generate/prefill.py:_logits": 4,
 }
 EIGHTH = "policy/generate/native.py:look"  # every eighth token: who is done?
 STEP = {
