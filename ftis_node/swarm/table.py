@@ -32,7 +32,8 @@ AGE_SLACK_SECONDS = 1.5
 class Table:
     """A bounded set of announcements, one for each (author, round).
 
-    It also keeps the time of first receipt for twice as many removed ones.
+    It also keeps the time of first receipt for twice as many removed ones. It lives in the event loop, and in memory
+    only: after a restart peers send others' announcements again, and the store has this node's own.
 
     max_age: seconds after which an announcement leaves the table. clock: monotonic, in seconds (`boot_seconds`).
     recorded: returns whether an author has a record. rows_of: returns the rows of the packets, by their index; empty if
@@ -77,7 +78,7 @@ class Table:
 
     def bit(self, peer: bytes) -> int:
         """A peer's bit in masks of peers. Of more than 256 one outside of the view is forgotten: that which was sent
-        nothing for longest."""
+        nothing for longest. Its bit goes to another peer, so ask anew before each use."""
         if peer not in self._bits:
             if not self._free:
                 self.forget_peer(next(other for other in self._bits if self.view is None or other not in self.view))
@@ -99,6 +100,9 @@ class Table:
     ) -> Outcome:
         """Add an announcement with a verified signature, or note another holder of one that is here. Others make room.
 
+        Returns NEW, KNOWN, OLD (beyond `max_age`) or EQUIVOCATION (the author's round is here with other packets). The
+        last two change nothing.
+
         Args:
             data: its encoding.
             age: seconds since the signature, as the first sender reports; with several copies, see `Known.dated`.
@@ -107,7 +111,7 @@ class Table:
         """
         now = self.clock()
         key = announcement.author, announcement.round
-        heard = self._left.get(key, now)
+        heard = self._left.get(key, now)  # it may have been here before
         born = min(heard, now - age)
         if now - born > self.max_age:
             return Outcome.OLD
@@ -133,8 +137,9 @@ class Table:
         return outcome
 
     def sample(self, count: int, peer: bytes, age: float = 0.0) -> list[Known]:
-        """A random sample of announcements, at least so old, that `peer` does not know, as far as this node knows. Then
-        of those of which this node holds more packets than it announced to `peer`."""
+        """A random sample of announcements, at least `age` seconds old, that `peer` does not know, as far as this node
+        knows. Then of those of which this node holds more packets than it announced to `peer`. They do not count as
+        sent yet, see `tell`."""
         self.expire()
         bit = self.bit(peer)
         self._bits[peer] = self._bits.pop(peer)
@@ -146,12 +151,12 @@ class Table:
         return new + self.rng.sample(more, min(count - len(new), len(more)))
 
     def recent_authors(self, seconds: float) -> set[bytes]:
-        """Authors of announcements no older than `seconds`."""
+        """Authors of announcements no older than `seconds`, this node too, and also of those that were removed."""
         earliest = self.clock() - seconds
         return {author for author, born in self._latest.items() if born >= earliest}
 
     def open_ones(self) -> list[Known]:
-        """The announcements within `max_age` with packets left to pull."""
+        """The announcements within `max_age` with packets left to pull. It reads the whole table."""
         limit = self.clock() - self.max_age
         return [known for known in self if known.born >= limit and known.unsettled]
 
@@ -180,7 +185,7 @@ class Table:
             known.current &= ~bit
 
     def expire(self) -> None:
-        """Drop expired announcements."""
+        """Drop announcements beyond `max_age`. It reads the whole table."""
         limit = self.clock() - self.max_age
         for known in self:
             if known.born < limit:
@@ -194,12 +199,14 @@ class Table:
         rows: Iterable[int] | None = None,
         peers: Set[bytes] = frozenset(),
     ) -> list[Target]:
-        """Choose up to `count` packets to pull, see `choosing.choose`.
+        """Choose up to `count` packets to pull, see `choosing.choose`; the caller marks them as under way.
 
         Args:
+            newcomers: what is chosen takes up their room; None: they have no limit.
             wanted: returns a bit mask of an announcement's packets that may be chosen, -1 for all. It runs for every
                 unsettled announcement in the table, so it must be quick.
-            rows: choose only packets of these, one a row, those of the first rows that have any.
+            rows: choose only packets of these, one a row, those of the first rows that have any; None: of any.
+            peers: see `choosing.choose`; they have no effect with `rows`.
         """
         newcomers = newcomers or Newcomers()
         self.expire()
@@ -292,7 +299,7 @@ class Table:
         self._bytes += known.size
 
     def _remove(self, known: Known) -> None:
-        """Undo `_put`; the time of first receipt is kept."""
+        """Undo `_put`; the time of first receipt is kept, so that one that comes again is no younger for it."""
         del self._known[known.key]
         self._vouched -= known.vouched
         self._left[known.key] = known.heard
