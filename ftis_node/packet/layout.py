@@ -59,7 +59,7 @@ class Header:
 
     @staticmethod
     def check(name: str, array: AnyArray, dtype: type, *shape: int) -> None:
-        """Raise PacketError unless the array has this type and shape."""
+        """Raise PacketError unless the array has this type and shape; the error calls it by `name`."""
         if array.dtype != dtype or array.shape != shape:
             raise PacketError(f"{name} must be {np.dtype(dtype)} {list(shape)}, not {array.dtype} {list(array.shape)}")
 
@@ -179,7 +179,7 @@ def spelled(fields: Sequence[Any], raw: int) -> bytes:
     if type(mask) is not bytes or len(mask) != (len(lengths) + 7) // 8 or mask[-1] >> (8 - spare):
         raise PacketError(f"the finished mask must hold {len(lengths)} bits")
     packed: bytes = msgpack.packb(list(fields), use_bin_type=True)
-    return bytes((0x90 + _FIELDS + raw,)) + packed[1:]
+    return bytes((0x90 + _FIELDS + raw,)) + packed[1:]  # an array of the fields and of the parts that follow
 
 
 def raw_part(data: bytes, at: int, before: bytes, size: int) -> tuple[memoryview, int]:

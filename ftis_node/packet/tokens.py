@@ -44,6 +44,7 @@ class Completion:
     given: BoolArray | None = None
 
     def __len__(self) -> int:
+        """Its tokens, sampled and given."""
         return len(self.token_ids)
 
     @property

@@ -205,7 +205,7 @@ def under(path: Path) -> list[Path]:
 
 
 def _named(path: Path, suffix: str) -> list[Path]:
-    """Directories of checkpoints whose names end so, by step."""
+    """Directories of checkpoints whose names end in this suffix ("" or as ".partial"), the oldest step first."""
     found = []
     for entry in path.iterdir():
         if entry.suffix == suffix and _NAME.fullmatch(entry.stem) and entry.is_dir():
@@ -241,6 +241,7 @@ def _manifest(directory: Path) -> tuple[dict[str, str], Facts]:
 
 
 def _step(directory: Path) -> int:
+    """The step in the name of a checkpoint's directory, whatever its suffix."""
     return int(directory.stem.removeprefix("step-"))
 
 

@@ -26,7 +26,7 @@ DEFAULT_HOME = Path("~/.ftis-node")
 _DEEPEST = 60  # bytes of a folder for theirs
 LOCK_SECONDS = 0.5  # who asks whether a home is in use holds its lock for a moment
 
-SCHEMA = 2
+SCHEMA = 2  # of what is written into a home, but for its database and its checkpoints
 
 
 def socket_folder() -> str:

@@ -11,7 +11,7 @@ from ftis_node.host.clocks import boot_seconds
 from ftis_node.packet import Group
 from ftis_node.store.schema import refuse_other
 
-SCHEMA = 3
+SCHEMA = 3  # of the database; its tables:
 _TABLES = """
 CREATE TABLE IF NOT EXISTS used_rounds (
     run BLOB NOT NULL, first INTEGER NOT NULL, next INTEGER NOT NULL, PRIMARY KEY (run, first)
@@ -96,7 +96,7 @@ class PacketStore:
             stored = "(SELECT max(stored) FROM packets)"
             seen = "(SELECT max(at) FROM seen)"
             latest = self._db.execute(f"SELECT max(coalesce({stored}, 0), coalesce({seen}, 0))").fetchone()[0]
-            self._zero = max(time.time(), float(latest)) - boot_seconds()
+            self._zero = max(time.time(), float(latest)) - boot_seconds()  # see `_now`
             with self._transaction():
                 self._make_room()  # the quota may have become smaller
         except UserError:
@@ -104,11 +104,12 @@ class PacketStore:
             raise
         except sqlite3.DatabaseError as error:
             fix = "Move the file away; the node makes a new one."
-            if getattr(error, "sqlite_errorcode", 0) & 0xFF in _SOUND:
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF in _SOUND:  # without what SQLite adds to a code
                 fix = "See that its disk has room, who holds it, and who may write it; the file itself is sound."
             raise UserError(f"The database {path} cannot be used: {error}.", fix) from error
 
     def close(self) -> None:
+        """Close the database; no other call may follow."""
         self._db.close()
 
     def upcoming_round(self) -> int:
@@ -187,7 +188,7 @@ class PacketStore:
         return self._db.execute("SELECT 1 FROM packets WHERE digest = ?", (digest,)).fetchone() is not None
 
     def seen(self, author: bytes, round: int, slot: int) -> bool:
-        """Whether a group of this key was admitted, refused for its content, or trained on within a day."""
+        """Whether a foreign group of this key was admitted, refused for its content, or trained on within a day."""
         key = (self.run_id, *_key(author, round, slot))
         query = "SELECT 1 FROM seen WHERE run = ? AND author = ? AND round = ? AND slot = ?"
         return self._db.execute(query, key).fetchone() is not None

@@ -180,7 +180,7 @@ class Membership:
         """Dial a peer if there is no connection, and shake hands. Return whether it is now in the view.
 
         False also if it was not dialled, because the peers that named its addresses have used up their dials. An
-        unanswered greeting is noted in the address book, which puts off the next one; nothing is raised.
+        unanswered greeting is not raised, but noted in the address book, which puts off the next one.
         """
         addresses = self.addresses.to_dial(peer)
         if addresses is None:
@@ -210,6 +210,7 @@ class Membership:
         If this node's owner named the peer by a host's name, the network of that host is one to dial in from now on.
         """
         known = self.addresses
+        # Without an address that may be dialled, a candidate is connected only if it dialled this node.
         may_be_linked = addresses or peer not in known or peer in self.active_view
         if not may_be_linked and peer not in await self._links():
             raise Unreachable(known.skipped().get(peer, "no address of it is known"))

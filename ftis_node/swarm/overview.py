@@ -25,7 +25,7 @@ from ftis_node.swarm.swarm import Swarm
 
 LOOK_SECONDS = 10.0
 SAVE_SECONDS = 300.0
-CLAIMED = (
+CLAIMED = (  # fields of a self-report that are shown
     *("name", "model", "tokenizer", "state", "pass_at_1", "pass_at_1_before"),
     *("own_used", "foreign_used", "peers", "bytes_in", "bytes_out"),
 )

@@ -22,7 +22,7 @@ class Scored:
 
     @property
     def has_signal(self) -> bool:
-        """Whether the rewards differ; a group where all are equal teaches nothing."""
+        """Whether the rewards differ; a group where all are equal teaches nothing, nor one without any."""
         return len(set(self.rewards)) > 1
 
 

@@ -75,8 +75,10 @@ class Pulling:
     """Pulls the packets that the node wants from their holders, and serves those that it has.
 
     One task runs `loop`, and each pull is a task: of one holder, and of as many packets as it may be asked for. A
-    packet is under way from the choice until it has landed, whatever came of it; a holder is occupied until its pull
-    and the rest after it have ended. All of it runs in one event loop.
+    packet is under way from its choice until it has landed, whatever came of it, or its holder counts as slow. A holder
+    is occupied until its pull and the rest after it have ended. All of it runs in one event loop.
+
+    rejections: refused packets and broken pulls since the start, by reason, as `status` shows them.
 
     interval: returns the seconds between a hungry node's exchanges.
     """
@@ -247,7 +249,8 @@ class Pulling:
     async def _hand_over(self, arrived: dict[Target, Arrival], left: list[Target]) -> None:
         """Hand groups to the node and empty `arrived`. Groups that it cannot take now will be pulled again.
 
-        If an announcement left the table and came back, another pull may have brought the same group: skip those.
+        If an announcement left the table and came back, another pull may have brought the same group: skip those. What
+        the node raises is raised.
         """
         groups = {target: arrival for target, arrival in arrived.items() if not self.trade.store.seen(*target.key)}
         for target in arrived.keys() - groups.keys():
@@ -284,13 +287,13 @@ class Pulling:
         return None
 
     def _holders(self, target: Target) -> list[bytes]:
-        """The free peers that hold a packet, as far as this node knows."""
+        """The free peers that hold a packet, as far as this node knows; of a chosen target there is at least one."""
         free = self._free_holders()
         known = target.known
         return [peer for peer in known.holders if peer in free and known.held_by(peer, target.index)]
 
     def _free_holders(self) -> set[bytes]:
-        """The peers in the view from which no pull runs."""
+        """The peers in the view from which no pull runs, and which do not rest after one."""
         return self.membership.active_view.keys() - self._occupied_holders
 
     def _wanted(self, known: Known, most: int, free: set[bytes]) -> int:

@@ -98,7 +98,7 @@ class Reputation:
 
         Args:
             rewards: this node's, of each completion; empty if it can read none.
-            signal: whether they differ; a share of groups without a signal lets the node pull less (`may_be_pulled`).
+            signal: whether they differ. If few groups have a signal, the node pulls less of the author.
         """
         book = self.authors.open(author)
         book.rewarded += len(rewards)
@@ -150,7 +150,7 @@ class Reputation:
         return self.authors.of(author).sound
 
     def newcomers_room(self, batch: int) -> int:
-        """The groups of a batch that all newcomers share; `NO_LIMIT` if no author has a record."""
+        """The groups of a batch that all newcomers share, one at least; `NO_LIMIT` if no author has a record."""
         if NEWCOMERS not in self._defences or not any(map(self.established, self.authors)):
             return NO_LIMIT
         return max(1, batch // NEWCOMERS_PART)
@@ -186,7 +186,7 @@ class Reputation:
         pulled.half_life = max(step_seconds, 1e-3)
 
     def pulled(self, author: bytes) -> float:
-        """The approximate number of its packets pulled in the time of a step."""
+        """The approximate number of its packets pulled in the time of a step; it fades, so it is no whole number."""
         return self.authors.of(author).pulled.now(self._clock())
 
     def may_be_pulled(self, author: bytes, most: float) -> bool:

@@ -122,7 +122,8 @@ class Roster(OpenRun):
         return not self.why_no_member()
 
     def admits(self, peer: bytes) -> bool:
-        """Whether a key is known as a member's, and its certificate still counts: not expired, nobody removed."""
+        """Whether a key is the founder's, or that of a known member whose certificate counts still: it has not expired,
+        and no removal has ended it."""
         return not self.book.why_no_member(peer, self._clock())
 
     def has_left(self, peer: bytes) -> bool:
@@ -160,7 +161,7 @@ class Roster(OpenRun):
             refused = self._take_ticket(request, answer, peer)
         if not why and not answer.granted:
             answer.granted = self.renewal(peer, request.certificates)
-        return why and refused
+        return why and refused  # one of the two lets it in
 
     def removal_for(self, peer: bytes) -> bytes:
         """Return the removal that ended a peer's membership, so that it learns of it; else nothing."""
@@ -175,8 +176,8 @@ class Roster(OpenRun):
     def ticket_for(self, peer: bytes) -> bytes:
         """The invitation to present to its inviter, unless it has nothing to give any more; else nothing.
 
-        It has while this node is no member, or an inviter's and the founder invites it, or another inviter does, or it
-        is the founder's member and to be an inviter.
+        It has something to give in three cases: this node is no member; an inviter made it one, and another inviter or
+        the founder invites it; the founder made it one, and the founder's invitation makes it an inviter.
         """
         found = self._invitation
         founder = self.book.founder
@@ -257,7 +258,8 @@ class Roster(OpenRun):
 
     def accept(self, granted: bytes, peer: bytes) -> None:
         """Take the certificate for this node in a peer's answer, if this node asked for it: it showed that peer an
-        invitation, or a certificate of that peer's, which is to be renewed."""
+        invitation, or a certificate of that peer's, which is to be renewed. It is saved at once; a wrong one is logged.
+        """
         own = self._own
         why = "this node did not ask for it, or it cannot be read"
         if self.ticket_for(peer) or (own is not None and own.issuer == peer):
@@ -306,6 +308,7 @@ class Roster(OpenRun):
             told.intersection_update(records)
 
         def later(signature: bytes) -> tuple[bool, bool, float]:
+            """What to sort by: False is told before True."""
             record = records[signature]
             of_others = record.issuer not in (book.founder, self._me)
             return of_others, isinstance(record, Certificate), random.random()

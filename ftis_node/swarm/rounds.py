@@ -48,6 +48,7 @@ class Rounds:
         self._series = Bounded[bytes, _Series](AUTHORS_MAX)
 
     def __len__(self) -> int:
+        """The number of authors that are remembered."""
         return len(self._series)
 
     def follows(self, author: bytes, round: int) -> bool:

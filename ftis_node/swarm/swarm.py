@@ -70,7 +70,7 @@ class Swarm:
     ) -> None:
         """
         Args:
-            reputation: the reputation of authors and holders, with bans.
+            reputation: that of authors and holders, with bans. max_age: see `Table`. peer_cache: see `Membership`.
             trade: what the node gives and takes; None: it has no model, looks on, and takes nobody's place.
             decode: see `Gossip`.
             rng: the source of all of this node's random choices; a simulation seeds it.
@@ -362,7 +362,7 @@ class Swarm:
             if further is None:
                 return
             request = further
-        self.gossip.unsent(request, peer)
+        self.gossip.unsent(request, peer)  # there is no question left for it
 
     async def _call(self, peer: bytes, request: ExchangeRequest) -> ExchangeResponse | None:
         """Return a peer's answer; None if there was none or the peer does not know this node."""

@@ -66,6 +66,7 @@ class Table:
         self._left = Bounded[tuple[bytes, int], float](2 * self.capacity)  # time of first receipt of removed ones
 
     def __len__(self) -> int:
+        """The number of announcements; some may be beyond `max_age` until `expire`."""
         return len(self._known)
 
     def __iter__(self) -> Iterator[Known]:
@@ -248,7 +249,7 @@ class Table:
 
     def _victim(self) -> Known:
         """Draw the announcement to evict: one of strangers, unless authors with a record have more than half. Among a
-        few random ones it is that of the first sender with the largest share."""
+        few random ones it is that of the first sender with the largest share. The table must not be empty."""
         everything = list(self)
         while True:
             of_strangers = self._vouched <= len(everything) // RECORDED_PART
@@ -288,7 +289,7 @@ class Table:
         self._latest[known.author] = max(known.born, latest)
 
     def _put(self, known: Known) -> None:
-        """Add an announcement for which there is room, to the table and to the shares."""
+        """Add an announcement to the table and to the shares, once `_make_room` has made room for it."""
         self._known[known.key] = self._by_id[known.id] = known
         known.vouched = self._vouch(known)
         self._vouched += known.vouched
