@@ -70,7 +70,7 @@ class Header:
             raise PacketError(f"{len(self.finished)} finished flags for {len(self.lengths)} lengths")
         bits = sum(1 << i for i, flag in enumerate(self.finished) if flag)
         mask = bits.to_bytes((len(self.finished) + 7) // 8, "little")
-        data = spelled([version, *self.fields()[:-2], mask, list(self.lengths)], len(raw))
+        data = spelled([version, *self.fields()[:-2], mask, list(self.lengths)], len(raw))  # a mask for `finished`
         data += b"".join(bin_prefix(len(part)) + part for part in raw)
         if len(data) > MAX_PACKET_BYTES:
             raise PacketError(f"a packet of {len(data)} bytes is above the {MAX_PACKET_BYTES} allowed")

@@ -205,7 +205,7 @@ def under(path: Path) -> list[Path]:
 
 
 def _named(path: Path, suffix: str) -> list[Path]:
-    """Directories of checkpoints whose names end in this suffix ("" or as ".partial"), the oldest step first."""
+    """Directories of checkpoints whose names end so, as in ".doubted", the oldest step first; "": those that count."""
     found = []
     for entry in path.iterdir():
         if entry.suffix == suffix and _NAME.fullmatch(entry.stem) and entry.is_dir():

@@ -430,8 +430,10 @@ class Membership:
         self.addresses.met(peer, addresses, found=found)
 
     def _make_room_in_view(self, found: bool) -> None:
-        """Drop a peer from the view if it is full (64), or the half for peers that came by themselves. The dropped one
-        keeps its session and its connection.
+        """Drop a peer from the view if another has no room there: of the 64 in it, half may have come by themselves.
+
+        It is drawn among those in the most crowded network, but for the ones that stay in any case (see `ANCHORS` and
+        `VOUCHED`). It keeps its session and its connection.
 
         Args:
             found: this node found the peer that needs room; else it came by itself.

@@ -469,7 +469,7 @@ class Roster(OpenRun):
 
 
 def read_book(file: Path | None) -> MembersBook | None:
-    """Read a roster from disk; None if there is no file. Raises UserError if it is damaged."""
+    """Read a roster from disk; None if there is no file. Raises UserError if it is damaged or cannot be read."""
     if file is None or not file.exists():
         return None
     try:

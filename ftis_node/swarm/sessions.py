@@ -96,6 +96,7 @@ class Sessions(dict[bytes, Session]):
     """
 
     def __init__(self, view: Container[bytes] = ()) -> None:
+        """`view` is the active view; it is read whenever a session has to make room."""
         super().__init__()
         self._view = view
 

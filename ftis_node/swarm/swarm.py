@@ -230,7 +230,7 @@ class Swarm:
         self._greet_if(self.membership.addresses.hear(addresses, LAN))
 
     def wake(self) -> None:
-        """Pull and exchange at once, because the node may want other groups than before."""
+        """Wake the loops that pull and exchange, because the node may want other groups than before."""
         self.pulling.news.set()
         self._to_exchange.set()
 
@@ -291,10 +291,10 @@ class Swarm:
 
     async def on_fetch(self, request: FetchRequest, peer: bytes) -> AsyncIterator[FetchChunk]:
         """Send a peer the packets that it asks for; tell one that may not ask that this node is busy."""
-        # A stranger's next exchange gets that answer.
+        # To a stranger the answer to its next exchange says that it has to shake hands.
         may = self.membership.limits(peer) is not None and not self.membership.sessions[peer].observer
         async for chunk in self.pulling.uploads.serve(request, peer, may=may):
-            # Not any more, that is: a stranger of a private run gets its "busy".
+            # It was banned or removed since the request; whoever might not ask then gets its "busy".
             if may and (self.reputation.shunned(peer) or not self.roster.admits(peer)):
                 self._cut(peer)
                 return
@@ -441,7 +441,7 @@ class Swarm:
             self._to_greet.set()
 
     async def _greet(self, peer: bytes) -> bool:
-        """Greet a peer and forget what it knew: it may have restarted."""
+        """Greet a peer; if it is in the view then, forget what it knew, for it may have restarted, and return True."""
         met = await self.membership.greet(peer)
         if met:
             self.gossip.table.forget_peer(peer)

@@ -70,11 +70,11 @@ class Table:
         return len(self._known)
 
     def __iter__(self) -> Iterator[Known]:
-        """What is here now; announcements may be added and removed meanwhile."""
+        """What is here now, in order of arrival; announcements may be added and removed meanwhile."""
         return iter(list(self._known.values()))
 
     def get(self, author: bytes, round: int) -> Known | None:
-        """The announcement of an author's round, if it is here."""
+        """The announcement of an author's round; None if it is not here."""
         return self._known.get((author, round))
 
     def bit(self, peer: bytes) -> int:
@@ -87,7 +87,7 @@ class Table:
         return self._bits[peer]
 
     def find(self, id: int) -> Known | None:
-        """Find an announcement by its `announcement_id`."""
+        """Find an announcement by its `announcement_id`; None if it is not here."""
         return self._by_id.get(id)
 
     def add(
