@@ -47,8 +47,10 @@ _RAW_PARTS = {PACKET_VERSION: 1, TEXT_PACKET_VERSION: 3, TURN_PACKET_VERSION: 4}
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Group:
-    """An admitted packet. author: 38-byte peer id. row: of the task's data. digest: sha256 of its bytes, `data`; the
-    arrays of `packet` are views of these. epoch: in a run with common rows, that of its draw.
+    """An admitted packet: a group, in a horizontal run a part of one.
+
+    author: 38-byte peer id. row: of the task's data, from 0. digest: sha256 of its bytes, `data`; the arrays of
+    `packet` are views of these. epoch: in a run with common rows, that of its draw; else 0.
     """
 
     author: bytes
@@ -65,12 +67,13 @@ class Group:
 
 
 def encode(packet: AnyPacket) -> bytes:
-    """The one spelling of a packet. Raises PacketError if its parts do not fit together or the layout."""
+    """The one spelling of a packet, whose sha256 is its name. Raises PacketError if its parts do not fit together, or
+    not the layout."""
     return packet.encoded(packet.version, packet.raw())
 
 
 def decode(data: bytes) -> AnyPacket:
-    """Read a packet from bytes that anybody may have sent.
+    """Read a packet from bytes that anybody may have sent. Its arrays are read-only views of `data`.
 
     Raises PacketError, and nothing else, unless `encode(decode(data)) == data`.
     """

@@ -37,8 +37,11 @@ class PacketError(FtisError):
 class Header:
     """The fields that all versions have.
 
-    run_id: 16 bytes. author_digest, prompt_digest: 8 bytes. round, slot, policy_step: u64. finished: bool [G].
-    lengths: tokens, or pieces, of each completion [G].
+    run_id: 16 bytes. author_digest, prompt_digest: 8 bytes. round, slot, policy_step: u64; the last one is the author's
+    count of steps when it sampled. finished: bool [G], whether a completion ends with a sampled end. lengths: sampled
+    tokens, or pieces, of each completion [G].
+
+    The order of the fields is that of the bytes.
     """
 
     run_id: bytes
@@ -51,22 +54,23 @@ class Header:
     lengths: tuple[int, ...]
 
     def fields(self) -> tuple[Any, ...]:
-        """The values of the fields above, in order."""
+        """The values of the fields above, in order; those that a kind of packet adds are left out."""
         return tuple(getattr(self, field.name) for field in fields(Header))
 
     @staticmethod
     def check(name: str, array: AnyArray, dtype: type, *shape: int) -> None:
-        """Raise PacketError unless the array has this type and shape."""
+        """Raise PacketError unless the array has this type and shape; the error calls it by `name`."""
         if array.dtype != dtype or array.shape != shape:
             raise PacketError(f"{name} must be {np.dtype(dtype)} {list(shape)}, not {array.dtype} {list(array.shape)}")
 
     def encoded(self, version: int, raw: Sequence[bytes]) -> bytes:
-        """The one spelling of a packet with this header and these raw bytes. Raises PacketError."""
+        """The one spelling of a packet with this header and these raw parts, each of which gets its prefix here. Raises
+        PacketError."""
         if len(self.finished) != len(self.lengths):
             raise PacketError(f"{len(self.finished)} finished flags for {len(self.lengths)} lengths")
         bits = sum(1 << i for i, flag in enumerate(self.finished) if flag)
         mask = bits.to_bytes((len(self.finished) + 7) // 8, "little")
-        data = spelled([version, *self.fields()[:-2], mask, list(self.lengths)], len(raw))
+        data = spelled([version, *self.fields()[:-2], mask, list(self.lengths)], len(raw))  # a mask for `finished`
         data += b"".join(bin_prefix(len(part)) + part for part in raw)
         if len(data) > MAX_PACKET_BYTES:
             raise PacketError(f"a packet of {len(data)} bytes is above the {MAX_PACKET_BYTES} allowed")
@@ -98,7 +102,8 @@ def prompt_digest(prompt: Sequence[int] | str) -> bytes:
 
 
 def prompt_digests(prompts: Iterable[Sequence[int] | str]) -> bytes:
-    """The digests of every row's prompt one after another, as admission wants them: 8 bytes a row."""
+    """The digests of every row's prompt one after another, as admission wants them: 8 bytes a row, in the order of the
+    task's data."""
     return b"".join(prompt_digest(prompt) for prompt in prompts)
 
 
@@ -112,7 +117,7 @@ def header_for(
     finished: Sequence[bool],
     lengths: Sequence[int],
 ) -> Header:
-    """The header of a group of this author. Raises PacketError if there are no completions."""
+    """The header of a group of this author. Raises PacketError if there are no completions; `encoded` checks more."""
     if not lengths:
         raise PacketError("a group needs at least one completion")
     return Header(
@@ -129,6 +134,7 @@ def header_for(
 
 def unpack_fields(data: bytes) -> tuple[int, list[Any]]:
     """How many parts of raw bytes follow the header, and the header's nine fields, of whatever types the sender chose.
+    It reads no more than 2 KiB; `spelled` checks the fields.
 
     Raises PacketError.
     """
@@ -149,7 +155,8 @@ def header_of(fields: Sequence[Any]) -> Header:
 
 
 def spelled(fields: Sequence[Any], raw: int) -> bytes:
-    """A header's bytes, before its `raw` parts. The fields may be anything at all; raises PacketError unless they fit.
+    """A header's bytes, before its `raw` parts. The nine fields may be anything at all; raises PacketError unless they
+    fit. The first one, the version, is left to the caller.
 
     Completion i is bit i mod 8, least significant first, of byte i div 8 of the finished mask.
     """
@@ -172,11 +179,15 @@ def spelled(fields: Sequence[Any], raw: int) -> bytes:
     if type(mask) is not bytes or len(mask) != (len(lengths) + 7) // 8 or mask[-1] >> (8 - spare):
         raise PacketError(f"the finished mask must hold {len(lengths)} bits")
     packed: bytes = msgpack.packb(list(fields), use_bin_type=True)
-    return bytes((0x90 + _FIELDS + raw,)) + packed[1:]
+    return bytes((0x90 + _FIELDS + raw,)) + packed[1:]  # an array of the fields and of the parts that follow
 
 
 def raw_part(data: bytes, at: int, before: bytes, size: int) -> tuple[memoryview, int]:
-    """The `size` raw bytes that follow `before` at a place in `data`, and the place after them. Raises PacketError."""
+    """The `size` raw bytes at a place in `data`, behind their prefix, and the place after them. Raises PacketError.
+
+    Args:
+        before: what must stand at that place first: the header's one spelling for the first part, else nothing.
+    """
     if len(data) < at + size:
         raise PacketError(f"{len(data)} bytes are too few for what the packet counts")
     prefix = before + bin_prefix(size)

@@ -22,8 +22,8 @@ PIECES_MAX = MAX_PACKET_BYTES // 5  # each has a length in one byte and a log-pr
 class TextCompletion:
     """One sampled answer as text.
 
-    text: the bytes of all pieces; a cut may end inside a character. pieces: uint8 [n], the bytes of each. logprobs:
-    float32 [n], nats. end: log-prob of the sampled end, nats; None: unfinished.
+    text: the bytes of all pieces; a cut may end inside a character. pieces: uint8 [n], how many bytes each has.
+    logprobs: float32 [n], nats. end: log-prob of the sampled end, nats; None: unfinished.
     """
 
     text: bytes
@@ -33,9 +33,11 @@ class TextCompletion:
 
     @property
     def finished(self) -> bool:
+        """Whether the model sampled an end."""
         return self.end is not None
 
     def __len__(self) -> int:
+        """The author's tokens: the pieces, and the end if one was sampled."""
         return len(self.pieces) + self.finished
 
 
@@ -43,8 +45,9 @@ class TextCompletion:
 class TextPacket(Header):
     """The completions of one prompt by one author, as text; `lengths` counts pieces, and no end.
 
-    pieces: uint8 [Σ lengths], bytes of each. text: bytes of all pieces. logprobs: float32 [Σ lengths + how many
-    finished], nats, completion by completion, an end's after its last piece's. After `decode` all are views.
+    pieces: uint8 [Σ lengths], how many bytes each has. text: bytes of all pieces. logprobs: float32 [Σ lengths + how
+    many finished], nats, completion by completion, an end's after its last piece's. After `decode` the arrays are views
+    of its bytes.
     """
 
     version: ClassVar[int] = TEXT_PACKET_VERSION
@@ -53,8 +56,8 @@ class TextPacket(Header):
     logprobs: Float32Array
 
     def completions(self) -> Iterator[TextCompletion]:
-        """The G completions in order."""
-        piece = byte = claim = 0
+        """The G completions in order; their arrays are views."""
+        piece = byte = claim = 0  # where the next one begins: in `pieces`, in `text` and in `logprobs`
         for length, finished in zip(self.lengths, self.finished, strict=True):
             pieces = self.pieces[piece : piece + length]
             size = total(pieces)
@@ -65,7 +68,7 @@ class TextPacket(Header):
             claim += length + finished
 
     def raw(self) -> list[bytes]:
-        """The parts that follow the header. Raises PacketError if they do not fit together or the layout."""
+        """The three parts that follow the header. Raises PacketError if they do not fit together or the layout."""
         count = sum(self.lengths)
         self.check("pieces", self.pieces, np.uint8, count)
         self.check("logprobs", self.logprobs, np.float32, count + sum(self.finished))
@@ -85,7 +88,7 @@ def pack_text_group(
     prompt: str,
     completions: Sequence[TextCompletion],
 ) -> TextPacket:
-    """Build a packet from completions. `author` is the 38-byte peer id.
+    """Build a packet from completions, whose arrays are copied. `author` is the 38-byte peer id.
 
     Raises PacketError if there are no completions, or one's pieces, text and log-probs do not fit together.
     """
@@ -118,7 +121,7 @@ def pack_text_group(
 
 
 def decode_text(data: bytes, fields: Sequence[Any]) -> TextPacket:
-    """The packet in these bytes, whose header has these fields. Raises PacketError."""
+    """The packet in these bytes, whose header has these fields; `decode` has read them. Raises PacketError."""
     start = spelled(fields, 3)
     header = header_of(fields)
     _check_lengths(header.lengths, header.finished)
@@ -135,6 +138,7 @@ def decode_text(data: bytes, fields: Sequence[Any]) -> TextPacket:
 
 
 def _check_lengths(lengths: Sequence[int], finished: Sequence[bool]) -> None:
+    """Raise PacketError if there are too many pieces, or a completion has neither a piece nor an end."""
     if sum(lengths) > PIECES_MAX:
         raise PacketError(f"a packet has at most {PIECES_MAX} pieces")
     if not all(length or end for length, end in zip(lengths, finished, strict=True)):

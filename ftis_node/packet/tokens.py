@@ -44,6 +44,7 @@ class Completion:
     given: BoolArray | None = None
 
     def __len__(self) -> int:
+        """Its tokens, sampled and given."""
         return len(self.token_ids)
 
     @property
@@ -67,7 +68,7 @@ class GivenTokens:
     ids: Uint32Array
 
     def by_completion(self) -> list[Int64Array]:
-        """The rows of `runs` that belong to each completion: int64 [turns, 2]."""
+        """The rows of `runs` that belong to each completion, in order: int64 [turns, 2] each."""
         return np.split(self.runs.astype(np.int64), np.cumsum(self.turns[:-1], dtype=np.int64))
 
 
@@ -85,6 +86,7 @@ class Packet(Header):
 
     @property
     def version(self) -> int:
+        """1, or 3 in a run with turns, also where no token of this packet is given."""
         if self.given is None:
             return PACKET_VERSION
         return TURN_PACKET_VERSION
@@ -129,7 +131,8 @@ class Packet(Header):
             yield Completion(ids, logprobs, finished, given=where)
 
     def raw(self) -> list[bytes]:
-        """The parts that follow the header. Raises PacketError if they do not fit together or the layout."""
+        """The parts that follow the header, in their order. Raises PacketError if they do not fit together or the
+        layout."""
         _check_lengths(self.lengths)
         tokens = sum(self.lengths)
         self.check("token_ids", self.token_ids, np.uint32, tokens)
@@ -153,8 +156,9 @@ class Packet(Header):
 
 
 def _between(sampled: int, runs: Int64Array) -> BoolArray:
-    """Which tokens of a completion are given: of so many sampled ones, with these runs between them."""
-    last = sampled - total(runs[:, 0])
+    """Which tokens of a completion are given, bool [sampled + given]: of so many sampled ones, with these runs (rows of
+    `GivenTokens.runs`) between them."""
+    last = sampled - total(runs[:, 0])  # the sampled tokens after the last given ones
     lengths = [*runs.reshape(-1), last]
     given = np.arange(len(lengths)) % 2 == 1  # sampled and given runs take turns
     return np.repeat(given, lengths)
@@ -204,6 +208,7 @@ def pack_group(
 
 
 def _where_given(completion: Completion) -> BoolArray:
+    """Which tokens of a completion are given, bool [T]. Raises PacketError unless first and last are sampled."""
     where = completion.given
     if where is None:
         where = np.zeros(len(completion), np.bool_)
@@ -213,10 +218,14 @@ def _where_given(completion: Completion) -> BoolArray:
 
 
 def _given(ids: Sequence[AnyArray], wheres: Sequence[BoolArray]) -> GivenTokens:
+    """The given tokens of all completions: of each its given ids, and which of its tokens these are (`_where_given`).
+
+    Raises PacketError if one has more than 255 runs.
+    """
     runs = []
     for where in wheres:
         changes = np.flatnonzero(np.diff(where)) + 1  # from sampled to given and back
-        own = np.diff(changes, prepend=0).reshape(-1, 2)
+        own = np.diff(changes, prepend=0).reshape(-1, 2)  # lengths of runs: sampled, given, sampled, given, …
         if len(own) > 255:
             raise PacketError("a completion has at most 255 runs of given tokens")
         runs.append(own)
@@ -225,6 +234,7 @@ def _given(ids: Sequence[AnyArray], wheres: Sequence[BoolArray]) -> GivenTokens:
 
 
 def _ids_of(parts: Sequence[AnyArray]) -> Uint32Array:
+    """All ids, one part after another. Raises PacketError if one is no integer of 32 bits without a sign."""
     ids = np.concatenate(parts)
     if ids.size and (ids.dtype.kind not in "iu" or int(ids.min()) < 0 or int(ids.max()) >= _U32):
         raise PacketError("token ids must be integers from 0 to 2^32 − 1")
@@ -232,7 +242,7 @@ def _ids_of(parts: Sequence[AnyArray]) -> Uint32Array:
 
 
 def decode_tokens(data: bytes, fields: Sequence[Any]) -> Packet:
-    """The packet in these bytes, whose header has these fields. Raises PacketError."""
+    """The packet in these bytes, whose header has these fields; `decode` has read them. Raises PacketError."""
     turned = fields[0] == TURN_PACKET_VERSION
     before = spelled(fields, 4 if turned else 1)
     at = 0
@@ -240,6 +250,7 @@ def decode_tokens(data: bytes, fields: Sequence[Any]) -> Packet:
     _check_lengths(header.lengths)
 
     def part(size: int, dtype: DTypeLike) -> AnyArray:
+        """The next raw part, of `size` bytes; the calls follow the order of the layout."""
         nonlocal before, at
         raw, at = raw_part(data, at, before, size)
         before = b""
@@ -260,11 +271,13 @@ def decode_tokens(data: bytes, fields: Sequence[Any]) -> Packet:
 
 
 def _check_lengths(lengths: Sequence[int]) -> None:
+    """Raise PacketError if a completion has no token, or more than a packet has room for."""
     if not all(1 <= length <= MAX_TOKENS for length in lengths):
         raise PacketError(f"a length must be an integer from 1 to {MAX_TOKENS}")
 
 
 def _check_runs(packet: Packet) -> None:
+    """Raise PacketError if a run is empty, or a completion ends with a given token."""
     if packet.given is None:
         return
     if not packet.given.runs.all():

@@ -18,7 +18,8 @@ _UNREADABLE = (OSError, ValueError, KeyError, TypeError)
 
 
 def labelled(model: str, kind: str) -> str:
-    """Identity of the trained weights: the model's name and its trained part, `lora` or `full`."""
+    """Identity of the trained weights: the model's name and its trained part, `lora` or `full`. Manifests have it, so
+    its form is fixed."""
     return f"{model} ({kind})"
 
 
@@ -46,16 +47,23 @@ class CheckpointError(FtisError):
 class Checkpoints:
     """The checkpoints under one directory. `begin`, fill the directory, `commit`; only then does it exist.
 
-    A start takes the newest sound one (`latest`). "Newest" is by the branch that its facts name, then by step. Every
-    start and every return to an older checkpoint begins a branch, with a number above all before it (`next_branch`).
+    A start takes the newest sound one (`latest`). "Newest" is by the branch that its facts name, then by step; among
+    those that are not set aside the order of steps is the same. Every start and every return to an older checkpoint
+    begins a branch, with a number above all before it (`next_branch`).
     Checkpoints that `set_aside` took away are of two kinds:
 
     * diverged: its weights led to no finite numbers. It never comes back.
     * doubted: the compute process failed with it. It comes back (`take_back`, or the next start) as long as it is the
       newest. Once a newer one is committed, the training has gone on without it, and it is removed.
+
+    A directory has one object at a time, for a new one removes what is unfinished: in a home, that of the daemon which
+    holds the lock. Methods that read or write whole files block for long, so the daemon calls these in a thread.
+    OSError is raised as it comes.
     """
 
     def __init__(self, path: Path) -> None:
+        """Make the directory if need be, and clear what a killed process left: unfinished checkpoints go, doubted ones
+        come back (`take_back`)."""
         self.path = path
         path.mkdir(parents=True, exist_ok=True)
         for leftover in path.glob("*.partial"):
@@ -68,17 +76,18 @@ class Checkpoints:
         self.take_back()
 
     def begin(self, step: int) -> Path:
-        """An empty directory for the files of the checkpoint of `step`."""
+        """Make an empty directory for the files of the checkpoint of `step`; an unfinished one of that step goes."""
         directory = self.path / f"step-{step:08d}.partial"
         shutil.rmtree(directory, ignore_errors=True)
         directory.mkdir()
         return directory
 
     def commit(self, directory: Path, facts: Facts) -> Path:
-        """Make what `begin` gave a checkpoint: checksums, fsync of everything, rename; older ones are removed.
+        """Make what `begin` gave a checkpoint: checksums, fsync of everything, rename. The two of the latest steps
+        stay; older ones go, and doubted ones that are no newer. Returns its directory.
 
         Args:
-            facts: what else to remember; comes back from `latest`.
+            facts: what else to remember, as JSON; comes back from `latest`.
         """
         files = {file.name: sha256_of_file(file) for file in sorted(directory.iterdir())}
         manifest = {"schema": SCHEMA, "files": files, "facts": facts}
@@ -107,7 +116,8 @@ class Checkpoints:
         return latest + 1
 
     def latest(self, before: int | None = None) -> tuple[Path, Facts] | None:
-        """The newest sound checkpoint and its facts; damaged ones are set aside as ``*.damaged``.
+        """The newest sound checkpoint and its facts, None if there is none. All of its bytes are read; damaged ones are
+        set aside as ``*.damaged`` on the way.
 
         Args:
             before: only those of earlier steps than this one.
@@ -126,7 +136,8 @@ class Checkpoints:
         return None
 
     def set_aside(self, after: int, why: Literal["diverged", "doubted"] = "diverged") -> None:
-        """Rename the checkpoints of later steps than `after`; earlier ones of the same name then go."""
+        """Rename the checkpoints of later steps than `after` to ``*.diverged`` or ``*.doubted``. If there are any,
+        those that have such a name already are removed first."""
         later = [directory for directory in complete(self.path) if _step(directory) > after]
         if not later:
             return
@@ -154,12 +165,13 @@ class Checkpoints:
         return [directory for directory in _named(self.path, ".doubted") if _age(directory) <= newest]
 
     def damaged(self) -> list[Path]:
-        """Checkpoints that `latest` found damaged and set aside."""
+        """Checkpoints that `latest` found damaged and set aside, now or in earlier starts."""
         return sorted(self.path.glob("*.damaged"))
 
 
 def newest_facts(path: Path) -> Facts | None:
-    """The facts of the newest checkpoint under `path`, without a look at its files; None if none can be read.
+    """The facts of the checkpoint of the latest step under `path`, without a look at its files; None if none can be
+    read. Nothing is changed, so a daemon may run there.
 
     Raises:
         UserError: a newer version wrote it.
@@ -173,7 +185,7 @@ def newest_facts(path: Path) -> Facts | None:
 
 
 def complete(path: Path) -> list[Path]:
-    """The checkpoints in a directory, sound or not, the oldest step first."""
+    """The checkpoints in a directory, sound or not, the oldest step first; none that is unfinished or set aside."""
     return _named(path, "")
 
 
@@ -193,7 +205,7 @@ def under(path: Path) -> list[Path]:
 
 
 def _named(path: Path, suffix: str) -> list[Path]:
-    """Directories of checkpoints whose names end so, by step."""
+    """Directories of checkpoints whose names end so, as in ".doubted", the oldest step first; "": those that count."""
     found = []
     for entry in path.iterdir():
         if entry.suffix == suffix and _NAME.fullmatch(entry.stem) and entry.is_dir():
@@ -202,7 +214,8 @@ def _named(path: Path, suffix: str) -> list[Path]:
 
 
 def verify(directory: Path) -> Facts:
-    """Check every file of a checkpoint against its checksum and return the facts it was committed with.
+    """Check every file of a checkpoint against its checksum, which reads all of it, and return the facts it was
+    committed with.
 
     Raises:
         CheckpointError: a file is missing or altered.
@@ -228,6 +241,7 @@ def _manifest(directory: Path) -> tuple[dict[str, str], Facts]:
 
 
 def _step(directory: Path) -> int:
+    """The step in the name of a checkpoint's directory, whatever its suffix."""
     return int(directory.stem.removeprefix("step-"))
 
 

@@ -26,7 +26,7 @@ DEFAULT_HOME = Path("~/.ftis-node")
 _DEEPEST = 60  # bytes of a folder for theirs
 LOCK_SECONDS = 0.5  # who asks whether a home is in use holds its lock for a moment
 
-SCHEMA = 2
+SCHEMA = 2  # of what is written into a home, but for its database and its checkpoints
 
 
 def socket_folder() -> str:
@@ -46,7 +46,11 @@ class Runtime(msgspec.Struct, frozen=True):
 
 
 class Home:
-    """Paths of one node, and the lock on them."""
+    """Paths of one node, and the lock on them.
+
+    Commands use the paths without the lock, also while a daemon runs there. A daemon holds the lock from `open` to
+    `close`.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -83,7 +87,7 @@ class Home:
 
     @property
     def flag(self) -> str:
-        """The flags by which a command means this home; empty for the default home. With a space before it."""
+        """The flags by which a command means this home, with a space before them; empty for the default home."""
         path = self.path.absolute()
         if path == DEFAULT_HOME.expanduser():
             return ""
@@ -103,6 +107,9 @@ class Home:
 
     def open(self) -> None:
         """Create and lock the home, and clear what a killed daemon left behind; an open one stays as it is.
+
+        It comes before all other writes. It waits up to half a second for the lock. Children of a killed daemon that
+        are still there are killed.
 
         Raises:
             UserError: another daemon uses this home, or it cannot be written.
@@ -130,7 +137,7 @@ class Home:
             remove_unfinished(directory)
 
     def check_schema(self) -> None:
-        """Refuse a home whose schema this version does not know; nothing is written.
+        """Refuse a home whose schema this version does not know; nothing is written, and no lock needed.
 
         Raises:
             UserError: a newer version wrote it, or one that is too old, or its schema is damaged.
@@ -146,7 +153,7 @@ class Home:
         refuse_other(f"The home {self.path}", found, SCHEMA)
 
     def mark(self) -> None:
-        """Write the schema into a new home. Raises UserError as `check_schema` does."""
+        """Write the schema into a new home, once it is open. Raises UserError as `check_schema` does."""
         self.check_schema()
         if not self.schema.exists():
             replace_text(self.schema, json.dumps({"schema": SCHEMA}), durable=True)
@@ -184,7 +191,7 @@ class Home:
         )
 
     def in_use(self) -> bool:
-        """Whether a daemon holds the lock."""
+        """Whether a daemon holds the lock. To find out, this takes it for a moment, which `open` waits for."""
         try:
             with (self.path / "lock").open("r") as lock:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -193,15 +200,16 @@ class Home:
         return False
 
     def make_runtime(self) -> Path:
-        """A fresh private directory (0700) for this daemon's sockets, recorded so that others find it."""
+        """A fresh private directory (0700) for this daemon's sockets, recorded so that others find it; `close` removes
+        it."""
         directory = Path(tempfile.mkdtemp(prefix=RUNTIME_PREFIX, dir=socket_folder()))
         with removed_if_it_fails(directory):
             self.record_runtime(directory)
         return directory
 
     def record_runtime(self, directory: Path, children: tuple[int, ...] = ()) -> None:
-        """Write down the runtime directory and the child processes: clients read them, and so does the next start's
-        reaper.
+        """Write down the runtime directory and the child processes (process ids): clients read them, and the next start
+        ends those that a killed daemon left. Call it whenever a child begins; it replaces the record.
         """
         import psutil
 
@@ -209,7 +217,7 @@ class Home:
         replace_bytes(self._runtime_file, msgspec.json.encode(Runtime(os.getpid(), str(directory), started)))
 
     def runtime(self) -> Runtime | None:
-        """The record of the running (or last) daemon, or None."""
+        """The record of the running daemon, or of one that was killed (see `lives`); None if there is none."""
         record = kept(self._runtime_file, msgspec.json.Decoder(Runtime).decode, "no daemon is found by it.")
         if record is None or not Path(record.directory).name.startswith(RUNTIME_PREFIX):
             return None
@@ -226,14 +234,15 @@ class Home:
             return False
 
     def api_socket(self) -> Path | None:
-        """Where the daemon on this home answers, or None if none was started."""
+        """Where the daemon on this home answers, though it may be dead; None if there is no record of one."""
         record = self.runtime()
         if record is None:
             return None
         return Path(record.directory) / "api.sock"
 
     def _reap(self) -> None:
-        """End children of a killed daemon that are still there (by pid and start time), and remove its sockets."""
+        """Kill children of a killed daemon that are still there (by pid and start time), and remove its sockets. Only
+        the holder of the lock may do so."""
         record = self.runtime()
         if record is None:
             return

@@ -11,7 +11,7 @@ from ftis_node.host.clocks import boot_seconds
 from ftis_node.packet import Group
 from ftis_node.store.schema import refuse_other
 
-SCHEMA = 3
+SCHEMA = 3  # of the database; its tables:
 _TABLES = """
 CREATE TABLE IF NOT EXISTS used_rounds (
     run BLOB NOT NULL, first INTEGER NOT NULL, next INTEGER NOT NULL, PRIMARY KEY (run, first)
@@ -49,12 +49,16 @@ AHEAD_MS = 3 * 3600 * 1000
 
 
 def milliseconds() -> int:
-    """The wall clock, since 1970."""
+    """The wall clock, in whole milliseconds since 1970."""
     return time.time_ns() // 1_000_000
 
 
 class PacketStore:
-    """One node's packets of one run. Rounds, and what is trained on, are on disk before their call returns."""
+    """One node's packets of one run. Rounds, and what is trained on, are on disk before their call returns.
+
+    One thread has it, that of the event loop, and each call blocks it. Calls that write raise an error of SQLite on a
+    full disk, and have then changed nothing. A file may hold several runs, which share the quota.
+    """
 
     def __init__(
         self,
@@ -65,6 +69,7 @@ class PacketStore:
     ) -> None:
         """
         Args:
+            quota_bytes: most bytes of packets and keys on the disk, see `PACKET_BYTES`. With 0 no packet stays.
             clock: milliseconds since 1970. Rounds are numbered near it, so that a key whose store was lost does not
             contradict what it once announced.
 
@@ -91,7 +96,7 @@ class PacketStore:
             stored = "(SELECT max(stored) FROM packets)"
             seen = "(SELECT max(at) FROM seen)"
             latest = self._db.execute(f"SELECT max(coalesce({stored}, 0), coalesce({seen}, 0))").fetchone()[0]
-            self._zero = max(time.time(), float(latest)) - boot_seconds()
+            self._zero = max(time.time(), float(latest)) - boot_seconds()  # see `_now`
             with self._transaction():
                 self._make_room()  # the quota may have become smaller
         except UserError:
@@ -99,11 +104,12 @@ class PacketStore:
             raise
         except sqlite3.DatabaseError as error:
             fix = "Move the file away; the node makes a new one."
-            if getattr(error, "sqlite_errorcode", 0) & 0xFF in _SOUND:
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF in _SOUND:  # without what SQLite adds to a code
                 fix = "See that its disk has room, who holds it, and who may write it; the file itself is sound."
             raise UserError(f"The database {path} cannot be used: {error}.", fix) from error
 
     def close(self) -> None:
+        """Close the database; no other call may follow."""
         self._db.close()
 
     def upcoming_round(self) -> int:
@@ -127,7 +133,8 @@ class PacketStore:
             number = int(row[0])
 
     def take_round(self, number: int) -> None:
-        """Make sure that this number, which must be `upcoming_round`, is never given again, nor after a restart."""
+        """Make sure that this number, which must be `upcoming_round`, is never given again, nor after a restart. It
+        waits for the disk."""
         grow = "UPDATE used_rounds SET next = ? WHERE run = ? AND next = ?"
         with self._durably():
             grown = self._db.execute(grow, (number + 1, self.run_id, number))
@@ -136,16 +143,18 @@ class PacketStore:
                 self._db.execute(begin, (self.run_id, number, number + 1))
 
     def skip_round(self) -> None:
-        """Leave one round out, as a start does: a round announced just before a crash is then never contradicted."""
+        """Leave one round out, as each start does once: a round announced just before a crash is then never
+        contradicted. A new store has none to leave out."""
         used = self._db.execute("SELECT 1 FROM used_rounds WHERE run = ?", (self.run_id,))
         if used.fetchone() is not None:
             self.take_round(self.upcoming_round())
 
     def add(self, groups: Sequence[Group], *, own: bool, ages: Sequence[float] = ()) -> None:
         """Keep admitted packets, the oldest making room once the quota is reached, which keys that are
-        seen count against too.
+        seen count against too. A packet, or a key, that is here already stays as it is.
 
-        ages: seconds since their authors made them; without any they are new.
+        own: this node made them; keys of others count as `seen` from now on. ages: seconds since their authors made
+        them, one for each group; without any they are new.
         """
         now = self._now()
         with self._transaction():
@@ -168,7 +177,7 @@ class PacketStore:
                 self._db.executescript("PRAGMA incremental_vacuum(1024)")  # `execute` would free one page
 
     def body(self, digest: bytes) -> bytes | None:
-        """The bytes of a held packet, or None."""
+        """The bytes of a held packet, by its sha256; None if it is not held (any more)."""
         row = self._db.execute("SELECT body FROM packets WHERE digest = ?", (digest,)).fetchone()
         if row is None:
             return None
@@ -179,13 +188,17 @@ class PacketStore:
         return self._db.execute("SELECT 1 FROM packets WHERE digest = ?", (digest,)).fetchone() is not None
 
     def seen(self, author: bytes, round: int, slot: int) -> bool:
-        """Whether a group of this key was admitted, refused for its content, or trained on within a day."""
+        """Whether a foreign group of this key was admitted, refused for its content, or trained on within a day."""
         key = (self.run_id, *_key(author, round, slot))
         query = "SELECT 1 FROM seen WHERE run = ? AND author = ? AND round = ? AND slot = ?"
         return self._db.execute(query, key).fetchone() is not None
 
     def settle(self, keys: Iterable[tuple[bytes, int, int]], fate: str) -> None:
-        """Write down what becomes of groups: `trained`, `no-signal`, `refused` or `unscored`.
+        """Write down what becomes of groups: `trained`, `no-signal`, `refused` or `unscored`. They count as `seen`, and
+        `waiting` gives them no more.
+
+        Args:
+            keys: (author, round, slot) of each.
 
         Only `trained` waits for the disk. A power loss may take the latest of the others, which are then scored or
         refused once more: whoever sends such groups must not cost a node a sync each.
@@ -203,14 +216,14 @@ class PacketStore:
             self._make_room()
 
     def announced(self, data: bytes) -> None:
-        """Keep an announcement of this node's, as it was signed, for its next starts."""
+        """Keep an announcement of this node's, as it was signed, for its next starts, for a day."""
         now = self._now()
         with self._transaction():
             self._db.execute("DELETE FROM announced WHERE at < ?", (now - SEEN_SECONDS,))
             self._db.execute("INSERT INTO announced VALUES (?, ?, ?)", (self.run_id, data, now))
 
     def latest_announced(self, max_age: float) -> list[tuple[bytes, float]]:
-        """This node's announcements of so many seconds, and their ages, the oldest first."""
+        """This node's announcements of the last `max_age` seconds, and their ages in seconds, the oldest first."""
         now = self._now()
         query = "SELECT data, at FROM announced WHERE run = ? AND at >= ? ORDER BY at"
         rows = self._db.execute(query, (self.run_id, now - max_age))
@@ -218,7 +231,7 @@ class PacketStore:
 
     def waiting(self, max_age: float) -> list[tuple[bytes, bytes, float]]:
         """Foreign packets that were admitted and never settled, for a resumed pool: (author, body, seconds since it was
-        made)."""
+        made), of the last `max_age` seconds, in no order."""
         now = self._now()
         query = (
             "SELECT p.author, p.body, s.at FROM packets p JOIN seen s "
@@ -261,6 +274,7 @@ class PacketStore:
             raise
 
     def _make_room(self) -> None:
+        """Remove the packets that came first until the quota holds, or none is left; within a transaction."""
         while self._bytes > self.quota_bytes:
             row = self._db.execute("SELECT digest, size FROM packets ORDER BY stored LIMIT 1").fetchone()
             if row is None:
@@ -277,7 +291,8 @@ def check_schema(db: sqlite3.Connection, path: Path) -> None:
 
 
 def _key(author: bytes, round: int, slot: int) -> tuple[bytes, int, int]:
-    """A round is any u64 that a stranger cares to sign; SQLite's integers are signed."""
+    """A key as the columns have it. A round is any u64 that a stranger cares to sign; SQLite's integers are signed, so
+    one from 2^63 on is kept less 2^64."""
     if round >> 63:
         round -= 1 << 64
     return author, round, slot

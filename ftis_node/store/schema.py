@@ -7,7 +7,7 @@ from ftis_node.errors import UserError
 
 
 def refuse_other(what: str, found: object, known: int) -> None:
-    """Refuse what another version wrote.
+    """Refuse what another version wrote; return if it is this version's.
 
     Args:
         what: begins the sentence of the error: ``The home /x``. found: its number. known: this version's.

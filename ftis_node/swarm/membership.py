@@ -55,7 +55,7 @@ logger = logging.getLogger(__name__)
 
 
 class Reachability(StrEnum):
-    """How peers can reach this node."""
+    """How peers can reach this node. `status`, metrics and self-reports have these values."""
 
     DIRECT = "direct"  # also while nothing is known
     RELAYED = "relayed"
@@ -64,8 +64,13 @@ class Reachability(StrEnum):
 
 @dataclass(eq=False)
 class Peer:
-    """A peer of this run that shook hands with this node. addresses: the best first. found: this node greeted it, and
-    not the other way round. links: where this node has dialled it. told: this node's addresses that it knows."""
+    """A peer of this run that shook hands with this node, in its active view.
+
+    id: 38 bytes. addresses: its multiaddrs, the best first; empty if none is known. found: when it came into the view,
+    this node greeted it, and not the other way round. links: the far ends of its connections when this node greeted it
+    last, without ``/p2p/ID``; they only order `addresses`. told: this node's addresses, as of their last handshake.
+    seen: its last answer or handshake (`boot_seconds`). failures: calls in a row that it has not answered since.
+    """
 
     id: bytes
     addresses: list[str]
@@ -86,7 +91,10 @@ class Membership:
 
     An observer has no model and nothing to give: it may ask, and takes no place in the view.
 
-    roster: the members of a private run. observing: this node is an observer.
+    Everything here runs in the network process's event loop; nothing needs a lock.
+
+    cache: a file of addresses for the next start. roster: the members of a private run. observing: this node is an
+    observer.
     """
 
     transport: Transport
@@ -99,8 +107,8 @@ class Membership:
     observing: bool = False
 
     def __post_init__(self) -> None:
-        self.active_view = dict[bytes, Peer]()
-        self.refused = Bounded[bytes, str](PASSIVE_VIEW_MAX)
+        self.active_view = dict[bytes, Peer]()  # in order of entry, by which peers stay in a full view
+        self.refused = Bounded[bytes, str](PASSIVE_VIEW_MAX)  # why, until a handshake succeeds; `peers` shows it
         self.majors = Bounded[bytes, int](PASSIVE_VIEW_MAX)  # other major versions of refused peers
         self.health: Health | None = None
         self.sessions = Sessions(self.active_view)
@@ -119,12 +127,17 @@ class Membership:
         self._near_addresses = list[str]()  # in a private run: of this node, within its local networks
 
     def outside(self) -> list[bytes]:
-        """The peers of other runs that this node's owner named; they are asked for records of the DHT only."""
+        """The peers that this node's owner named and that are refused, but for their protocol: most are of another run.
+        They are asked for records of the DHT only."""
         owners = self.addresses.owners
         return [peer for peer in owners if peer in self.refused and peer not in self.majors]
 
     async def refresh_addresses(self) -> list[str]:
-        """Ask p2pd for this node's addresses; keep the last ones if it does not answer."""
+        """Ask p2pd for this node's health and addresses; keep the last ones if it does not answer.
+
+        Return those that peers may dial, at most eight; none, if no peer can dial this node. Peers learn of a change at
+        their next handshake (see `outdated`).
+        """
         try:
             found = ranked(await self.transport.addresses())
         except Exception as error:  # hivemind raises anything from a socket error to what its parser raises
@@ -147,8 +160,8 @@ class Membership:
         return Reachability.OUTBOUND_ONLY
 
     def outdated(self) -> list[bytes]:
-        """The peers of the view to shake hands with again, in a random order: who knows other addresses of this node
-        than it has now, and who may renew its certificate."""
+        """The peers of the view to shake hands with again, in a random order: those that know other addresses of this
+        node than it has now, and the one that may renew this node's certificate."""
         now = self._tells()
         found = [peer.id for peer in self.active_view.values() if peer.told != now or self.roster.due_at(peer.id)]
         return self.rng.sample(found, len(found))
@@ -164,7 +177,11 @@ class Membership:
         return self.health is not None and self.health.reachability == "private"
 
     async def greet(self, peer: bytes) -> bool:
-        """Dial a peer if there is no connection, and shake hands. Return whether it is now in the view."""
+        """Dial a peer if there is no connection, and shake hands. Return whether it is now in the view.
+
+        False also if it was not dialled, because the peers that named its addresses have used up their dials. An
+        unanswered greeting is not raised, but noted in the address book, which puts off the next one.
+        """
         addresses = self.addresses.to_dial(peer)
         if addresses is None:
             return False
@@ -188,8 +205,12 @@ class Membership:
         return True
 
     async def _dial(self, peer: bytes, addresses: Sequence[str]) -> list[str]:
-        """Connect to a peer; return where it was dialled. Raises Unreachable."""
+        """Connect to a peer; return the far ends of its connections, without ``/p2p/ID``. Raises Unreachable.
+
+        If this node's owner named the peer by a host's name, the network of that host is one to dial in from now on.
+        """
         known = self.addresses
+        # Without an address that may be dialled, a candidate is connected only if it dialled this node.
         may_be_linked = addresses or peer not in known or peer in self.active_view
         if not may_be_linked and peer not in await self._links():
             raise Unreachable(known.skipped().get(peer, "no address of it is known"))
@@ -200,7 +221,8 @@ class Membership:
         return links
 
     async def _unreachable(self, peer: bytes, error: Unreachable) -> None:
-        """Note that a greeting failed; of whom the owner named, or while there are no peers, the log says so once."""
+        """Note that a greeting failed. The log warns once, of a peer that the owner named, or while there are no peers.
+        After every second failure in a row of a peer outside the view its connection is closed."""
         times = self.addresses.failed(peer, up=self.transport.up)
         matters = peer in self.addresses.owners or not self.active_view
         level = logging.WARNING if matters and times == 1 else logging.DEBUG
@@ -210,7 +232,8 @@ class Membership:
             await self.transport.disconnect(peer)
 
     def _why_no_peer(self, answer: Handshake, peer: bytes) -> str:
-        """Return why a peer that answered a greeting cannot be one of this node's, or ""."""
+        """Return why a peer that answered a greeting cannot be one of this node's, or "". The roster takes what the
+        answer shows of members."""
         if answer.major != PROTOCOL_MAJOR:
             return self._other_protocol(peer, answer.major)
         if answer.refusal or answer.run_id != self.run_file.run.id:
@@ -222,7 +245,8 @@ class Membership:
         return self.roster.meet(peer, answer.certificates)
 
     async def _hosts_of(self, peer: bytes) -> set[str]:
-        """The hosts to which the names lead that this node's owner gave this peer."""
+        """The hosts at which this node's owner named this peer. A name is looked up, which may take 5 s each; one that
+        leads nowhere is left out."""
         hosts = set[str]()
         for text in self.addresses.names_of(peer):
             with suppress(OSError, TimeoutError):
@@ -236,9 +260,10 @@ class Membership:
         return {}
 
     def on_handshake(self, request: Handshake, peer: bytes) -> Handshake:
-        """Answer a handshake; a peer of the same run and major version enters the view.
+        """Answer a handshake; a peer of the same run and major version enters the view, an observer gets a session.
 
-        In a private run a stranger gets a refusal and nothing else, not even the run's id.
+        A caller that names no run gets the run file. In a private run a stranger gets a refusal and nothing else, not
+        even the run's id.
         """
         self.traffic.received[peer] += request.ByteSize()
         room = self.traffic.room(peer) > 0  # else the answer is no larger than the question
@@ -269,7 +294,7 @@ class Membership:
         return answer
 
     def _take_caller(self, request: Handshake, answer: Handshake, peer: bytes, named: int) -> None:
-        """Admit a caller of this run, and name so many peers to it; refuse one of another."""
+        """Admit a caller of this run, and name so many peers (`named`) to it; refuse a caller of another run."""
         run_id = self.run_file.run.id
         if request.run_id == run_id:
             self._admit(peer, request, found=False)
@@ -283,15 +308,15 @@ class Membership:
         self._refuse(peer, f"it is in another run, {theirs}")
 
     def _tell_run(self, question: Handshake, answer: Handshake) -> None:
-        """Answer the question for this run, and where a peer is."""
+        """Put the run file into the answer, and the addresses of the peer of the view that the question asks for."""
         answer.run_file = self._run_text
         sought = self.active_view.get(question.whereabouts)
         if sought is not None:
             answer.peers.extend(sought.addresses)
 
     def failed(self, peer: bytes) -> None:
-        """Note a failed call. After three in a row and some seconds of silence the peer leaves the view and becomes a
-        candidate.
+        """Note a failed call. After three in a row and 8 s without an answer the peer leaves the view. If an address of
+        it is known, it is in the passive view from then on.
 
         While this node's own p2pd is down, no peer is to blame.
         """
@@ -320,15 +345,15 @@ class Membership:
         return {peer: why for peer, why in self.addresses.skipped().items() if self.roster.admits(peer)}
 
     def answered(self, peer: bytes) -> None:
-        """Note a successful call."""
+        """Note that a peer answered a call, or shook hands: its failures begin anew. No effect outside of the view."""
         entry = self.active_view.get(peer)
         if entry is not None:
             entry.failures = 0
             entry.seen = boot_seconds()
 
     def introduce(self, answer: Introducing, count: int, to: bytes) -> None:
-        """Name random peers of the view to another: two addresses each, in different scopes if possible; and in a
-        private run their places, as they signed them."""
+        """Name up to `count` random peers of the view in an answer to the peer `to`, itself left out: two addresses
+        each, in different scopes if possible; and in a private run their places, as they signed them."""
         peers = [peer for peer in self.active_view.values() if peer.addresses and peer.id != to]
         for peer in self.rng.sample(peers, min(count, len(peers))):
             answer.peers.extend(varied(peer.addresses, ADDRESSES_TOLD))
@@ -337,8 +362,8 @@ class Membership:
                 answer.places.append(place.encoded)
 
     def hear_of_peers(self, message: Introducing, most: int, peer: bytes) -> bool:
-        """Take what a peer names: addresses and places of so many others, and its own place. Return whether any is of a
-        new peer."""
+        """Take what a peer names: addresses and places of up to `most` others, and its own place. They go into the
+        address book; nothing is dialled here. Return whether any is of a new peer."""
         news = self.addresses.hear(message.peers[: most * ADDRESSES_TOLD], peer)
         for place in self._places.hear(message.places, most + 1, peer):
             news |= self.addresses.hear(place.addresses, place.member, peer)
@@ -355,7 +380,8 @@ class Membership:
         return [text for text in claims if self.addresses.may_dial(text, peer) or is_plain(text)]
 
     def save_cache(self) -> None:
-        """Keep addresses for the next start, but of what the owner named none of another run."""
+        """Write addresses for the next start into the cache; in an open run none that the owner named and whose peer
+        turned out to be of another run. Raises OSError."""
         elsewhere = set[bytes]()
         if not self.roster.private:
             elsewhere = {peer for peer, why in self.refused.items() if why != LOOKS_ON} - self.majors.keys()
@@ -376,8 +402,10 @@ class Membership:
     def _admit(self, peer: bytes, hello: Handshake, *, found: bool, links: Sequence[str] = ()) -> None:
         """Begin a session with a peer that shook hands, and put it into the view; an observer has no place there.
 
+        A peer that is in the view keeps its place, and its `found`.
+
         Args:
-            found: this node greeted it. links: where this node has dialled it.
+            found: this node greeted it. links: see `Peer`.
         """
         self.refused.pop(peer, None)
         self.majors.pop(peer, None)
@@ -402,13 +430,20 @@ class Membership:
         self.addresses.met(peer, addresses, found=found)
 
     def _make_room_in_view(self, found: bool) -> None:
-        """Drop a peer if the view has no room for another, which this node found or which came by itself."""
+        """Drop a peer from the view if another has no room there: of the 64 in it, half may have come by themselves.
+
+        It is drawn among those in the most crowded network, but for the ones that stay in any case (see `ANCHORS` and
+        `VOUCHED`). It keeps its session and its connection.
+
+        Args:
+            found: this node found the peer that needs room; else it came by itself.
+        """
         view = self.active_view.values()
         inbound = [peer for peer in view if not peer.found]
         if not found and len(inbound) >= INBOUND_MAX:
             leaving = inbound
         elif len(view) >= VIEW_SIZE:
-            # A dictionary keeps its order.
+            # Those that are here for longest; a dictionary keeps its order.
             anchors = [peer for peer in view if peer.found][:ANCHORS]
             leaving = [peer for peer in view if peer not in anchors]
         else:
@@ -426,7 +461,7 @@ class Membership:
         return other_protocol(major)
 
     def _refuse(self, peer: bytes, reason: str) -> None:
-        """Leave a peer out, with its session; the log says why once."""
+        """Take a peer out of the view, and end its session; the log says why once. A later handshake may succeed."""
         if peer not in self.refused:
             logger.warning("Peer %s is left out: %a", peer_id(peer), reason)
         self.refused[peer] = reason

@@ -6,9 +6,12 @@ from ftis_node.swarm.ftis_pb2 import Handshake
 
 
 class OpenRun:
-    """The members of a run that has none. What a roster would know, show or take is empty here."""
+    """The members of a run that has none. What a roster would know, show or take is empty here.
 
-    private = False
+    All peers are named by their 38-byte peer ids.
+    """
+
+    private = False  # whether only members may take part
 
     def __init__(self) -> None:
         self.lied: Callable[[bytes, str], None] = lambda peer, what: None  # called if a peer shows what is forged
@@ -37,7 +40,7 @@ class OpenRun:
         return False
 
     def meet(self, peer: bytes, shown: bytes) -> str:
-        """Take what a peer shows of itself; return why the peer is refused, or ""."""
+        """Take what a peer shows of itself, an encoded chain of certificates; return why it is refused, or ""."""
         return ""
 
     def at_the_door(self, request: Handshake, answer: Handshake, peer: bytes) -> str:
@@ -60,7 +63,7 @@ class OpenRun:
         """Take the certificate for this node in a peer's answer, if this node asked for it."""
 
     def news(self, told: set[bytes]) -> dict[bytes, bytes]:
-        """Members' records that a peer was not told yet, by signature; they count as `told`."""
+        """Members' records that a peer was not told yet, by signature; they count as `told` from now on."""
         return {}
 
     def hear(self, records: Iterable[bytes], peer: bytes, told: set[bytes] | None = None) -> bool:
@@ -68,4 +71,4 @@ class OpenRun:
         return False
 
     def obey(self) -> None:
-        """Carry out the orders of this node's owner, and save what peers told."""
+        """Carry out the orders of this node's owner, and save what peers told; see `Roster.obey`."""

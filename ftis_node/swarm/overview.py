@@ -25,7 +25,7 @@ from ftis_node.swarm.swarm import Swarm
 
 LOOK_SECONDS = 10.0
 SAVE_SECONDS = 300.0
-CLAIMED = (
+CLAIMED = (  # fields of a self-report that are shown
     *("name", "model", "tokenizer", "state", "pass_at_1", "pass_at_1_before"),
     *("own_used", "foreign_used", "peers", "bytes_in", "bytes_out"),
 )
@@ -34,10 +34,13 @@ logger = logging.getLogger(__name__)
 
 
 class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """One node. id: peer id. heard, reported: seconds ago. present: heard of within ten minutes.
+    """One node. id: peer id. heard, reported: seconds ago. present: heard of within ten minutes. The page reads these
+    names in swarm.json.
 
-    own: it is the node that shows this. success: the part of its announced completions that were right by its own
-    rule. claims: from its self-report, None if it sends none. curve: time and claimed pass@1.
+    own: it is the node that shows this. since: when it was first heard of (unix seconds). version, reach: empty if not
+    known. step: the highest that it announced or reported. groups: announced since this node began to look. success:
+    the part of the completions in these that were right by its own rule; None without any. claims: from its
+    self-report, None if it sends none. curve: rows of time (unix seconds) and claimed pass@1 (0 to 1).
     """
 
     id: str
@@ -56,9 +59,11 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SwarmFacts(msgspec.Struct, frozen=True):
-    """The whole. at, since: unix seconds. peers: those that this observer is in touch with.
+    """The whole, as swarm.json has it. at, since: unix seconds; since: when this home began to look. peers: the number
+    in this node's active view.
 
-    history: rows of time, present nodes, announced groups a minute, and the mean of the claimed pass@1.
+    history: rows of time (unix seconds), present nodes, announced groups a minute, and the mean of the claimed pass@1,
+    None where nobody claims one.
     """
 
     run: str
@@ -72,7 +77,10 @@ class SwarmFacts(msgspec.Struct, frozen=True):
 
 
 class Overview:
-    """Gathers what a swarm's announcements, handshakes and self-reports tell, in bounded memory."""
+    """Gathers what a swarm's announcements, handshakes and self-reports tell, in bounded memory.
+
+    It reads the swarm's own tables in the event loop, in a node that trains as in an observer, and sends nothing.
+    """
 
     def __init__(self, swarm: Swarm, file: Path | None = None) -> None:
         """
@@ -89,16 +97,17 @@ class Overview:
         self._groups = 0  # announced since the last row of the history
         self._began = unix_seconds()
         self._counted = boot_seconds()
+        # By author the newest round that earlier starts have counted.
         self._before = {author: seen.round for author, seen in self.book.nodes.items()}
         self._looked = 0.0  # by `boot_seconds`
 
     def begin(self, stack: AsyncExitStack) -> None:
-        """Look until the stack is closed; then save."""
+        """Begin `run` as a task, which ends when the stack is closed; then save. Call it once, in the event loop."""
         stack.callback(self.save)
         stack.callback(asyncio.create_task(forever(self.run)).cancel)
 
     async def run(self) -> None:
-        """Look again and again; save now and then."""
+        """Look every 10 s; save every five minutes. It ends only when it is cancelled."""
         saved = boot_seconds()
         while True:
             self.look()
@@ -108,10 +117,14 @@ class Overview:
             await asyncio.sleep(LOOK_SECONDS)
 
     def look(self) -> None:
-        """Take over what handshakes, announcements and self-reports said since the last look."""
+        """Take over what handshakes, announcements and self-reports said since the last look.
+
+        About once a minute, later less often (`Trend`), the history gets a row. An announcement that came and left the
+        table between two looks is missed.
+        """
         now = unix_seconds()
         boot = boot_seconds()
-        zero = now - boot
+        zero = now - boot  # added to a time by `boot_seconds`, it makes unix seconds
         for peer in list(self._swarm.membership.active_view.values()):
             seen = self.book.of(peer.id, peer.id, zero + peer.seen, self._spares)
             seen.version = peer.agent.removeprefix("ftis-node/")
@@ -120,7 +133,7 @@ class Overview:
             elif peer.addresses and peer.found:  # who only dials names none
                 seen.reach = "direct"
         for known in self._swarm.gossip.table:
-            if self._looked <= known.heard < boot:
+            if self._looked <= known.heard < boot:  # so each counts in one look
                 self._announced(known, zero + known.heard)
         if self._own is not None:
             report = self._swarm.reports.describe()
@@ -147,7 +160,7 @@ class Overview:
         self.book.history.add(now, len(present), made, mean)
 
     def facts(self) -> SwarmFacts:
-        """What to show now; the nodes that are present first, then by what they contributed."""
+        """What to show now; the nodes that are present first, then by their announced groups, the most first."""
         now = unix_seconds()
         book = self.book
         nodes = [self._facts(author, seen, now) for author, seen in book.nodes.items()]
@@ -164,7 +177,7 @@ class Overview:
         )
 
     def save(self) -> None:
-        """Write the book to its file; a full disk costs the history, and nothing else."""
+        """Write the book to its file, if there is one; a full disk costs the history, and nothing else."""
         if self._file is None:
             return
         try:
@@ -173,7 +186,8 @@ class Overview:
             logger.warning("The swarm's history cannot be written to %s: %s", self._file, error)
 
     def _announced(self, known: Known, heard: float) -> None:
-        """Take over an announcement, which came at `heard` (unix seconds)."""
+        """Take over an announcement, which came at `heard` (unix seconds). Its groups are counted unless an earlier
+        start has counted them."""
         announcement = known.announcement
         author = announcement.author
         seen = self.book.of(author, known.first_sender or author, heard, self._spares)
@@ -185,7 +199,7 @@ class Overview:
         seen.groups += groups
         seen.right += sum(min(ref.right, self._run.group) for ref in announcement.packets)
         age = known.heard - known.born  # when it came
-        if heard - age >= self._began:
+        if heard - age >= self._began:  # older ones come all at once, and would raise the first rate
             self._groups += groups
 
     def _facts(self, author: bytes, seen: Seen, now: float) -> NodeFacts:

@@ -30,7 +30,8 @@ def key_of(group: Group) -> Key:
 
 
 class Parts:
-    """Foreign parts whose groups are open. Those without a signal are kept, for only the group shows it."""
+    """Foreign parts whose groups are open: this node has not trained on them yet. Those without a signal are kept, for
+    only the group shows it."""
 
     def __init__(
         self,
@@ -63,19 +64,23 @@ class Parts:
         return self.pool.add(scored)
 
     def by_group(self) -> dict[Key, list[Scored]]:
-        """The waiting parts of each open group."""
+        """The waiting parts of each open group; those that are too old go first."""
         found = dict[Key, list[Scored]]()
         for one in self.pool.groups():
             found.setdefault(key_of(one.group), []).append(one)
         return found
 
     def counts(self, newcomers: Newcomers) -> Counter[Key]:
-        """How many parts of each open group wait; those of newcomers count while they have room, the oldest first."""
+        """How many parts of each open group wait; those of newcomers count while they have room, the oldest first.
+
+        Args:
+            newcomers: counting takes up their room, so this call needs one of its own.
+        """
         waiting = (one for parts in self.by_group().values() for one in parts)
         return Counter(key_of(one.group) for one in _with_room(waiting, newcomers))
 
     def ready(self, own: Iterable[Key], epoch: int) -> list[Key]:
-        """The groups that can be closed, the oldest first: with all their parts, or of an epoch that has ended.
+        """The groups that can be closed, the oldest epoch first: with all their parts, or of an epoch that has ended.
 
         Args:
             own: the open groups of which this node has made a part. epoch: the present one.
@@ -91,7 +96,13 @@ class Parts:
         return sorted(own, key=lambda key: (-len(waiting.get(key, ())), key))
 
     def close(self, key: Key, newcomers: Newcomers) -> list[Scored]:
-        """Close a group and remove its parts; those of newcomers that have no room left are dropped."""
+        """Close a group for good, and return its parts, the oldest first; those of newcomers without room are dropped.
+
+        Parts of it that come later are refused (`add`), also if nobody sent one until now.
+
+        Args:
+            newcomers: the parts take up their room; all groups of a batch share one.
+        """
         parts = self.by_group().get(key, [])
         self.pool.remove(parts)
         self.closed[key] = True
@@ -99,7 +110,7 @@ class Parts:
 
 
 def _with_room(parts: Iterable[Scored], newcomers: Newcomers) -> Iterator[Scored]:
-    """These parts, the oldest first, without those of newcomers that have no room left."""
+    """These parts, the oldest first, without those of newcomers that have no room left, which each of them takes up."""
     for one in sorted(parts, key=lambda one: one.born):
         if newcomers.may(one.group.author):
             newcomers.took(one.group.author)

@@ -16,9 +16,9 @@ from ftis_node.swarm.limits import Budgets
 from ftis_node.swarm.open_run import OpenRun
 from ftis_node.swarm.signed import Malformed, Signed, decode
 
-DIAL_MAX = 4
+DIAL_MAX = 4  # addresses of a place
 PLACE_BYTES_MAX = 512
-KEPT_MAX = 256
+KEPT_MAX = 256  # places
 CHECKS_A_SECOND = 1.0  # of signatures, of each peer that passes places on
 CHECKS_AT_ONCE = 64.0
 
@@ -40,7 +40,7 @@ class Place(Signed, frozen=True, kw_only=True):
 class Places:
     """This node's own place, and the newest that it knows of each other member; none in an open run.
 
-    view: fewer than 256 peers, whose places make room for nobody's.
+    view: the active view, fewer than 256 peers; their places never make room for others.
     """
 
     run_id: bytes
@@ -54,7 +54,8 @@ class Places:
         self._own: Place | None = None
 
     def signed_own(self, addresses: Sequence[str]) -> bytes:
-        """This node's place as it is sent: it may be dialled at these addresses."""
+        """This node's place as it is sent: it may be dialled at these addresses. It is signed anew only if they have
+        changed, and is then of a later second than the one before, whatever the clock says."""
         suffix = f"/p2p/{self.identity.peer_id}"
         dial = tuple(text.removesuffix(suffix) for text in varied(addresses, DIAL_MAX))
         if self._own is None or self._own.dial != dial:
@@ -66,25 +67,31 @@ class Places:
         return self._own.encoded
 
     def of(self, member: bytes) -> Place | None:
-        """The newest place of a member that is known."""
+        """The newest place of a member that is known; None: none is."""
         return self._kept.get(member)
 
     def hear(self, places: Sequence[bytes], most: int, peer: bytes) -> list[Place]:
-        """Take places that a peer sends; return those that are new, and prove to be a member's own word."""
+        """Take places that a peer sends; return those that are new, and prove to be a member's own word.
+
+        Others are left out without a word: malformed ones, and those above the peer's budget of signature checks.
+
+        Args:
+            most: so many are read, the first ones.
+        """
         found = []
         for data in islice(places, most):
             with suppress(Malformed):
                 place = decode(data, Place, PLACE_BYTES_MAX, "a member's place")
                 if self._is_new(place, peer) and self._checks.take(peer) and place.verify(place.member):
-                    if place.member not in self._kept and len(self._kept) >= KEPT_MAX:
+                    if place.member not in self._kept and len(self._kept) >= KEPT_MAX:  # the oldest makes room
                         del self._kept[next(member for member in self._kept if member not in self.view)]
                     self._kept[place.member] = place
                     found.append(place)
         return found
 
     def _is_new(self, place: Place, peer: bytes) -> bool:
-        """Whether its signature is to be checked. A member's own word to this node counts after its clock was set back,
-        too."""
+        """Whether a place may be news of another member, so that its signature is to be checked. Other peers pass on
+        newer ones only. A member's own word to this node counts after its clock was set back, too."""
         if not self.roster.private or not self.roster.admits(place.member):
             return False
         if place.run_id != self.run_id or place.member == self.identity.author:

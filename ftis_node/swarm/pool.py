@@ -13,8 +13,8 @@ NO_LIMIT = 1 << 30  # groups: more than there ever are
 
 @dataclass(frozen=True, eq=False)
 class Scored:
-    """An admitted group with this node's rewards for it [G], none if it can train on none of its completions. born:
-    when its author made it, by the pool's clock."""
+    """An admitted group with this node's own rewards of its completions [G]; empty if it can train on none of them.
+    born: when its author made it, by the pool's clock (seconds)."""
 
     group: Group
     rewards: tuple[float, ...]
@@ -22,7 +22,7 @@ class Scored:
 
     @property
     def has_signal(self) -> bool:
-        """Whether the rewards differ; a group where all are equal teaches nothing."""
+        """Whether the rewards differ; a group where all are equal teaches nothing, nor one without any."""
         return len(set(self.rewards)) > 1
 
 
@@ -30,7 +30,9 @@ class Scored:
 class Newcomers:
     """Authors without a record, and the number of groups that all of them together may still have.
 
-    record: returns how many groups of an author count towards its record.
+    A choice of groups takes up the room, so each batch needs a new one.
+
+    is_one: returns whether an author is a newcomer. record: returns how many of its groups count towards its record.
     """
 
     is_one: OfPeer = lambda author: False
@@ -47,15 +49,16 @@ class Newcomers:
         return not self.full or not self.is_one(author)
 
     def took(self, author: bytes) -> None:
-        """Count a group that was taken from this author."""
+        """Count a group that was taken from this author; only a newcomer's takes up room."""
         self.room -= self.is_one(author)
 
 
 @dataclass(frozen=True)
 class Want:
-    """The foreign groups that a node would take now. of_one: the most from one author in a step.
+    """The foreign groups that a node would take now, besides those that wait; at 0 or below it takes none.
 
-    rows: only groups of these, one a row, the first ones first; None: of any.
+    Those whose pull is under way count as taken. of_one: the most from one author in a step. rows: only groups of these
+    rows, one a row, the first ones first; None: of any.
     """
 
     groups: int = 0
@@ -68,7 +71,10 @@ class Want:
 class Pool:
     """Foreign groups by author. Authors take turns; the freshest group of an author goes first.
 
-    The pool remembers a taken group until it would have expired, so that no second copy of it comes in.
+    The pool remembers a taken group until it would have expired, so that no second copy of it comes in. It lives in
+    memory only, and is used in the event loop only; after a restart it is filled from the store.
+
+    added, no_signal, expired: groups since the start that came in, had no signal, or grew too old.
 
     max_age: returns the seconds after which a group is too old to train on. clock: what `Scored.born` was read from
     (`boot_seconds`). keep_all: keep groups without a signal too, because a part of a group does not show the signal of
@@ -112,12 +118,12 @@ class Pool:
         return key in self._born and self._born[key] >= self._limit()
 
     def put_back(self, taken: Sequence[Scored]) -> None:
-        """Return groups to the pool that `take` gave and no step used."""
+        """Return groups to the pool that `take` gave and no step used. They are as old as before."""
         for scored in taken:
             self._by_author.setdefault(scored.group.author, []).append(scored)
 
     def of(self, author: bytes) -> Sequence[Scored]:
-        """The groups of an author."""
+        """The waiting groups of an author, only to read; among them may be some that are too old."""
         return self._by_author.get(author, ())
 
     def groups(self) -> list[Scored]:
@@ -131,7 +137,12 @@ class Pool:
         return {author: len(groups) for author, groups in self._by_author.items()}
 
     def take(self, count: int, newcomers: Newcomers | None = None) -> list[Scored]:
-        """Remove up to `count` groups: one per author in random order, in turns until there are enough."""
+        """Remove up to `count` groups and return them, fewer if there are fewer: the freshest of each author, the
+        authors in random order, in turns until there are enough.
+
+        Args:
+            newcomers: what is taken takes up their room; None: they have no limit.
+        """
         newcomers = newcomers or Newcomers()
         self.expire()
         self._forget()
@@ -154,13 +165,13 @@ class Pool:
         return taken
 
     def remove(self, taken: Collection[Scored]) -> None:
-        """Remove these groups, which the pool remembers."""
+        """Remove these groups; the pool remembers them, so none comes in again."""
         gone = set(taken)
         self._forget()
         self._keep(lambda one: one not in gone)
 
     def expire(self) -> None:
-        """Drop the groups that are too old, or whose author may not teach."""
+        """Drop the groups that are too old, which `expired` counts, and those whose author may not teach."""
         self._by_author = {author: groups for author, groups in self._by_author.items() if self.takes(author)}
         before = sum(map(len, self._by_author.values()))
         limit = self._limit()
@@ -173,7 +184,7 @@ class Pool:
         self._born = {key: born for key, born in self._born.items() if born >= limit}
 
     def _limit(self) -> float:
-        """The clock's time before which a group was made that is too old."""
+        """The time by the clock; a group that was made before it is too old."""
         return self.clock() - self.max_age()
 
     def _keep(self, stays: Callable[[Scored], bool]) -> None:

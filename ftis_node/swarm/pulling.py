@@ -26,9 +26,9 @@ from ftis_node.swarm.pool import Want
 from ftis_node.swarm.reputation import Reputation
 from ftis_node.swarm.table import Table
 
-IDLE_SECONDS = 30.0
-TAKEN_TOGETHER = 16
-SLOW_SECONDS = 3.0
+IDLE_SECONDS = 30.0  # without news, until the node looks again for something to pull
+TAKEN_TOGETHER = 16  # groups of one pull that are handed on at a time
+SLOW_SECONDS = 3.0  # of silence, after which a holder counts as slow
 REST_PER_SCAN = 30.0  # pause after a scan of the table, as a multiple of its CPU seconds
 _NO_ROWS: Mapping[int, int] = {}  # one for all announcements
 STEP_INTERVALS = 4.0  # exchange intervals in a step, see `node.stepper.exchange_interval`
@@ -40,8 +40,8 @@ logger = logging.getLogger(__name__)
 class Trade:
     """A trading node's part in a swarm: what it gives and takes.
 
-    store: reads held packets and looks up keys. want: returns the number of further groups that the node would take
-    now. on_groups: takes admitted groups.
+    store: reads held packets and looks up keys. want: returns what the node would take now; it is called often, and
+    has to be quick. on_groups: takes admitted groups; those of a call that raises will be pulled again.
     """
 
     context: AdmissionContext
@@ -50,7 +50,7 @@ class Trade:
     on_groups: Callable[[Sequence[Arrival]], Awaitable[None]]
 
     def rows_of(self, announcement: Announcement) -> Mapping[int, int]:
-        """The rows of an announcement's packets by their index; none where rows are not common."""
+        """The rows of an announcement's packets by their index there; none where rows are not common."""
         if not self.context.run.common:
             return _NO_ROWS
         return {
@@ -74,7 +74,13 @@ def nothing_to_trade(run: Run) -> Trade:
 class Pulling:
     """Pulls the packets that the node wants from their holders, and serves those that it has.
 
-    interval: seconds between a hungry node's exchanges.
+    One task runs `loop`, and each pull is a task: of one holder, and of as many packets as it may be asked for. A
+    packet is under way from its choice until it has landed, whatever came of it, or its holder counts as slow. A holder
+    is occupied until its pull and the rest after it have ended. All of it runs in one event loop.
+
+    rejections: refused packets and broken pulls since the start, by reason, as `status` shows them.
+
+    interval: returns the seconds between a hungry node's exchanges.
     """
 
     trade: Trade
@@ -93,7 +99,7 @@ class Pulling:
 
     @property
     def hungry(self) -> bool:
-        """Whether the node would take a group that is not under way."""
+        """Whether the node would take more groups than are under way; it then exchanges more often."""
         return self.trade.want().groups > len(self._under_way)
 
     async def loop(self) -> None:
@@ -103,7 +109,7 @@ class Pulling:
         up = True
         while True:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self.news.wait(), IDLE_SECONDS if up else 1.0)
+                await asyncio.wait_for(self.news.wait(), IDLE_SECONDS if up else 1.0)  # p2pd may be back by then
             self.news.clear()
             began = thread_seconds()
             by_holder = dict[bytes, list[Target]]()
@@ -129,7 +135,8 @@ class Pulling:
             await asyncio.sleep(REST_PER_SCAN * (thread_seconds() - began))
 
     def _choose(self, want: Want) -> list[Target]:
-        """Choose what to pull now, by turns of authors; nothing while p2pd is down."""
+        """Choose what to pull now, by turns of authors; nothing while p2pd is down. What is chosen does not count as
+        under way yet."""
         if not self.membership.transport.up:
             return []
         free = self._free_holders()
@@ -147,7 +154,8 @@ class Pulling:
         )
 
     def _pulled(self, holder: bytes, left: list[Target], task: asyncio.Task[bool]) -> None:
-        """End a pull. A holder that lacked something rests for a moment."""
+        """End a pull, however its task ended; `left` did not land. A holder that had everything is free at once; any
+        other rests (`Holder.rest`)."""
         self.pulls.discard(task)
         for target in list(left):
             self._landed(target, left)
@@ -166,13 +174,17 @@ class Pulling:
         self.news.set()
 
     def _landed(self, target: Target, left: list[Target]) -> None:
-        """Note that the target is no longer under way, whatever the outcome."""
+        """Note that the target is no longer under way, whatever the outcome; it must be in `left`."""
         left.remove(target)
         target.known.pulling &= ~(1 << target.index)
         self._under_way.discard(target)
 
     async def _pull(self, holder: bytes, left: list[Target]) -> bool:
-        """Fetch from one holder and remove finished targets from `left`. Return whether it had everything."""
+        """Fetch from one holder and remove finished targets from `left`. Return whether it had everything.
+
+        Admitted groups are handed on, sixteen at a time, and each answer goes into the books on the holder. A fault of
+        the holder is noted and not raised; what `on_groups` raises is raised.
+        """
         transport = self.membership.transport
         arrived = dict[Target, Arrival]()
         complete = True
@@ -216,7 +228,7 @@ class Pulling:
         return complete
 
     def _at_fault(self, holder: bytes, fault: HolderFault) -> None:
-        """Hold a broken pull against the holder."""
+        """Hold a broken pull against the holder, as a holder and as a peer of the view."""
         logger.info("Holder %s %s", peer_id(holder), fault)
         if isinstance(fault, HolderLie):
             self.rejections[Reason.WRONG_BYTES] += 1
@@ -228,7 +240,7 @@ class Pulling:
 
     def _slow(self, left: list[Target]) -> None:
         """Count a slow holder's targets as under way no longer: the node pulls as many others meanwhile, and these from
-        other holders."""
+        other holders. The slow pull goes on, and may still bring them."""
         self._under_way.difference_update(left)
         for target in left:
             target.known.pulling &= ~(1 << target.index)
@@ -237,7 +249,8 @@ class Pulling:
     async def _hand_over(self, arrived: dict[Target, Arrival], left: list[Target]) -> None:
         """Hand groups to the node and empty `arrived`. Groups that it cannot take now will be pulled again.
 
-        If an announcement left the table and came back, another pull may have brought the same group: skip those.
+        If an announcement left the table and came back, another pull may have brought the same group: skip those. What
+        the node raises is raised.
         """
         groups = {target: arrival for target, arrival in arrived.items() if not self.trade.store.seen(*target.key)}
         for target in arrived.keys() - groups.keys():
@@ -259,11 +272,11 @@ class Pulling:
 
     def _admit(self, target: Target, data: bytes) -> Group | None:
         """Admit one packet with the right hash, unless another holder has brought it; the author is to blame for any
-        further fault."""
+        further fault. None: there is nothing to hand on."""
         if target.known.done >> target.index & 1:
             return None
         author = target.key[0]
-        target.known.done |= 1 << target.index
+        target.known.done |= 1 << target.index  # until `_hand_over` fails
         verdict = admit_target(self.trade.context, target, data)
         if isinstance(verdict, Group):
             return verdict
@@ -274,18 +287,18 @@ class Pulling:
         return None
 
     def _holders(self, target: Target) -> list[bytes]:
-        """The free peers that hold a packet, as far as this node knows."""
+        """The free peers that hold a packet, as far as this node knows; of a chosen target there is at least one."""
         free = self._free_holders()
         known = target.known
         return [peer for peer in known.holders if peer in free and known.held_by(peer, target.index)]
 
     def _free_holders(self) -> set[bytes]:
-        """The peers in the view from which no pull runs."""
+        """The peers in the view from which no pull runs, and which do not rest after one."""
         return self.membership.active_view.keys() - self._occupied_holders
 
     def _wanted(self, known: Known, most: int, free: set[bytes]) -> int:
         """A bit mask of the packets that a free holder has; 0 if the author is banned, no member any more, or has used
-        its share of this step's pulls."""
+        its share of this step's pulls (`most`). It runs for each announcement in the table, see `Table.choose`."""
         held = known.held_among(free)
         if not held or not self.reputation.may_be_pulled(known.author, most):
             return 0
@@ -295,7 +308,7 @@ class Pulling:
 
 
 def admit_target(context: AdmissionContext, target: Target, data: bytes) -> Group | Rejection:
-    """Judge a packet of the right hash against its announcement, see `admit`."""
+    """Judge a packet whose bytes have the announced sha256 against the rest of its announcement, see `admit`."""
     author, round, slot = target.key
     announcement = target.known.announcement
     return admit(

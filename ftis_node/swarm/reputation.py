@@ -42,7 +42,10 @@ logger = logging.getLogger(__name__)
 
 
 class Reputation:
-    """Evidence on authors and holders in bounded books, and the verdicts from it."""
+    """Evidence on authors and holders in bounded books, and the verdicts from it. Both are named by 38-byte peer ids.
+
+    A node has one, in its network process. What `facts` returns outlives the process; all else begins anew with it.
+    """
 
     def __init__(self, clock: Clock, defences: Collection[str] = DEFENCES, unix: Clock = unix_seconds) -> None:
         """
@@ -65,7 +68,7 @@ class Reputation:
     # --- authors: evidence ----------------------------------------------------------------------------------------
 
     def admitted(self, author: bytes, *, completions: int, tokens: int) -> None:
-        """Count an admitted packet of the author."""
+        """Count an admitted packet of the author: its completions, and the tokens in all of them."""
         book = self.authors.open(author)
         book.admitted += 1
         book.evidence.add(self._clock(), ADMITTED_EVIDENCE)
@@ -91,7 +94,12 @@ class Reputation:
             self.authors[author].late += 1
 
     def scored(self, author: bytes, rewards: Sequence[float], *, signal: bool) -> None:
-        """Count a group of the author that this node has scored."""
+        """Count a group of the author that this node has scored.
+
+        Args:
+            rewards: this node's, of each completion; empty if it can read none.
+            signal: whether they differ. If few groups have a signal, the node pulls less of the author.
+        """
         book = self.authors.open(author)
         book.rewarded += len(rewards)
         book.reward += sum(rewards)
@@ -99,13 +107,16 @@ class Reputation:
         book.signal += (signal - book.signal) / SIGNAL_GROUPS
 
     def trained(self, author: bytes, groups: int, figures: Mapping[str, float]) -> None:
-        """Count a step on so many groups of the author.
+        """Count a step on so many groups of the author, once it is taken; a skipped step is not counted.
+
+        While its claims look sound, its record grows by these groups. If the claims are disproved, it is banned, and
+        its record and the evidence on its claims begin anew.
 
         Args:
             figures: the author's figures from `Diagnostics.summary`.
         """
         book = self.authors.open(author)
-        book.loss_share += 0.05 * (figures["loss_share"] - book.loss_share)
+        book.loss_share += 0.05 * (figures["loss_share"] - book.loss_share)  # a mean of about twenty steps
         if not figures["samples"]:
             return
         claims = book.claims
@@ -139,14 +150,14 @@ class Reputation:
         return self.authors.of(author).sound
 
     def newcomers_room(self, batch: int) -> int:
-        """The groups of a batch that all newcomers share; `NO_LIMIT` if no author has a record."""
+        """The groups of a batch that all newcomers share, one at least; `NO_LIMIT` if no author has a record."""
         if NEWCOMERS not in self._defences or not any(map(self.established, self.authors)):
             return NO_LIMIT
         return max(1, batch // NEWCOMERS_PART)
 
     def heads(self, authors: Collection[bytes]) -> int:
-        """The number of these authors that a batch has room for. Before any has a record: all. Then: those with a
-        record and a third as many newcomers, because newcomers share a quarter."""
+        """The number of these authors that a batch has room for, among whom the node divides it. Before any has a
+        record: all. Then: those with a record and a third as many newcomers, because newcomers share a quarter."""
         known = sum(map(self.established, authors))
         if NEWCOMERS not in self._defences or not known:
             return len(authors)
@@ -165,18 +176,22 @@ class Reputation:
         return CLAIMS in self._defences and self.authors.of(author).claims.paid >= DOUBTED
 
     def note_pull(self, author: bytes, step_seconds: float) -> None:
-        """Count a packet of the author whose pull begins."""
+        """Count a packet of the author whose pull begins.
+
+        Args:
+            step_seconds: about the length of a step; after it the count has halved.
+        """
         pulled = self.authors.open(author).pulled
         pulled.add(self._clock())
         pulled.half_life = max(step_seconds, 1e-3)
 
     def pulled(self, author: bytes) -> float:
-        """The approximate number of its packets pulled in the time of a step."""
+        """The approximate number of its packets pulled in the time of a step; it fades, so it is no whole number."""
         return self.authors.of(author).pulled.now(self._clock())
 
     def may_be_pulled(self, author: bytes, most: float) -> bool:
-        """Whether the node may pull another of its packets: at most so many per step, fewer if few have a signal; none
-        of a banned author."""
+        """Whether the node may pull another of its packets: at most so many per step, fewer if few have a signal, but
+        one at least; none of a banned author."""
         signal = self.authors.of(author).signal
         if signal < ENOUGH_SIGNAL:
             most = max(1.0, most * signal / ENOUGH_SIGNAL)
@@ -207,7 +222,11 @@ class Reputation:
 
     def lied(self, holder: bytes, what: str) -> None:
         """Count a message that no honest node sends, such as forged announcements or wrong bytes; three within about an
-        hour lead to a ban."""
+        hour lead to a ban.
+
+        Args:
+            what: what the holder did; a text that goes on after "it", and by which `peers` counts.
+        """
         book = self.holders.open(holder)
         now = self._clock()
         book.lies[what] += 1
@@ -221,17 +240,20 @@ class Reputation:
         return self.holders.of(holder).ban.now(self._clock())
 
     def pick(self, holders: Sequence[bytes], rng: random.Random) -> bytes:
-        """Draw a holder at random. What it served lately, beside the others, lowers its chance to a quarter at most, so
-        that none serves all; those that have delivered nothing yet share one chance, so that fresh keys do not replace
-        it; faults lower it without end."""
+        """Draw one of these holders, at least one, at random.
+
+        What a holder served lately, beside the others, lowers its chance to a quarter at most, so that none serves all.
+        Those that have delivered nothing yet share one chance, so that fresh keys gain nothing. Faults lower a chance
+        without end.
+        """
         now = self._clock()
         books = list(map(self.holders.of, holders))
         served = [1.0 + book.served.now(now) for book in books]
         idle = min(served)
         fresh = sum(not book.delivered for book in books)
         weights = []
-        for book, one in zip(books, served, strict=True):
-            share = max(LEAST_SHARE, (idle / one) ** 4)
+        for book, answers in zip(books, served, strict=True):
+            share = max(LEAST_SHARE, (idle / answers) ** 4)
             if not book.delivered:
                 share /= fresh
             weights.append(share / (1.0 + 4.0 * book.faults.now(now)) ** 2)
@@ -278,7 +300,7 @@ class Reputation:
         }
 
     def left_alone(self) -> dict[bytes, str]:
-        """All banned authors and peers with their reasons."""
+        """All banned authors and peers with their reasons; a ban as a holder hides that as an author."""
         reasons = [(author, self.banned(author)) for author in (*self.authors, *self.authors.strangers)]
         reasons += [(holder, self.shunned(holder)) for holder in self.holders]
         return {peer: reason for peer, reason in reasons if reason}
@@ -301,7 +323,8 @@ class Reputation:
         return "newcomer"
 
     def facts(self) -> dict[str, Any]:
-        """Bans and records as plain values for the next start, with times as seconds from now."""
+        """Authors' bans and records as plain values for the next start (`standing.json`), with times as seconds from
+        now. Holders' are not kept."""
         now = self._clock()
         rows = {}
         for author in dict.fromkeys((*self.authors, *self.authors.strangers)):
@@ -318,7 +341,12 @@ class Reputation:
         return {"authors": rows}
 
     def take_up(self, facts: Mapping[str, Any]) -> None:
-        """Restore the output of `facts`. Raises ValueError, TypeError or KeyError if it is malformed."""
+        """Restore the output of `facts`, before anything else is counted. An author without evidence gets no book, but
+        its ban is kept.
+
+        Raises:
+            ValueError, TypeError, KeyError: it is malformed; authors before the malformed one are restored.
+        """
         now = self._clock()
         for name, row in facts["authors"].items():
             author = bytes.fromhex(name)

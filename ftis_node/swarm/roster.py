@@ -43,7 +43,11 @@ logger = logging.getLogger(__name__)
 
 
 class Roster(OpenRun):
-    """The members of one private run, as far as this node knows them."""
+    """The members of one private run, as far as this node knows them.
+
+    It is the node's alone: commands read its file, and leave orders in a directory (`obey`). Methods that save may
+    raise OSError; the records are in memory then, and saved later.
+    """
 
     private = True
 
@@ -79,7 +83,7 @@ class Roster(OpenRun):
         self._new = Budgets(boot_seconds, NEW_A_SECOND, NEW_AT_ONCE)
         self._warned = ""
         self._unsaved = False
-        self._urgent = False  # so is what the founder signed, of which no other member can make much
+        self._urgent = False  # some of it is the founder's: saved at once, for no other member can make more of that
         self._put_off = set[Path]()  # orders that are in the log as not carried out
 
     # --- who is a member ------------------------------------------------------------------------------------------
@@ -118,11 +122,13 @@ class Roster(OpenRun):
         return not self.why_no_member()
 
     def admits(self, peer: bytes) -> bool:
-        """Whether a key is known as a member's, and its certificate still counts."""
+        """Whether a key is the founder's, or that of a known member whose certificate counts still: it has not expired,
+        and no removal has ended it."""
         return not self.book.why_no_member(peer, self._clock())
 
     def has_left(self, peer: bytes) -> bool:
-        """Whether the peer was a member and is none any more; but to use its invitation this node meets it."""
+        """Whether the peer was a member and is none any more. False while this node has an invitation of it to use, so
+        that it is greeted."""
         return self.book.has_left(peer, self._clock()) and not self.ticket_for(peer)
 
     @property
@@ -145,7 +151,8 @@ class Roster(OpenRun):
         return why or refused
 
     def at_the_door(self, request: Handshake, answer: Handshake, peer: bytes) -> str:
-        """Return why a caller is refused, or "". A member's new certificate goes into the answer."""
+        """Return why a caller is refused, or "": it is let in as a member, or by its invitation. A new certificate for
+        it goes into the answer. `Membership` calls this for each handshake."""
         if request.major != PROTOCOL_MAJOR:
             return polite_refusal(request.major)
         why = self.meet(peer, request.certificates)
@@ -154,7 +161,7 @@ class Roster(OpenRun):
             refused = self._take_ticket(request, answer, peer)
         if not why and not answer.granted:
             answer.granted = self.renewal(peer, request.certificates)
-        return why and refused
+        return why and refused  # one of the two lets it in
 
     def removal_for(self, peer: bytes) -> bytes:
         """Return the removal that ended a peer's membership, so that it learns of it; else nothing."""
@@ -169,8 +176,8 @@ class Roster(OpenRun):
     def ticket_for(self, peer: bytes) -> bytes:
         """The invitation to present to its inviter, unless it has nothing to give any more; else nothing.
 
-        It has while this node is no member, or an inviter's and the founder invites it, or another inviter does, or it
-        is the founder's member and to be an inviter.
+        It has something to give in three cases: this node is no member; an inviter made it one, and another inviter or
+        the founder invites it; the founder made it one, and the founder's invitation makes it an inviter.
         """
         found = self._invitation
         founder = self.book.founder
@@ -203,7 +210,8 @@ class Roster(OpenRun):
         return ""
 
     def _take_ticket(self, request: Handshake, answer: Handshake, peer: bytes) -> str:
-        """Return why a caller's invitation is refused, or "". With the run's id, not only a question, it is used."""
+        """Return why a caller's invitation is refused, or "". It is redeemed only if the caller names the run's id; a
+        question for the run file leaves it unused."""
         if not self._checks.take(peer):
             return "too many invitations were to be checked; try again later"
         try:
@@ -250,7 +258,8 @@ class Roster(OpenRun):
 
     def accept(self, granted: bytes, peer: bytes) -> None:
         """Take the certificate for this node in a peer's answer, if this node asked for it: it showed that peer an
-        invitation, or a certificate of that peer's, which is to be renewed."""
+        invitation, or a certificate of that peer's, which is to be renewed. It is saved at once; a wrong one is logged.
+        """
         own = self._own
         why = "this node did not ask for it, or it cannot be read"
         if self.ticket_for(peer) or (own is not None and own.issuer == peer):
@@ -295,10 +304,11 @@ class Roster(OpenRun):
         book = self.book
         trees = (tree for kept in (book.ended, book.issued) for tree in kept.values())
         records = {record.signature: record for tree in trees for record in tree.values()}
-        if len(told) > 2 * len(records):
+        if len(told) > 2 * len(records):  # most of them are no records any more
             told.intersection_update(records)
 
         def later(signature: bytes) -> tuple[bool, bool, float]:
+            """What to sort by: False is told before True."""
             record = records[signature]
             of_others = record.issuer not in (book.founder, self._me)
             return of_others, isinstance(record, Certificate), random.random()
@@ -329,7 +339,7 @@ class Roster(OpenRun):
         return left
 
     def _hear(self, record: bytes, peer: bytes) -> tuple[Certificate | Removal, str]:
-        """The record, and why it cannot be kept, or "". Raises Malformed."""
+        """The record, and why it cannot be kept, or ""; of a chain the last certificate. Raises Malformed."""
         try:
             removal = decode(record, Removal)
         except Malformed:
@@ -347,7 +357,8 @@ class Roster(OpenRun):
         return why
 
     def _keep(self, record: Certificate | Removal, peer: bytes | None = None) -> str:
-        """Keep what a peer sent, or this node's owner ordered; return why that cannot be, or ""."""
+        """Keep what a peer sent, or (None) this node's owner ordered; return why that cannot be, or "", also if a newer
+        one is here. Nothing is saved yet."""
         book = self.book
         issuer = record.issuer
         tree = book.kept(record).get(issuer, {})
@@ -399,7 +410,10 @@ class Roster(OpenRun):
 
     def obey(self) -> None:
         """Carry out what commands left in the directory of orders, and save what peers told of inviters' members: not
-        at each message, for they tell it again after a power loss. Warn once when this node is no member any more."""
+        at each message, for they tell it again after a power loss. Warn once when this node is no member any more.
+
+        `Swarm` calls it before it dials anybody, and then every few seconds.
+        """
         why = self.why_no_member()
         if why != self._warned:
             self._warned = why
@@ -430,7 +444,7 @@ class Roster(OpenRun):
         """Carry out one order and remove its file; what is wrong with it goes into the log. Raises OSError."""
         try:
             if file.suffix == ".voided":
-                self.book.voided = max(self.book.voided, int(file.stem))
+                self.book.voided = max(self.book.voided, int(file.stem))  # its name is a time in unix seconds
             else:
                 why = self._keep(decode(file.read_bytes(), Removal))
                 if why:
@@ -446,7 +460,8 @@ class Roster(OpenRun):
             self.save()
 
     def save(self) -> None:
-        """Write the roster to its file, also through a power loss: without it no member starts again."""
+        """Write the roster to its file, if it has one, also through a power loss: without it no member starts again.
+        Raises OSError."""
         if self._file is not None:
             replace_bytes(self._file, msgspec.msgpack.encode(self.book), durable=True)
         self._unsaved = False
@@ -454,7 +469,7 @@ class Roster(OpenRun):
 
 
 def read_book(file: Path | None) -> MembersBook | None:
-    """Read a roster from disk; None if there is no file. Raises UserError if it is damaged."""
+    """Read a roster from disk; None if there is no file. Raises UserError if it is damaged or cannot be read."""
     if file is None or not file.exists():
         return None
     try:

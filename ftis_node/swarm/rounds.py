@@ -22,7 +22,11 @@ AUTHORS_MAX = 16_384
 
 
 class _Series(NamedTuple):
-    """highest: the author's highest round. at: when it was received. began: when the author last started a series."""
+    """highest: the author's highest round. at: when it was received; of a series' first round ten minutes earlier.
+    began: when the author last started a series; −∞ for its first one, so another may follow at once.
+
+    at, began: by `Rounds.clock`.
+    """
 
     highest: int
     at: float
@@ -44,20 +48,25 @@ class Rounds:
         self._series = Bounded[bytes, _Series](AUTHORS_MAX)
 
     def __len__(self) -> int:
+        """The number of authors that are remembered."""
         return len(self._series)
 
     def follows(self, author: bytes, round: int) -> bool:
-        """Whether a round may follow its author's received ones; if so, note it as received."""
+        """Whether a round may follow its author's received ones; if so, note it as received.
+
+        Ask it of an announcement whose signature holds only: what is noted binds the author. A round that was received
+        before may follow again.
+        """
         now = self.clock()
         fence = 1000.0 * FENCE_SECONDS
-        number = 1000.0 * self.unix()
-        if round > number + fence:
+        present = 1000.0 * self.unix()  # as a round number
+        if round > present + fence:
             return False
         series = self._series.get(author)
-        recent = round >= number - fence
+        recent = round >= present - fence
         if series is None:
             return recent and self._begin(author, round, -math.inf)
-        if series.highest > number + fence:  # this node's clock was set back
+        if series.highest > present + fence:  # this node's clock was set back
             return recent and self._begin(author, round, now)
         highest = series.highest
         if round <= highest:

@@ -39,10 +39,12 @@ _Author = Annotated[bytes, Meta(min_length=AUTHOR_BYTES, max_length=AUTHOR_BYTES
 
 
 class SelfReport(Signed, frozen=True, kw_only=True):
-    """author: 38-byte peer id. at: unix seconds. tokenizer: the beginning of its fingerprint. reach: as in `status`.
+    """author: 38-byte peer id. at: unix seconds, when it was made. An empty text: the node does not say.
 
-    made, own_used, foreign_used: groups in all. bytes_in, bytes_out: since the start. teachers: of how many groups of
-    each author it has learned, the most first.
+    tokenizer: the beginning of its fingerprint. reach, state: as in `status`. pass_at_1: 0 to 1, of the latest
+    evaluation, pass_at_1_before: of the first one; None: not known yet. own_used, foreign_used: groups in all. peers:
+    in its active view. bytes_in, bytes_out: since the start. teachers: of how many groups of each author it has
+    learned, the most first.
     """
 
     author: _Author
@@ -73,9 +75,10 @@ def read_report(data: bytes) -> SelfReport:
 class SelfReports:
     """This node's own reports, and what becomes of others'; those of ten minutes are passed on.
 
-    chronicle: keeps them. describe: an unsigned report of this node now; None: there is nothing to say yet. welcomes:
-    whether an author may take part. observing: others' reports are taken from whoever passes them on; else only from
-    their authors. spares: whose report makes room for nobody's.
+    chronicle: keeps them. describe: returns an unsigned report of this node now; None: there is nothing to say yet.
+    welcomes: returns whether an author may take part. observing: others' reports are taken from whoever passes them on;
+    else only from their authors. spares: returns whether an author's entry in the chronicle is kept where others make
+    room.
     """
 
     identity: Identity
@@ -87,13 +90,18 @@ class SelfReports:
     spares: OfPeer = lambda _: False
 
     def __post_init__(self) -> None:
-        self.telling = False  # whether this node tells others of itself
+        self.telling = False  # whether this node tells others of itself; a setting decides
         self._checks = Budgets(boot_seconds, CHECKS_A_SECOND, CHECKS_AT_ONCE)
         self._own: SelfReport | None = None
         self._made = -math.inf  # when, by `boot_seconds`
 
     def news(self, told: dict[bytes, int], *, observer: bool) -> dict[bytes, bytes]:
-        """The reports that a peer was not told yet, by author; they count as `told`: by author, the report's time."""
+        """The reports that a peer was not told yet, by author, this node's own first; at most 64.
+
+        Args:
+            told: by author the time of the newest report that the peer was told; these are added.
+            observer: the peer is one; others get this node's own report only.
+        """
         known = self._newest_own()
         if observer:
             others = self.chronicle.told_since(unix_seconds() - PRESENT_SECONDS)
@@ -105,7 +113,8 @@ class SelfReports:
         return {report.author: report.encoded for report in found}
 
     def hear(self, reports: Iterable[bytes], peer: bytes) -> bool:
-        """Take reports from a peer; wrong ones are left out. Return whether some were too many to be checked now."""
+        """Take reports from a peer; wrong ones are left out. Return whether some were too many to be checked now; the
+        peer has to send these again."""
         left = False
         most = 1
         if self.observing:
@@ -135,7 +144,7 @@ class SelfReports:
         return self.observing or report.author == peer
 
     def _newest_own(self) -> list[SelfReport]:
-        """This node's report, made anew each minute; nothing if there is none."""
+        """This node's report, made anew a minute after the latest; nothing if there is none."""
         if not self.telling:
             return []
         if boot_seconds() >= self._made + REPORT_SECONDS:

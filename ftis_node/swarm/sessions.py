@@ -21,7 +21,8 @@ LATEST = 253402300800.0  # the end of the year 9999; a later value is not a time
 class Lacking:
     """A mentioned announcement that this node lacks.
 
-    held: bit mask of the packets that the peer holds. born: time of the signature by the peer's report, or None.
+    held: bit mask of the packets that the peer holds. born: when its author signed it, by the peer's report and on this
+    node's clock (`boot_seconds`); None: the peer did not say.
     """
 
     held: int
@@ -66,12 +67,15 @@ class Session:
     answer: Told = field(default_factory=Told)
 
     def note_time(self, time: float) -> None:
-        """Note the time that the peer sent (seconds since 1970); 0: it sent none."""
+        """Note the time that the peer sent, as it is now by its clock (seconds since 1970); 0: it sent none."""
         if 0 < time < LATEST:
             self.started = time - boot_seconds()
 
     def ask_again(self, request: ExchangeRequest) -> None:
-        """Ask in a request for what is to be told again: all announcements, or what the latest answer held."""
+        """Ask in a request for what is to be told again: all announcements, or what the latest answer held.
+
+        The session then counts as asked: if the request does not arrive, `Gossip.unsent` takes that back.
+        """
         everything = self.forgot and not self.lacking
         request.again = self.missed or everything
         request.latest = self.missed and not everything
@@ -79,16 +83,20 @@ class Session:
         self.forgot &= not everything
 
     def take_back(self, told: Told) -> None:
-        """Count these self-reports and records as not told."""
+        """Count these self-reports and records as not told; of announcements the table has to be told the same."""
         for author in told.reports:
             self.reports.pop(author, None)
         self.records.difference_update(told.records)
 
 
 class Sessions(dict[bytes, Session]):
-    """The latest 256, and of observers 16. Identities are free, so no peer in the view makes room for another."""
+    """By 38-byte peer id the latest 256, and of observers 16. Identities are free, so no peer in the view makes room.
+
+    `sessions[peer]` begins a session without limits if there is none; `get` does not.
+    """
 
     def __init__(self, view: Container[bytes] = ()) -> None:
+        """`view` is the active view; it is read whenever a session has to make room."""
         super().__init__()
         self._view = view
 
@@ -96,7 +104,11 @@ class Sessions(dict[bytes, Session]):
         return self.begin(peer)
 
     def begin(self, peer: bytes, limits: Limits | None = None, *, observer: bool = False) -> Session:
-        """Forget what a peer was told, for it may have restarted; and not what it mentioned, for it may not have."""
+        """Begin a session, or begin it anew at a further handshake: as the latest, with these limits.
+
+        What the peer was told is forgotten, for it may have restarted. What it mentioned is kept, for it may not have.
+        If there are too many of its kind, the oldest outside the view ends.
+        """
         begun = self.pop(peer, None) or Session(asked=boot_seconds() - NEW_SECONDS)  # who greets anew keeps its turn
         alike = [other for other, one in self.items() if one.observer == observer]
         most = SESSIONS_MAX
@@ -112,12 +124,12 @@ class Sessions(dict[bytes, Session]):
         return begun
 
     def met(self, peer: bytes) -> bool:
-        """Whether the peer shook hands, not as an observer."""
+        """Whether the peer shook hands, not as an observer, and its session has not ended since."""
         session = self.get(peer)
         return session is not None and session.limits is not None and not session.observer
 
     def clock_difference(self, peers: Iterable[bytes]) -> ClockDifference | None:
-        """The difference to these peers; None if none of them sent its time.
+        """The difference to the clocks of these peers; None if none of them sent its time.
 
         The median is safe against one liar. With an even number, the smaller of the middle two counts.
         """

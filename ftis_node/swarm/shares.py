@@ -8,10 +8,17 @@ from ftis_node.swarm.known import Known
 class Shares:
     """The announcements of each author, or through each first sender; nobody's are more than an eighth of the table.
 
-    by: in order of arrival. size: bytes together.
+    The table sees to that: it removes some until a share is no longer `full`, and then puts a new one in.
+
+    by: by owner of the share (38-byte peer id) its announcements by (author, round), in order of arrival. size: by
+    owner the bytes of these together. Nothing is ever under None.
     """
 
     def __init__(self, most: int, most_bytes: int) -> None:
+        """
+        Args:
+            most, most_bytes: announcements, and bytes, that one share may have.
+        """
         self._most = most
         self._most_bytes = most_bytes
         self.by = dict[bytes | None, dict[tuple[bytes, int], Known]]()
@@ -30,7 +37,7 @@ class Shares:
         self.size[whose] += known.size
 
     def take(self, whose: bytes, known: Known) -> None:
-        """Remove an announcement from the share that it is in."""
+        """Remove an announcement from the share that it is in. Raises KeyError if it is not there."""
         del self.by[whose][known.key]
         self.size[whose] -= known.size
         if not self.by[whose]:

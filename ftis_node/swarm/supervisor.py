@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 class Supervisor:
     """Watches over a transport: p2pd is a separate process, which may die or hang.
 
-    revived: restores what ended with the old p2pd: handlers, connections.
+    revived: restores what ended with the old p2pd: handlers, connections. restarts: successful ones, since the start.
     """
 
     transport: Transport
@@ -27,7 +27,7 @@ class Supervisor:
     restarts: int = 0
 
     async def watch(self) -> None:
-        """Restart p2pd whenever it fails. Meanwhile the node trains on its own groups."""
+        """Restart p2pd whenever it fails, until this task is cancelled. Meanwhile the node trains on its own groups."""
         while True:
             trouble = await self.transport.trouble()
             logger.warning("The network daemon p2pd %s; it is started again.", trouble)
@@ -36,7 +36,7 @@ class Supervisor:
             logger.info("The network is back.")
 
     async def _bring_back(self) -> None:
-        """Start p2pd again and restore the rest; try until both succeed, with ever longer pauses."""
+        """Start p2pd again and restore the rest; try until both succeed, with pauses of 1, 2, 4 … s, 30 s at most."""
         for times in count(1):
             pause = backoff(times, FIRST_PAUSE, LONGEST_PAUSE)
             try:

@@ -34,23 +34,23 @@ EXCHANGE_SECONDS = 5.0  # of a call
 EXCHANGE_PEERS = 6  # whom a node asks for news in a round, besides those that it tells its newest announcement
 TURN_SECONDS = 0.1  # for a peer's answer, before the next is asked
 TURNS = (0.5, 2.0)  # a peer's wait counts as so much at least, and at most: else one of two would begin each exchange
-MAINTAIN_SECONDS = 15.0
-ALONE_SECONDS = 3.0
-RECORD_SECONDS = 60.0
+MAINTAIN_SECONDS = 15.0  # between two rounds of greetings, at most
+ALONE_SECONDS = 3.0  # the same without a peer
+RECORD_SECONDS = 60.0  # between two records in the DHT
 SETTLED_RECORD_SECONDS = 180.0
 FIRST_LOOK_UP_SECONDS = 15.0  # in a large swarm the first peers have named enough others by then
-PEERS_TOLD = 2
+PEERS_TOLD = 2  # peers that an answer names
 QUESTIONS = 2  # requests of an exchange: the news of both, then what either lacks
 WATCHED = 5  # of an observer's at most
-ENOUGH_PEERS = 16
-CALLS_A_SECOND = 50.0
+ENOUGH_PEERS = 16  # in the active view; from then on a node is settled
+CALLS_A_SECOND = 50.0  # of one peer
 CALLS_AT_ONCE = 200.0
 
 logger = logging.getLogger(__name__)
 
 
 class Swarm:
-    """One node in touch with one run; with a model it also pulls and serves packets."""
+    """One node in touch with one run, in one event loop; with a model it also pulls and serves packets."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class Swarm:
     ) -> None:
         """
         Args:
-            reputation: the reputation of authors and holders, with bans.
+            reputation: that of authors and holders, with bans. max_age: see `Table`. peer_cache: see `Membership`.
             trade: what the node gives and takes; None: it has no model, looks on, and takes nobody's place.
             decode: see `Gossip`.
             rng: the source of all of this node's random choices; a simulation seeds it.
@@ -149,13 +149,12 @@ class Swarm:
         self._cutting = dict[bytes, asyncio.Task[None]]()
 
     async def start(self, bootstraps: Sequence[str], hints: Sequence[str] = (), given: Sequence[str] = ()) -> None:
-        """Register the handlers, greet the bootstraps, join the DHT and start the loops.
+        """Register the handlers, greet the bootstraps, join the DHT and start the loops. Call it once; `close` ends it.
 
         Args:
             bootstraps: peers' addresses that this node's owner named. The node dials them in whatever network they are,
                 and others in these networks.
-            given: addresses that the owner was given, in an invitation. The node dials them in whatever network they
-                are, but no others there.
+            given: the same of addresses that the owner was given, in an invitation; but no others in their networks.
             hints: addresses in a peer's run file, which are dialled as any that a peer names.
 
         Raises:
@@ -190,7 +189,7 @@ class Swarm:
             self._tasks.append(asyncio.create_task(forever(loop), name=loop.__qualname__))
 
     async def close(self) -> None:
-        """Stop the loops and the DHT; the owner of the transport closes it."""
+        """Stop the loops, answer no more calls, and leave the DHT. The caller may then close transport and store."""
         while running := self._running():  # a loop may begin another task before it ends
             await end(running)
         with suppress(OSError):  # a full disk must not keep the rest from closing
@@ -206,7 +205,7 @@ class Swarm:
     def announce(
         self, round: int, policy_step: int, packets: Sequence[PacketRef], issued_at: int | None = None
     ) -> None:
-        """Sign and spread a round of this node's own packets, which the store has already.
+        """Sign and spread a round of this node's own packets, which the store has; its number is taken (`take_round`).
 
         issued_at: unix seconds when the round's rows were drawn; None: now.
         """
@@ -231,7 +230,7 @@ class Swarm:
         self._greet_if(self.membership.addresses.hear(addresses, LAN))
 
     def wake(self) -> None:
-        """Wake the loops because the node wants more."""
+        """Wake the loops that pull and exchange, because the node may want other groups than before."""
         self.pulling.news.set()
         self._to_exchange.set()
 
@@ -264,6 +263,7 @@ class Swarm:
             task.add_done_callback(lambda _: self._cutting.pop(peer, None))
 
     async def on_handshake(self, request: Handshake, peer: bytes) -> Handshake:
+        """As `Membership.on_handshake`; what the table knows of the peer is forgotten, for it may have restarted."""
         known = peer in self._view
         answer = self.membership.on_handshake(request, peer)
         self.gossip.table.forget_peer(peer)
@@ -290,11 +290,11 @@ class Swarm:
         return answer
 
     async def on_fetch(self, request: FetchRequest, peer: bytes) -> AsyncIterator[FetchChunk]:
-        """Send a peer the packets that it asks for; to whom may not ask, only that this node is busy."""
-        # A stranger's next exchange gets that answer.
+        """Send a peer the packets that it asks for; tell one that may not ask that this node is busy."""
+        # To a stranger the answer to its next exchange says that it has to shake hands.
         may = self.membership.limits(peer) is not None and not self.membership.sessions[peer].observer
         async for chunk in self.pulling.uploads.serve(request, peer, may=may):
-            # Not any more, that is: a stranger of a private run gets its "busy".
+            # It was banned or removed since the request; whoever might not ask then gets its "busy".
             if may and (self.reputation.shunned(peer) or not self.roster.admits(peer)):
                 self._cut(peer)
                 return
@@ -362,7 +362,7 @@ class Swarm:
             if further is None:
                 return
             request = further
-        self.gossip.unsent(request, peer)
+        self.gossip.unsent(request, peer)  # there is no question left for it
 
     async def _call(self, peer: bytes, request: ExchangeRequest) -> ExchangeResponse | None:
         """Return a peer's answer; None if there was none or the peer does not know this node."""
@@ -390,7 +390,7 @@ class Swarm:
     # --- membership and the DHT -----------------------------------------------------------------------------------
 
     async def _maintain_loop(self) -> None:
-        """Greet named peers; without any peer, go back to the bootstraps and the DHT."""
+        """Greet named peers; without any peer, go back to the bootstraps and the DHT. A node that is shut out waits."""
         known = self.membership.addresses
         while True:
             await self._wait(self._to_greet, self._leisure())
@@ -417,7 +417,7 @@ class Swarm:
             await asyncio.sleep(1.0)
 
     def _strangers(self) -> list[bytes]:
-        """Whom to greet now: nobody that is left alone, and nobody who was a member and is none any more."""
+        """`AddressBook.strangers`, in its order, but none that is banned, or was a member and is none any more."""
         return [
             peer
             for peer in self.membership.addresses.strangers()
@@ -441,14 +441,14 @@ class Swarm:
             self._to_greet.set()
 
     async def _greet(self, peer: bytes) -> bool:
-        """Greet a peer and forget what it knew: it may have restarted."""
+        """Greet a peer; if it is in the view then, forget what it knew, for it may have restarted, and return True."""
         met = await self.membership.greet(peer)
         if met:
             self.gossip.table.forget_peer(peer)
         return met
 
     def _tell(self, message: Message, peer: bytes, told: Told) -> None:
-        """Add what the peer was not told yet of members and self-reports, and note it in `told`."""
+        """Add what the peer was not told yet of members and self-reports; `told` names it, so it can be taken back."""
         session = self.membership.sessions[peer]
         reports = self.reports.news(session.reports, observer=session.observer)
         records = self.roster.news(session.records)
@@ -476,7 +476,7 @@ class Swarm:
             first = False
 
     async def _look_up(self) -> None:
-        """Read peers' records from the DHT; each answer names the peer that gave it."""
+        """Hear the addresses in peers' records from the DHT; each answer names the peer that gave it."""
         await self._directory.find(self._take, alone=not self.has_peers())
 
     def _take(self, answer: Answer) -> None:
@@ -485,7 +485,7 @@ class Swarm:
         self._greet_if(self.membership.addresses.hear(addresses, answer.referrer))
 
     async def _revive(self) -> None:
-        """Restore the handlers, connections and DHT after a new p2pd replaced the old one."""
+        """Restore the handlers, connections and DHT after a new p2pd replaced the old one, see `Supervisor`."""
         await self._transport.serve(self)
         await self.membership.refresh_addresses()
         await asyncio.gather(*map(self._greet, self._view))

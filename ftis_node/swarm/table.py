@@ -32,7 +32,8 @@ AGE_SLACK_SECONDS = 1.5
 class Table:
     """A bounded set of announcements, one for each (author, round).
 
-    It also keeps the time of first receipt for twice as many removed ones.
+    It also keeps the time of first receipt for twice as many removed ones. It lives in the event loop, and in memory
+    only: after a restart peers send others' announcements again, and the store has this node's own.
 
     max_age: seconds after which an announcement leaves the table. clock: monotonic, in seconds (`boot_seconds`).
     recorded: returns whether an author has a record. rows_of: returns the rows of the packets, by their index; empty if
@@ -65,19 +66,20 @@ class Table:
         self._left = Bounded[tuple[bytes, int], float](2 * self.capacity)  # time of first receipt of removed ones
 
     def __len__(self) -> int:
+        """The number of announcements; some may be beyond `max_age` until `expire`."""
         return len(self._known)
 
     def __iter__(self) -> Iterator[Known]:
-        """What is here now; announcements may be added and removed meanwhile."""
+        """What is here now, in order of arrival; announcements may be added and removed meanwhile."""
         return iter(list(self._known.values()))
 
     def get(self, author: bytes, round: int) -> Known | None:
-        """The announcement of an author's round, if it is here."""
+        """The announcement of an author's round; None if it is not here."""
         return self._known.get((author, round))
 
     def bit(self, peer: bytes) -> int:
         """A peer's bit in masks of peers. Of more than 256 one outside of the view is forgotten: that which was sent
-        nothing for longest."""
+        nothing for longest. Its bit goes to another peer, so ask anew before each use."""
         if peer not in self._bits:
             if not self._free:
                 self.forget_peer(next(other for other in self._bits if self.view is None or other not in self.view))
@@ -85,7 +87,7 @@ class Table:
         return self._bits[peer]
 
     def find(self, id: int) -> Known | None:
-        """Find an announcement by its `announcement_id`."""
+        """Find an announcement by its `announcement_id`; None if it is not here."""
         return self._by_id.get(id)
 
     def add(
@@ -99,6 +101,9 @@ class Table:
     ) -> Outcome:
         """Add an announcement with a verified signature, or note another holder of one that is here. Others make room.
 
+        Returns NEW, KNOWN, OLD (beyond `max_age`) or EQUIVOCATION (the author's round is here with other packets). The
+        last two change nothing.
+
         Args:
             data: its encoding.
             age: seconds since the signature, as the first sender reports; with several copies, see `Known.dated`.
@@ -107,7 +112,7 @@ class Table:
         """
         now = self.clock()
         key = announcement.author, announcement.round
-        heard = self._left.get(key, now)
+        heard = self._left.get(key, now)  # it may have been here before
         born = min(heard, now - age)
         if now - born > self.max_age:
             return Outcome.OLD
@@ -133,8 +138,9 @@ class Table:
         return outcome
 
     def sample(self, count: int, peer: bytes, age: float = 0.0) -> list[Known]:
-        """A random sample of announcements, at least so old, that `peer` does not know, as far as this node knows. Then
-        of those of which this node holds more packets than it announced to `peer`."""
+        """A random sample of announcements, at least `age` seconds old, that `peer` does not know, as far as this node
+        knows. Then of those of which this node holds more packets than it announced to `peer`. They do not count as
+        sent yet, see `tell`."""
         self.expire()
         bit = self.bit(peer)
         self._bits[peer] = self._bits.pop(peer)
@@ -146,12 +152,12 @@ class Table:
         return new + self.rng.sample(more, min(count - len(new), len(more)))
 
     def recent_authors(self, seconds: float) -> set[bytes]:
-        """Authors of announcements no older than `seconds`."""
+        """Authors of announcements no older than `seconds`, this node too, and also of those that were removed."""
         earliest = self.clock() - seconds
         return {author for author, born in self._latest.items() if born >= earliest}
 
     def open_ones(self) -> list[Known]:
-        """The announcements within `max_age` with packets left to pull."""
+        """The announcements within `max_age` with packets left to pull. It reads the whole table."""
         limit = self.clock() - self.max_age
         return [known for known in self if known.born >= limit and known.unsettled]
 
@@ -180,7 +186,7 @@ class Table:
             known.current &= ~bit
 
     def expire(self) -> None:
-        """Drop expired announcements."""
+        """Drop announcements beyond `max_age`. It reads the whole table."""
         limit = self.clock() - self.max_age
         for known in self:
             if known.born < limit:
@@ -194,12 +200,14 @@ class Table:
         rows: Iterable[int] | None = None,
         peers: Set[bytes] = frozenset(),
     ) -> list[Target]:
-        """Choose up to `count` packets to pull, see `choosing.choose`.
+        """Choose up to `count` packets to pull, see `choosing.choose`; the caller marks them as under way.
 
         Args:
+            newcomers: what is chosen takes up their room; None: they have no limit.
             wanted: returns a bit mask of an announcement's packets that may be chosen, -1 for all. It runs for every
                 unsettled announcement in the table, so it must be quick.
-            rows: choose only packets of these, one a row, those of the first rows that have any.
+            rows: choose only packets of these, one a row, those of the first rows that have any; None: of any.
+            peers: see `choosing.choose`; they have no effect with `rows`.
         """
         newcomers = newcomers or Newcomers()
         self.expire()
@@ -241,7 +249,7 @@ class Table:
 
     def _victim(self) -> Known:
         """Draw the announcement to evict: one of strangers, unless authors with a record have more than half. Among a
-        few random ones it is that of the first sender with the largest share."""
+        few random ones it is that of the first sender with the largest share. The table must not be empty."""
         everything = list(self)
         while True:
             of_strangers = self._vouched <= len(everything) // RECORDED_PART
@@ -281,7 +289,7 @@ class Table:
         self._latest[known.author] = max(known.born, latest)
 
     def _put(self, known: Known) -> None:
-        """Add an announcement for which there is room, to the table and to the shares."""
+        """Add an announcement to the table and to the shares, once `_make_room` has made room for it."""
         self._known[known.key] = self._by_id[known.id] = known
         known.vouched = self._vouch(known)
         self._vouched += known.vouched
@@ -292,7 +300,7 @@ class Table:
         self._bytes += known.size
 
     def _remove(self, known: Known) -> None:
-        """Undo `_put`; the time of first receipt is kept."""
+        """Undo `_put`; the time of first receipt is kept, so that one that comes again is no younger for it."""
         del self._known[known.key]
         self._vouched -= known.vouched
         self._left[known.key] = known.heard

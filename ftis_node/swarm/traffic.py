@@ -19,7 +19,11 @@ ALL = b""
 
 
 class Traffic:
-    """Received and sent RPC payloads in bytes, without libp2p's own framing; and the budgets of what is sent."""
+    """Received and sent RPC payloads in bytes, without libp2p's own framing; and the budgets of what is sent.
+
+    received, sent: by 38-byte peer id, since the start of the process; under `ALL` those of peers that are forgotten.
+    Whoever reads a message adds it to `received`.
+    """
 
     def __init__(self, recorded: OfPeer = lambda peer: False) -> None:
         """
@@ -34,14 +38,16 @@ class Traffic:
 
     @property
     def bytes_in(self) -> int:
+        """All received payload since the start, in bytes."""
         return self.received.total()
 
     @property
     def bytes_out(self) -> int:
+        """All sent payload since the start, in bytes."""
         return self.sent.total()
 
     def limit(self, upload_bytes: float) -> None:
-        """Send at most so much payload a second from now on; 0: no limit."""
+        """Send at most so many bytes of payload a second from now on; 0: no limit. The budgets begin full."""
         rate = upload_bytes or UNLIMITED
         self._upload = Budgets(boot_seconds, rate, rate)
         self._answers = Budgets(boot_seconds, rate / ANSWERS_PART, rate)
@@ -57,20 +63,22 @@ class Traffic:
         return self._upload.wait(ALL, 0)
 
     def room(self, peer: bytes) -> float:
-        """Bytes that an answer to this peer may have now; at 0 or below it has to be no larger than the question."""
+        """Bytes that an answer to this peer may have now; at 0 or below it has to be no larger than the question. The
+        caller sees to that, and counts the answer (`answer`)."""
         return min(budget.left(key) for budget, key in self._budgets(peer))
 
     def own_room(self, peer: bytes) -> float:
-        """The same for a peer that this node asked: what others draw does not count."""
+        """As `room`, for a peer that this node asked: what others draw does not count."""
         return self._each.left(peer)
 
     def ask(self, peer: bytes, size: int) -> None:
-        """Count a question of this node, which may give what the peer asked for in its last answer."""
+        """Count a question of this node as sent; it draws on the peer's budget, for it may hold what the peer asked for
+        in its last answer."""
         self.send(peer, size)
         self._each.spend(peer, size)
 
     def answer(self, peer: bytes, size: int) -> None:
-        """Count bytes that go out because this peer asked."""
+        """Count bytes as sent that go out because this peer asked."""
         self.send(peer, size)
         for budget, key in self._budgets(peer):
             budget.spend(key, size)
@@ -83,7 +91,8 @@ class Traffic:
         return found
 
     def forget_all_but(self, peers: Container[bytes]) -> None:
-        """Bound the memory: above 1024 peers, those outside `peers` count in the totals only, under no peer's id."""
+        """Bound the memory: above 1024 peers, those outside `peers` count in the totals only, under no peer's id.
+        `Swarm` calls it every few seconds."""
         for counter in (self.received, self.sent):
             if len(counter) > PEERS_MAX:
                 gone = [peer for peer in counter if peer not in peers]  # also `ALL`, with what it has already

@@ -68,15 +68,20 @@ LISTENING = [field.name for field in fields(Listening)[2:]]  # settings have the
 class Handlers(Protocol):
     """The node's answers to calls. `peer` is the caller's 38-byte peer id, authenticated by the connection."""
 
-    def admits(self, peer: bytes) -> bool: ...
+    def admits(self, peer: bytes) -> bool:
+        """Whether to answer this call; it is asked once for each call, and for each further request in a stream."""
 
-    def knows(self, peer: bytes) -> bool: ...
+    def knows(self, peer: bytes) -> bool:
+        """Whether the peer is in the active view; all others together have a quarter of the streams."""
 
-    async def on_handshake(self, request: Handshake, peer: bytes) -> Handshake: ...
+    async def on_handshake(self, request: Handshake, peer: bytes) -> Handshake:
+        """Answer a handshake."""
 
-    async def on_exchange(self, request: ExchangeRequest, peer: bytes) -> ExchangeResponse: ...
+    async def on_exchange(self, request: ExchangeRequest, peer: bytes) -> ExchangeResponse:
+        """Answer an exchange of announcements."""
 
-    def on_fetch(self, request: FetchRequest, peer: bytes) -> AsyncIterator[FetchChunk]: ...
+    def on_fetch(self, request: FetchRequest, peer: bytes) -> AsyncIterator[FetchChunk]:
+        """Answer one request of a stream, a chunk for each digest; an early end leaves the others out."""
 
 
 @dataclass(frozen=True)
