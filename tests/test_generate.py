@@ -177,7 +177,7 @@ def test_a_prompt_is_read_once_for_its_whole_group(native):
 def test_what_prompts_begin_with_is_read_once_for_all(window, read):
     policy = tiny_policy(use_sliding_window=window is not None, sliding_window=window, max_window_layers=0)
     prompts = [[*range(2, 25)] * 3 + [2, row, *[5] * (row - 3)] for row in range(3, 12, 2)]
-    prompts.append(prompts[0][:-1] + [20])
+    prompts.append([*prompts[0][:-1], 20])
     sampling = Sampling(12, 1.2, (1,))
     with watched_forwards(policy) as shapes:
         groups = generate(policy, prompts, group=2, sampling=sampling, generator=seeded(5), batch=4)
