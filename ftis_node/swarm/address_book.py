@@ -275,7 +275,7 @@ class AddressBook:
         """The known addresses of a peer to dial now; an empty list if none may be dialled; None if the budgets of those
         that named them are used up. Each returned address is charged to a budget, so call it only to dial."""
         found = {text: who for text, who in self._addresses(peer).items() if self.may_dial(text, who)}
-        teller = peer
+        teller = peer  # who pays for what the peer itself named
         if found and not self.sessions.met(peer):  # another may have passed its signed word on
             teller = self._passive_view[peer].referrer or peer
         affordable = []

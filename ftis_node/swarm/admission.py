@@ -230,7 +230,7 @@ def _check_pieces(run: Run, packet: TextPacket) -> Rejection | None:
         pieces = completion.pieces
         size = len(completion.text)
         last = int(pieces[-1]) if len(pieces) else 0
-        aborted = len(pieces) > 0 and last == 0
+        aborted = len(pieces) > 0 and last == 0  # the author sampled a token without text, and stopped
         if np.count_nonzero(pieces) != len(pieces) - aborted or (aborted and completion.finished):
             return Rejection(
                 Reason.EMPTY_PIECE, "a piece without text, which is not the end of an unfinished completion"

@@ -75,11 +75,12 @@ def day(at: int) -> str:
 
 
 class MembersBook(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
-    """What a node knows of its private run, and keeps on disk. All signatures in it hold: `Roster` checks each before it
-    puts a record here. Only the node writes the file; commands leave orders for it (`Roster.obey`).
+    """What a node knows of its private run, and keeps on disk. All signatures in it hold: `Roster` checks each before
+    it puts a record here. Only the node writes the file; commands leave orders for it (`Roster.obey`).
 
-    own: this node's chain, empty before it has one. issued, ended: by issuer and member, the latest certificate and removal. redeemed: the key
-    that used each invitation, by nonce. voided: invitations issued before this time, in unix seconds, are refused.
+    own: this node's chain; empty before it has one. issued, ended: by issuer and member, the latest certificate and
+    removal. redeemed: the key that used each invitation, by nonce. voided: invitations issued before this time, in unix
+    seconds, are refused.
     """
 
     run_id: bytes

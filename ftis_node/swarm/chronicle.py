@@ -97,7 +97,7 @@ class Chronicle(msgspec.Struct):
             others = [author for author in nodes if not spares(author)] or list(nodes)
             named = Counter(nodes[author].first_sender for author in others)
             others.sort(key=lambda author: (named[nodes[author].first_sender], nodes[author].first))
-            going = others[::-1]
+            going = others[::-1]  # the newest of the most frequent first sender first
         for author in going[:LEAVING]:
             del nodes[author]
 
