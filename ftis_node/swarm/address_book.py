@@ -126,6 +126,7 @@ class AddressBook:
         self.local = LocalNetworks(self.how.host)
 
     def __contains__(self, peer: bytes) -> bool:
+        """Whether the peer is in the passive view."""
         return peer in self._passive_view
 
     # --- what this node's owner says ------------------------------------------------------------------------------
@@ -258,7 +259,7 @@ class AddressBook:
 
     def may_dial(self, address: str, referrer: bytes = HERE) -> bool:
         """Whether the node dials this address, which the referrer named. If not, the reason is kept for `skipped`, and
-        the log says it once."""
+        the log says it once, while there are few."""
         why = self._why_not(address, referrer)
         skipped = self._skipped.setdefault(self._part(referrer), Bounded(PART_MAX))
         key = peer_at(address), address
@@ -318,7 +319,7 @@ class AddressBook:
             return ""
         why = self.scope.why_not(address)
         peer = peer_at(address)
-        if not why or not referrer or referrer not in (peer, LAN):
+        if not why or not referrer or referrer not in (peer, LAN):  # there nobody else's word counts
             return why
         if self.private or self.local.has(referrer, self.scope.exact):
             return self.local.why_not(address)

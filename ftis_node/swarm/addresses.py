@@ -76,7 +76,8 @@ def parse_address(text: str) -> bytes:
 
 
 def is_multiaddr(text: str) -> bool:
-    """Whether this is a multiaddr (https://multiformats.io/multiaddr) that libp2p's daemon can dial or announce.
+    """Whether this is a multiaddr (https://multiformats.io/multiaddr) that libp2p's daemon can dial or announce. It
+    need not end in a peer id.
 
     hivemind's own parser accepts more protocols, and its import takes two seconds.
     """

@@ -231,13 +231,15 @@ def _check_pieces(run: Run, packet: TextPacket) -> Rejection | None:
         size = len(completion.text)
         last = int(pieces[-1]) if len(pieces) else 0
         aborted = len(pieces) > 0 and last == 0  # the author sampled a token without text, and stopped
-        if np.count_nonzero(pieces) != len(pieces) - aborted or (aborted and completion.finished):
+        without_text = len(pieces) - np.count_nonzero(pieces)
+        if without_text != aborted or (aborted and completion.finished):
             return Rejection(
                 Reason.EMPTY_PIECE, "a piece without text, which is not the end of an unfinished completion"
             )
         if len(completion) > cap:
             return Rejection(Reason.TOO_LONG, f"a completion of {len(completion)} tokens; the cap is {cap}")
-        if size - last >= most or (completion.finished and size >= most):
+        before_last = size - last
+        if before_last >= most or (completion.finished and size >= most):
             return Rejection(Reason.TOO_LONG, f"a completion of {size} bytes goes on after the cap of {most}")
         if not (completion.finished or aborted or len(pieces) == cap or size >= most):
             return Rejection(Reason.CUT_SHORT, f"an unfinished completion of {len(pieces)} pieces and {size} bytes")

@@ -65,7 +65,7 @@ def teaches(run: Run, right: int) -> bool:
 
 class PacketRefs:
     """The packet references of an announcement, kept as the signed 42 bytes each; objects would take 270. They are read
-    like a list. An index is also a packet's bit in the masks of `known.Known`."""
+    like a list. An index is also a packet's bit in the masks of `known.Known`. `packed` is not checked; `of` checks."""
 
     __slots__ = ("packed",)
 

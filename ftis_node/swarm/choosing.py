@@ -27,6 +27,7 @@ def _turns(by_author: Mapping[bytes, Sequence[Offer]], newcomers: Newcomers, rng
 
     Of two random ones it is the turn of that with the fresher announcement. A newcomer is replaced, three times in
     four, by the newcomer closest to a record: if all newcomers of a large swarm took turns, none would ever get one.
+    An author has a record after 20 groups trained on with sound claims (`books.Author`).
 
     Args:
         by_author: the offers that are left, the best of each author last. The caller takes from them after each turn,

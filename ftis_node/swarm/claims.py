@@ -15,6 +15,7 @@ DOUBTED = 100.0  # what the bets have paid for each stake at a verdict
 DISPROVED = 1000.0
 MOST = 1e6  # what a bet can be worth, so that an author that mends its ways is not doubted for ever
 LARGEST_WIN = 50.0  # nats of a step
+# By place in `wealth`: the kind of sample (0: tokens, 1: whole samples), and the name of the figure that it is paid by.
 _ACCOUNTS = tuple((kind, f"{prefix}_{bet}") for kind, prefix in enumerate(("bet", "chunk_bet")) for bet in BETS)
 
 
@@ -53,7 +54,7 @@ class Claims:
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> Claims:
         """Read what a home kept, as `dataclasses.asdict` gives it. Older ones kept whole samples apart, or no
-        `wealth`: it begins at 1."""
+        `wealth`: it begins at 1. Raises ValueError, TypeError or KeyError if it is malformed."""
         wealth = [float(value) for value in row.get("wealth", ())]
         numbers: dict[str, Any] = {key: float(value) for key, value in row.items() if key != "wealth"}
         if "tokens" in numbers:

@@ -52,6 +52,7 @@ class OwnSlots:
         start = draw(self.run.id, self.author, epoch, 0, slots)  # of the order in which this node answers new slots
 
         def later(slot: int) -> tuple[int, int]:
+            """The sort key: smallest for the slot to answer first."""
             parts = admitted.get(slot, 0)
             rank = -parts
             if parts >= self.run.parts:
@@ -65,8 +66,8 @@ class OwnSlots:
 
 @dataclass
 class Answered:
-    """The slots that each author has answered. An (author, epoch, slot) counts once. Of 4096 authors the latest three
-    epochs are remembered; of a run without common rows nothing is."""
+    """The slots that each author has answered. An (author, epoch, slot) counts once. 4096 authors are remembered, with
+    three epochs of each; in a run without common rows, none."""
 
     run: Run
 

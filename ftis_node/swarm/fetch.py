@@ -16,8 +16,8 @@ from ftis_node.swarm.limits import OWN
 from ftis_node.swarm.traffic import Traffic
 from ftis_node.swarm.wire.transport import Transport
 
-UPLOADS = 4
-BUSY_AFTER = 3.0
+UPLOADS = 4  # at once
+BUSY_AFTER = 3.0  # seconds of waiting for an upload slot
 OPEN_SECONDS = 5.0
 # p2pd does not report a broken connection while this side of the stream is open, so a timeout must detect it. A holder
 # may wait for an upload slot and for its upload limit; then it must send at least so many bytes a second.
@@ -32,7 +32,7 @@ class HolderFault(Exception):
 
 
 class HolderLie(HolderFault):
-    """A holder sent something other than the request."""
+    """A holder sent something other than what was requested."""
 
 
 @dataclass
@@ -184,8 +184,8 @@ async def _ask(request: FetchRequest, received: asyncio.Event) -> AsyncIterator[
 
 
 async def _next(stream: AsyncIterator[FetchChunk], timeout: float) -> FetchChunk:
-    """Return the next answer, for which to wait `timeout` seconds. An early end, silence and errors are all the
-    holder's fault: raises HolderFault."""
+    """Wait `timeout` seconds for the next answer, and return it. An early end, silence and errors are all the holder's
+    fault: raises HolderFault."""
     try:
         async with asyncio.timeout(timeout):
             return await anext(stream)

@@ -58,7 +58,7 @@ class Gossip:
     reads an announcement; a simulation of many nodes reads each only once. welcomes: whether an author may take part;
     in a private run, whether it is a member. sessions: what is remembered of each peer. holds: whether the node has a
     packet of this digest. tells_all: the swarm is small, so an author sends its newest announcement to all its peers
-    itself, and others mention it a moment later only.
+    itself, and others mention it a moment later only; `Swarm` sets it before each round of exchanges.
     """
 
     table: Table
@@ -187,7 +187,7 @@ class Gossip:
         self._ask_others(request)
         session = self.sessions[peer]
         session.missed |= request.again
-        session.forgot |= request.again and not request.latest
+        session.forgot |= request.again and not request.latest  # it asked for all announcements
         self._take_back(peer, session.request)
 
     def failed(self, request: ExchangeRequest, peer: bytes) -> None:
@@ -205,7 +205,8 @@ class Gossip:
     # --- sending --------------------------------------------------------------------------------------------------
 
     def pushes_to(self, peer: bytes) -> bool:
-        """Whether this node sends the peer its newest announcement unasked: the peer cannot know it, nor can many."""
+        """Whether this node sends the peer its newest announcement unasked: the peer cannot know it, nor can six
+        others. In a small swarm all peers that cannot know it get it."""
         newest = self._newest
         if newest is None or self.table.find(newest.id) is not newest:  # it may have left the table
             return False
@@ -337,7 +338,7 @@ class Gossip:
         session = self.sessions[peer]
         lacking = session.lacking
         most = LACKING_MAX
-        if self._open >= self.enough:
+        if self._open >= self.enough:  # by the latest count, see `_enough`
             most = FEW_LACKING
         if mention.id not in lacking and len(lacking) >= most:
             del lacking[next(iter(lacking))]  # the oldest makes room
@@ -391,7 +392,7 @@ class Gossip:
             return Outcome.UNWANTED
         if not self.welcomes(author):
             return Outcome.NO_MEMBER
-        if author == first_sender and not self.run.common:  # then it is the time of the draw
+        if author == first_sender and not self.run.common:  # with common rows `issued_at` is the time of the draw
             self.sessions[first_sender].note_time(announcement.issued_at + age)
         if abs(unix_seconds() - announcement.issued_at) > REPLAY_FENCE:
             return Outcome.REPLAYED

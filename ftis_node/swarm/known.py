@@ -46,7 +46,8 @@ class Known:
     """An announcement in the table.
 
     born: when the author signed it, by the smallest reported age. heard: when this node first received it. Both on
-    this node's clock (`boot_seconds`). data: its encoding. Masks of peers have the bits of `Table.bit`.
+    this node's clock (`boot_seconds`). data: its encoding. Masks of peers have the bits of `Table.bit`; of packets, the
+    bit of a packet's index. `Gossip` and `Table` keep what peers know, `Pulling` keeps `done` and `pulling`.
     """
 
     announcement: Announcement

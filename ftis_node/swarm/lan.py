@@ -72,8 +72,8 @@ class Lan:
     """Tells the local network of a node, and hears of others: `start`, then perhaps `tell`, and `close` in any case.
 
     host: the address to listen on, as in the settings; 0.0.0.0 or ::, all but this machine's own. heard, hidden: called
-    in the event loop with each node that is found, of open and of private runs; again if its records change, and it may
-    be with this node itself. They look for their own run.
+    in the event loop with each node that is found, of open and of private runs, whatever its run; again if its records
+    change; and it may be with this node itself.
     """
 
     host: str
@@ -151,8 +151,8 @@ class Lan:
         task.add_done_callback(self._asking.discard)
 
     async def _ask(self, zeroconf: Zeroconf, name: str, own: Interface) -> None:
-        """Ask a node for its records, for three seconds, and pass on what they tell. Nonsense goes into the log; so
-        nothing is raised."""
+        """Ask a node for its records, and wait for three seconds; pass on what they tell. Nothing is raised: nonsense
+        and errors go into the log."""
         info = AsyncServiceInfo(SERVICE, name)
         try:
             if not await info.async_request(zeroconf, ANSWER_SECONDS * 1000):
@@ -297,7 +297,7 @@ async def _register(
 
 async def look_around(host: str, seconds: float) -> list[LanNode]:
     """The nodes of open runs that tell of themselves on the local network, heard within some seconds; at most 256 of
-    them, by run and then by peer. It takes all of these seconds, and tells nothing of this node.
+    them, sorted by run and then by peer. It waits for all of these seconds, and tells nothing of this node.
 
     Raises:
         OSError: this machine has no multicast.
