@@ -123,8 +123,8 @@ class Claims:
 
     @property
     def paid(self) -> float:
-        """Return what the bets against the claims have paid, for a stake of 1 in each kind of sample: 2 at first, less
-        while the claims hold. `Reputation` doubts the author from `DOUBTED` on and bans it from `DISPROVED` on."""
+        """Return what the bets against the claims have paid, for a stake of 1 in each kind of sample: 2 at
+        first. `Reputation` doubts the author from `DOUBTED` on and bans it from `DISPROVED` on."""
         return sum(self.wealth) / len(BETS)
 
     @property

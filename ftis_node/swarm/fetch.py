@@ -17,7 +17,7 @@ from ftis_node.swarm.traffic import Traffic
 from ftis_node.swarm.wire.transport import Transport
 
 UPLOADS = 4  # at once
-BUSY_AFTER = 3.0  # seconds of waiting for an upload slot
+BUSY_AFTER = 3.0  # seconds of waiting, for an upload slot or for the upload limit
 OPEN_SECONDS = 5.0
 # p2pd does not report a broken connection while this side of the stream is open, so a timeout must detect it. A holder
 # may wait for an upload slot and for its upload limit; then it must send at least so many bytes a second.

@@ -74,7 +74,7 @@ class Known:
         self.length = len(data)
         self.size = self.length + len(self.announcement.packets.packed)
         self.every = (1 << len(self.announcement.packets)) - 1
-        self.holders[self.author] = self.every
+        self.holders[self.author] = self.every  # by its own word
 
     @property
     def author(self) -> bytes:

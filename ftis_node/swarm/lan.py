@@ -86,8 +86,12 @@ class Lan:
         self._stack = contextlib.AsyncExitStack()
 
     async def start(self) -> None:
-        """Listen on each interface, and begin to hear. An interface that fails is left out; raises OSError if none is
-        left, as where there is no multicast."""
+        """Listen on each interface, and begin to hear. An interface that fails is left out.
+
+        Raises:
+            OSError: none is left, as where there is no multicast.
+            ValueError: `host` is a name.
+        """
         every = ipaddress.ip_address(self.host).is_unspecified
         for name, own in own_interfaces():
             if str(own.ip) == self.host or (every and own.version == 4 and not own.is_loopback):
@@ -97,7 +101,8 @@ class Lan:
             raise OSError(f"{self.host} has no network with multicast")
 
     def _listen(self, name: str, own: Interface) -> None:
-        """Open a socket on one interface, and browse its network for nodes."""
+        """Open a socket on one interface, and browse its network for nodes, until `close`. name: the interface's; own:
+        this machine's address there. Raises OSError."""
         zeroconf = AsyncZeroconf(interfaces=[str(own.ip)])
         self._stack.push_async_callback(zeroconf.async_close)
         engine = zeroconf.zeroconf.engine  # each of its sockets would else hear what comes in by other interfaces
