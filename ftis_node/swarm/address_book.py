@@ -22,10 +22,11 @@ from ftis_node.swarm.wire.transport import Listening
 PASSIVE_VIEW_MAX = 256
 PART_MAX = PASSIVE_VIEW_MAX // 8  # candidates that one peer can name
 ADDRESSES_TOLD = 2
-HERE = b""  # who named what this node's own sources name
-LAN = b"lan"  # who names what was heard on the local network
+# Referrers that are no peers:
+HERE = b""  # of what this node has by itself: from its owner, a run file or an earlier start
+LAN = b"lan"  # of what mDNS named
 LAN_MAX = 64  # addresses from there
-SELF = b"self"  # who named all those that came by themselves
+SELF = b"self"  # of all peers that came by themselves: they called this node first
 PEERS_IN_A_HANDSHAKE = 16
 # Dials of addresses that one peer named: as many as one answer has, and as many again each minute.
 DIALS_AT_ONCE = float(PEERS_IN_A_HANDSHAKE * ADDRESSES_TOLD)
@@ -50,15 +51,19 @@ logger = logging.getLogger(__name__)
 
 
 class Referrers:
-    """Counts by referrer, a 38-byte peer id. A doubted referrer's answers are still used, but never suffice alone."""
+    """Counts by referrer, a 38-byte peer id: how many of the peers that it named could be met.
+
+    A doubted referrer's answers are still used, but a look-up in the DHT (`wire.directory`) does not end with them. Of
+    more than 1024 referrers the oldest is forgotten.
+    """
 
     def __init__(self) -> None:
         self._counts = Bounded[bytes, list[int]](REFERRERS_MAX)  # missed, met
 
     def note(self, referrer: bytes, *, met: bool) -> None:
-        """Count a named peer that shook hands, or did not answer its first greeting."""
+        """Count a named peer that shook hands, or did not answer its first greeting. Nothing is counted for `HERE`."""
         if referrer:
-            self._counts.setdefault(referrer, [0, 0])[met] += 1
+            self._counts.setdefault(referrer, [0, 0])[met] += 1  # at 0 for missed, at 1 for met
 
     def doubted(self, referrer: bytes) -> bool:
         """Whether at least eight of the named peers, and three in four, did not answer."""
@@ -68,11 +73,13 @@ class Referrers:
 
 @dataclass(slots=True)
 class _Candidate:
-    """referrer: the peer that named it first. part: whose part of the room it takes up. addresses: each with its
-    referrer.
+    """A peer in the passive view.
 
-    failures: greetings in a row without an answer, the last one at `last`; one that was refused counts as several.
-    refused: the last one was. alive: since then there was a sign that it is.
+    referrer: the peer that named it first. part: whose part of the room it takes up (`_part`). addresses: each with its
+    referrer, at most eight (`_own_first`).
+
+    failures: greetings in a row without an answer; one that was refused counts as nine. last: when the last one failed,
+    by the clock of the book. refused: the last one was refused. alive: since then it was named again, or it called.
     """
 
     referrer: bytes
@@ -86,13 +93,15 @@ class _Candidate:
 
 @dataclass(eq=False)
 class AddressBook:
-    """Named peers are candidates, until a handshake.
+    """The passive view: peers that were named or met, with their addresses. Those outside of the view are candidates
+    for a greeting. A peer that shook hands stays here with the addresses that it claims itself.
 
     Who named an address decides whether the node dials it (`NetworkScope`). Otherwise strangers could make it probe its
     own network.
 
-    own: this node's 38-byte peer id. how: its listening settings. view: `membership.Peer` by peer id. cache: keeps
-    addresses between starts. private: the run has members.
+    own: this node's 38-byte peer id. how: its listening settings. view: the active view, `membership.Peer` by peer id;
+    `Membership` changes it. cache: the file that keeps addresses between starts; None: nothing is kept. private: the
+    run has members. clock: in seconds.
     """
 
     own: bytes
@@ -117,15 +126,16 @@ class AddressBook:
         self.local = LocalNetworks(self.how.host)
 
     def __contains__(self, peer: bytes) -> bool:
+        """Whether the peer is in the passive view."""
         return peer in self._passive_view
 
     # --- what this node's owner says ------------------------------------------------------------------------------
 
     def trust(self, owners: Iterable[str], given: Iterable[str] = ()) -> list[str]:
         """Trust the owner's addresses: the node dials them, and others in their networks; of those that the owner was
-        given, exactly these.
+        given, exactly these. Call it once at the start, before `recall` and `hear`.
 
-        Returns all of them, with those of earlier starts of this home.
+        Returns all of them, with those of earlier starts of this home: at most 16 of the owner's, then 16 given ones.
         """
         known = self._known
         known.peers = list(dict.fromkeys((*owners, *known.peers)))[:NAMED_MAX]
@@ -136,11 +146,12 @@ class AddressBook:
         return found
 
     def names_of(self, peer: bytes) -> list[str]:
-        """The addresses at which this node's owner named this peer."""
+        """The addresses at which this node's owner named this peer, without those that the owner was given."""
         return [text for text in self._known.peers if peer_at(text) == peer]
 
     def recall(self) -> None:
-        """Add the peers of previous starts to the candidates: these claimed their addresses themselves."""
+        """Add the peers of previous starts to the candidates, at the start and whenever the view is empty. They claimed
+        their addresses themselves, so each is the referrer of its own, but for what the owner named."""
         self.hear(self._known.met)
         for text in self._known.met:
             candidate = self._passive_view.get(peer_at(text))
@@ -149,10 +160,14 @@ class AddressBook:
 
     def save(self, elsewhere: Container[bytes]) -> None:
         """Keep addresses for the next start: the view's, each peer's together, and those of peers met before. Peers
-        that came by themselves push out none of the first eight that this node has found.
+        that came by themselves push out none of the first eight that this node has found. Called after each round of
+        greetings and at the end.
 
         Args:
             elsewhere: what the owner named stays named, unless the peer there is one of these.
+
+        Raises:
+            OSError: the file cannot be written.
         """
         if self.cache is None:
             return
@@ -170,13 +185,16 @@ class AddressBook:
     # --- what is heard --------------------------------------------------------------------------------------------
 
     def hear(self, addresses: Sequence[str], referrer: bytes = HERE, teller: bytes = HERE) -> bool:
-        """Remember named addresses; ignore anything that is not an address of a peer.
+        """Remember named addresses. Ignore anything that is not an address of a peer, this node's own addresses, and
+        new ones that this node does not dial at that referrer's word (`may_dial`).
 
         Args:
+            addresses: at most 256 are read.
             referrer: the peer that named them.
-            teller: who passed its signed word on; new peers take up that one's part of the room.
+            teller: the peer that passed on the referrer's signed word, and whose part of the room new peers take up;
+                `HERE`: nobody did, and they take up the referrer's.
 
-        Returns whether any of them is a new peer.
+        Returns whether any of them is a new peer: neither a candidate nor in the view.
         """
         news = False
         for text in addresses[:PASSIVE_VIEW_MAX]:
@@ -193,12 +211,13 @@ class AddressBook:
                 candidate.alive = True
             if text not in candidate.addresses:
                 candidate.addresses = _own_first(peer, {text: referrer, **candidate.addresses})
-            elif not referrer and candidate.addresses[text] != peer:
+            elif not referrer and candidate.addresses[text] != peer:  # this node's own word outranks other peers'
                 candidate.addresses[text] = HERE
         return news
 
     def hear_on_lan(self, addresses: Sequence[str]) -> bool:
-        """Remember addresses that mDNS named (`lan.read_node`), until the end. Return whether any is a new peer."""
+        """Remember addresses that mDNS named in an open run (`lan.read_node`). They are dialled in whatever network
+        they are until this process ends; of more than 64 the oldest goes. Return whether any is a new peer."""
         for text in addresses:
             self._on_lan[text] = None
         return self.hear(addresses, LAN)
@@ -206,7 +225,7 @@ class AddressBook:
     def called(self, peer: bytes) -> bool:
         """Note a call of a peer. A peer that was met and lost is a candidate again, because it is alive.
 
-        Returns whether to greet it now.
+        Returns whether to greet it now: not if it is in the view, never shook hands, or its pause is not over.
         """
         if peer in self.view or not self.sessions.met(peer):
             return False
@@ -217,7 +236,7 @@ class AddressBook:
     # --- whom to greet, and where ---------------------------------------------------------------------------------
 
     def strangers(self) -> list[bytes]:
-        """Candidates that are not in the view and not in a pause after a failed greeting.
+        """Candidates that are not in the view and not in a pause after a failed greeting. The node greets the first.
 
         The owner's peers come first. Then the referrers take turns, so that none can delay others by naming new peers
         without end. Among one referrer's, peers that were met before come first; the rest is in random order.
@@ -225,21 +244,22 @@ class AddressBook:
         found = [peer for peer, known in self._passive_view.items() if peer not in self.view and not self._wait(known)]
         self.rng.shuffle(found)
         found.sort(key=lambda peer: (peer not in self.owners, not self.sessions.met(peer)))
-        told = Counter[bytes]()
+        earlier = Counter[bytes]()  # candidates of each part
         turns = {}
         for peer in found:
             part = self._passive_view[peer].part
-            turns[peer] = told[part]
-            told[part] += 1
+            turns[peer] = earlier[part]
+            earlier[part] += 1
         return sorted(found, key=lambda peer: (peer not in self.owners, turns[peer]))
 
     def patience(self) -> float:
-        """Seconds until the pause of an unresponsive peer ends; infinite if there is none."""
+        """Seconds until the first pause of a candidate ends; infinite if none is in a pause."""
         waits = (self._wait(known) for peer, known in self._passive_view.items() if peer not in self.view)
         return min(filter(None, waits), default=math.inf)
 
     def may_dial(self, address: str, referrer: bytes = HERE) -> bool:
-        """Whether the node dials this address, which a peer named; of one that it skips the log says why, once."""
+        """Whether the node dials this address, which the referrer named. If not, the reason is kept for `skipped`, and
+        the log says it once, while there are few."""
         why = self._why_not(address, referrer)
         skipped = self._skipped.setdefault(self._part(referrer), Bounded(PART_MAX))
         key = peer_at(address), address
@@ -253,10 +273,10 @@ class AddressBook:
         return False
 
     def to_dial(self, peer: bytes) -> list[str] | None:
-        """The known addresses of a peer to dial now; each counts against the budget of the peer that named it. None if
-        those budgets are used up."""
+        """The known addresses of a peer to dial now; an empty list if none may be dialled; None if the budgets of those
+        that named them are used up. Each returned address is charged to a budget, so call it only to dial."""
         found = {text: who for text, who in self._addresses(peer).items() if self.may_dial(text, who)}
-        teller = peer
+        teller = peer  # who pays for what the peer itself named
         if found and not self.sessions.met(peer):  # another may have passed its signed word on
             teller = self._passive_view[peer].referrer or peer
         affordable = []
@@ -271,7 +291,8 @@ class AddressBook:
         return affordable
 
     def skipped(self) -> dict[bytes, str]:
-        """By peer outside the view of which no address is dialled: one of its addresses, and why not."""
+        """By peer outside the view of which no address is dialled: a sentence with one of its addresses, and why not.
+        `status` and the log show it."""
         found = dict[bytes, str]()
         for skipped in reversed(self._skipped.values()):
             for (peer, text), why in reversed(skipped.items()):  # the latest is told
@@ -282,7 +303,8 @@ class AddressBook:
         return found
 
     def _reached(self, *, found: bool) -> list[str]:
-        """The claims of the view's peers that this node has found, or not: of each a few that the node dials."""
+        """Claims of the view's peers: of those that this node has found, or of those that came by themselves. Of each
+        peer at most two that the node dials, in the order of the view."""
         reached = []
         for peer in self.view.values():
             if peer.found == found:
@@ -291,13 +313,13 @@ class AddressBook:
         return reached
 
     def _why_not(self, address: str, referrer: bytes) -> str:
-        """Why an address is not dialled; "" if it is. What a member of a private run says of itself, or its code by
-        mDNS, or a peer that the owner named in a local network, may lie in the local networks too."""
+        """Why an address is not dialled at this referrer's word; "" if it is. It may lie in the local networks too if a
+        member of a private run names itself, also by its code in mDNS, or a peer does that the owner named there."""
         if address in self._on_lan:
             return ""
         why = self.scope.why_not(address)
         peer = peer_at(address)
-        if not why or not referrer or referrer not in (peer, LAN):
+        if not why or not referrer or referrer not in (peer, LAN):  # there nobody else's word counts
             return why
         if self.private or self.local.has(referrer, self.scope.exact):
             return self.local.why_not(address)
@@ -309,7 +331,8 @@ class AddressBook:
         """Note a handshake. The peer's own claims, if there are any, replace what others named.
 
         Args:
-            found: this node greeted it.
+            claims: the addresses that it said it has, the best first.
+            found: this node greeted it, so the referrer that named it was right.
         """
         candidate = self._passive_view.get(peer)
         if candidate is not None:
@@ -321,11 +344,12 @@ class AddressBook:
             self._claimed(peer, claims, found)
 
     def failed(self, peer: bytes, *, up: bool) -> int:
-        """Schedule another greeting of a candidate, or forget it until it is named again. Return how many failed in a
-        row.
+        """Note that a greeting of a candidate failed, so that it is greeted again after a pause (`_wait`). Forget it
+        until it is named again after twelve failures in a row, or three if others named it and it was never met; but
+        never an owner's. Return how many failed in a row; 0 if it is no candidate.
 
         Args:
-            up: this node's own p2pd runs.
+            up: this node's own p2pd runs; else the referrer is not to blame.
         """
         candidate = self._passive_view.get(peer)
         if candidate is None:
@@ -344,14 +368,19 @@ class AddressBook:
         return candidate.failures
 
     def lost(self, peer: bytes, addresses: Sequence[str], *, found: bool) -> None:
-        """Make a peer of the view a candidate again, which this node has found, or not. Others may have named a newer
-        address, or false ones."""
+        """Make a peer that has just left the view a candidate again, with its own addresses and those that others
+        named: these may be newer, or false.
+
+        Args:
+            found: this node had greeted it, and not the other way round.
+        """
         named = self._addresses(peer)
         own = self._claimed(peer, addresses, found)
         own.addresses = _own_first(peer, named | own.addresses)
 
     def refused(self, peer: bytes) -> None:
-        """Note that the peer belongs to another run or protocol."""
+        """Note that the peer belongs to another run or protocol: a candidate is not greeted for 256 s, or 20 s if it is
+        named again while this node has no peers."""
         candidate = self._passive_view.get(peer)
         if candidate is not None:
             candidate.failures = TIMES_OF_REFUSED
@@ -360,6 +389,7 @@ class AddressBook:
             candidate.alive = False
 
     def forget(self, peer: bytes) -> None:
+        """Drop a candidate, if it is one, with its addresses and its failures."""
         self._passive_view.pop(peer, None)
 
     def _wait(self, candidate: _Candidate) -> float:
@@ -380,7 +410,8 @@ class AddressBook:
         return candidate.addresses
 
     def _claimed(self, peer: bytes, addresses: Sequence[str], found: bool) -> _Candidate:
-        """Replace a peer's named addresses by its own claims. Dials of them count against the peer's own budget."""
+        """Replace a peer's named addresses by its own claims, make it the newest candidate, and return it. Dials of its
+        claims count against its own budget, but for those that the owner named."""
         referrer = SELF
         if found:
             referrer = HERE
@@ -391,8 +422,8 @@ class AddressBook:
         return made
 
     def _add(self, peer: bytes, referrer: bytes) -> _Candidate:
-        """Add a candidate; the oldest of its part makes room if that is full, else a random one, but none that this
-        node's owner named."""
+        """Add a candidate that is not here, and return it. If its part is full (32; `HERE` has no bound), the oldest of
+        that makes room; if all 256 places are taken, a random one, but none that this node's owner named."""
         part = self._part(referrer)
         others = [one for one in self._passive_view if one not in self.owners]
         named = [one for one in others if part and self._passive_view[one].part == part]
@@ -404,7 +435,8 @@ class AddressBook:
         return self._passive_view[peer]
 
     def _part(self, referrer: bytes) -> bytes:
-        """Whose part of the room is used by what a peer names: all that came by themselves have one together."""
+        """Whose part of the room is used by what this referrer names: its own, but all peers of the view that came by
+        themselves have one together."""
         teller = self.view.get(referrer)
         if teller is None or teller.found:
             return referrer
@@ -412,7 +444,8 @@ class AddressBook:
 
 
 def _own_first(peer: bytes, addresses: dict[str, bytes]) -> dict[str, bytes]:
-    """At most eight addresses with their referrers: four from the peer itself or this node's owner, then the first."""
+    """Keep at most eight addresses with their referrers: first up to four from the peer itself or with `HERE`, then the
+    others in their order."""
     own = [item for item in addresses.items() if item[1] in (HERE, peer)]
     ordered = dict(own[: MAX_ADDRESSES // 2]) | addresses
     return dict(islice(ordered.items(), MAX_ADDRESSES))

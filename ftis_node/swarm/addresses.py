@@ -22,6 +22,7 @@ SCOPES = get_args(Scope)  # in the order in which a node dials them
 
 
 def _networks(texts: str) -> list[IPv4Network | IPv6Network]:
+    """The networks in a text, with white space between them."""
     return [ip_network(text) for text in texts.split()]
 
 
@@ -75,7 +76,8 @@ def parse_address(text: str) -> bytes:
 
 
 def is_multiaddr(text: str) -> bool:
-    """Whether this is a multiaddr (https://multiformats.io/multiaddr) that libp2p's daemon can dial or announce.
+    """Whether this is a multiaddr (https://multiformats.io/multiaddr) that libp2p's daemon can dial or announce. It
+    need not end in a peer id.
 
     hivemind's own parser accepts more protocols, and its import takes two seconds.
     """
@@ -88,7 +90,8 @@ def is_multiaddr(text: str) -> bool:
 
 
 def listening_mistakes(settings: Settings) -> list[UserError]:
-    """All errors in the addresses of the settings."""
+    """All errors in the addresses of the settings `relays` and `announce`. They are returned and not raised, so that a
+    person sees all of them at once."""
     found = list[UserError]()
     for text in settings.relays:
         try:
@@ -111,7 +114,8 @@ def is_relayed(address: str) -> bool:
 
 
 def scope(address: str) -> Scope:
-    """The range from which an address can be dialled: anywhere, by relay, a private network, or this machine."""
+    """The range from which an address can be dialled: anywhere, by relay, a private network, or this machine. A name
+    counts as public."""
     if is_relayed(address):
         return "relayed"
     found = _IP.search(address)
@@ -126,7 +130,8 @@ def is_plain(address: str) -> bool:
 
     Others than its owner may name only such addresses to this node. libp2p would also dial WebSockets, and resolve
     ``/dnsaddr`` names to any number of addresses. Ports below 1024 belong to other services, except HTTPS. No host has
-    a multicast, reserved, unspecified or documentation address, and those of the link are not for strangers to name.
+    a multicast, reserved, unspecified or documentation address, and those of the link are not for strangers to name. A
+    name can be plain, and so can an address of a private network or this machine.
     """
     found = _HOST_AND_PORT.fullmatch(address)
     if found is None:
@@ -148,13 +153,13 @@ def host_and_port(address: str) -> tuple[IpAddress | None, int]:
 
 
 def host_of(address: str) -> str:
-    """The host in a multiaddr: an IP address, or a name."""
+    """The host in a multiaddr: an IP address, or a name; "" if there is none."""
     return (*address.split("/"), "", "")[2]
 
 
 def varied(addresses: Iterable[str], most: int) -> list[str]:
-    """Pick at most `most` of these ranked addresses, taking turns between scopes and families (IPv4, IPv6). So peers
-    with one family only, or in the same private network, can dial one of them too."""
+    """Pick at most `most` of these addresses, the best of which come first, taking turns between scopes and families
+    (IPv4, IPv6). So peers with one family only, or in the same private network, can dial one of them too."""
     groups = dict[tuple[Scope, str], list[str]]()
     for address in addresses:
         family = address.partition("/")[2].partition("/")[0]
@@ -164,7 +169,7 @@ def varied(addresses: Iterable[str], most: int) -> list[str]:
 
 
 class NetworkScope:
-    """What a node may dial, by who named it.
+    """What a node may dial, by who named it. It only ever grows.
 
     Its owner's addresses, and with them the home networks: the narrowest scope in these, and every wider one. What its
     owner was given (an invitation, a run file): exactly that, if it is plain. What peers name: plain addresses within
@@ -180,7 +185,7 @@ class NetworkScope:
 
         The attribute `exact` has the addresses that are dialled in whatever network they are.
         """
-        self._narrowest = SCOPES.index(scope_of_host(host))
+        self._narrowest = SCOPES.index(scope_of_host(host))  # the home networks: this scope, and all before it
         self.exact: frozenset[str] = frozenset()
         self.trust(addresses, given)
 
@@ -191,13 +196,14 @@ class NetworkScope:
         self.widen(owners)
 
     def widen(self, addresses: Iterable[str]) -> None:
-        """Extend the home networks by those of the owner's addresses; names do not count."""
+        """Extend the home networks to the scopes of the owner's addresses; names do not count. Called too with the
+        addresses to which the owner's names turned out to lead."""
         for host in map(_IP.match, addresses):
             if host is not None:
                 self._narrowest = max(self._narrowest, SCOPES.index(_scope_of(host[1])))
 
     def why_not(self, address: str) -> str:
-        """Why this address is not dialled at anybody's word; "" if it is."""
+        """Why this address is not dialled whoever names it; "" if it is."""
         host = _IP.match(address)
         if address in self.exact:
             return ""
@@ -220,7 +226,7 @@ def network_of(addresses: Iterable[str]) -> str:
 
 @lru_cache(maxsize=REMEMBERED)
 def _network_of_host(host: str) -> str:
-    """A host's network as `network_of` gives it; a name is its own."""
+    """The network of a host, as a text like ``192.0.2.0/24``; a name is its own."""
     place = _place(host)
     if place is None:
         return host
@@ -233,7 +239,7 @@ def _network_of_host(host: str) -> str:
 def ranked(addresses: Iterable[str]) -> list[str]:
     """Sort by scope, widest first: public, relayed, private, this machine; TCP before QUIC.
 
-    Addresses of this machine only are left out if there are others.
+    Each comes once, and equal ones keep their order. Addresses of this machine only are left out if there are others.
     """
     best_first = sorted(dict.fromkeys(addresses), key=lambda text: (SCOPES.index(scope(text)), "/tcp/" not in text))
     for_others = [text for text in best_first if scope(text) != "machine"]
@@ -241,7 +247,7 @@ def ranked(addresses: Iterable[str]) -> list[str]:
 
 
 def scope_of_host(host: str) -> Scope:
-    """The scope of a node that listens on `host`."""
+    """The scope of a node that listens on `host`: public if that is 0.0.0.0 or ::, every address."""
     if host in ("0.0.0.0", "::"):
         return "public"
     return _scope_of(host)
@@ -249,7 +255,8 @@ def scope_of_host(host: str) -> Scope:
 
 @lru_cache(maxsize=REMEMBERED)
 def _scope_of(host: str) -> Scope:
-    """The scope of a host. Only global unicast addresses are public; one that embeds an IPv4 address is private."""
+    """The scope of a host. Names and global unicast addresses are public. One that embeds an IPv4 address is private,
+    or the machine's if that one is."""
     place = _place(host)
     if place is None:
         return "public"
@@ -278,7 +285,7 @@ def _is_nobody(host: str) -> bool:
 
 
 def _place(host: str) -> IpAddress | None:
-    """The address without its zone; None for a name."""
+    """The IP address in a host, without its zone (what follows a %); None for a name."""
     try:
         return ip_address(host.split("%")[0])
     except ValueError:
@@ -312,8 +319,12 @@ def listen_addresses(host: str, port: int, *, quic: bool) -> list[str]:
 
 
 def check_port(host: str, port: int) -> None:
-    """Raise UserError if a port is taken. libp2p listens with SO_REUSEPORT and would share the port with another node.
-    Each node would then get half the calls."""
+    """Raise UserError if a port is taken for TCP or UDP, or the host is none of this machine's. The port is free again
+    when this returns: call it just before p2pd starts.
+
+    libp2p listens with SO_REUSEPORT and would share the port with another node. Each node would then get half the
+    calls.
+    """
     free_port(host)  # raises if the host is wrong
     for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
         try:
@@ -323,7 +334,8 @@ def check_port(host: str, port: int) -> None:
 
 
 def free_port(host: str) -> int:
-    """Find a port that is free for TCP and UDP at the moment. Raises UserError if this host has none."""
+    """Find a port that is free for TCP and UDP at the moment; it is not kept free. Raises UserError if this host has
+    none, or is none of this machine's."""
     for _ in range(_PORT_TRIES):
         try:
             tcp = _bind(host, 0, socket.SOCK_STREAM)
@@ -343,16 +355,16 @@ def free_port(host: str) -> int:
 
 
 class PortTaken(UserError):
-    """Somebody else has the port."""
+    """Somebody else has the port; another port may do."""
 
 
 def port_error(host: str, port: int) -> UserError:
-    """The error for a port on which this machine cannot listen."""
+    """The error for a port on which this machine cannot listen; the caller raises it."""
     return PortTaken(f"The port {port} on {host} is taken or cannot be listened on.", "Choose another --port (0: any).")
 
 
 def _bind(host: str, port: int, kind: socket.SocketKind) -> socket.socket:
-    """A socket on this port, which the caller closes. Raises OSError."""
+    """A socket on this port, which the caller closes. kind: SOCK_STREAM or SOCK_DGRAM. Raises OSError."""
     family = socket.AF_INET
     if ":" in host:
         family = socket.AF_INET6
@@ -375,7 +387,7 @@ def _has_ip6() -> bool:
 
 
 def peer_at(address: str) -> bytes:
-    """The peer id in an address from a peer; empty if the address is too long or invalid."""
+    """The 38-byte peer id in an address from anybody; empty if the address is too long or invalid."""
     if len(address) > MAX_ADDRESS_LENGTH:  # or the cache would keep what a stranger sends, whatever its size
         return b""
     return parsed_peer(address)

@@ -34,8 +34,9 @@ LOGPROB_MARGIN = 18.0
 
 
 class Reason(StrEnum):
-    """Why a packet is not taken. The first two are the holder's fault: it sent none, or other bytes. All others are the
-    fault of the announcement's signer, whatever name is in the packet."""
+    """Why a packet is not taken. The first two are the holder's fault: it sent none, or other bytes; `admit` never
+    returns them, `Pulling` counts them. All others are the fault of the announcement's signer, whatever name is in the
+    packet. Metrics and status show the texts."""
 
     HOLDER = "holder"
     WRONG_BYTES = "wrong bytes"
@@ -83,10 +84,12 @@ class AdmissionContext:
 
     @property
     def rows(self) -> int:
+        """How many rows the task's data has, at least one."""
         return len(self.prompt_digests) // SHORT_DIGEST_BYTES
 
     @cached_property
     def run_id(self) -> bytes:
+        """The run's id, 16 bytes."""
         return self.run.id
 
     @cached_property
@@ -97,9 +100,10 @@ class AdmissionContext:
         return -(math.log(self.run.vocabulary) + LOGPROB_MARGIN)
 
     def row_of(self, author: bytes, round: int, slot: int, issued_at: int = 0) -> int:
-        """The row that a slot must answer; all authors share it in a horizontal run, and in common slots.
+        """The row that a slot must answer, from 0; all authors share it in a horizontal run, and in common slots.
 
-        issued_at: of its announcement, unix seconds; only common slots need it.
+        issued_at: of its announcement, unix seconds; only common slots need it. Raises ValueError if round or slot is
+        no u64.
         """
         common = slot < self.run.common
         if common:
@@ -109,7 +113,7 @@ class AdmissionContext:
         return draw(self.run_id, author, round, slot, self.rows)
 
     def digest_of_row(self, row: int) -> bytes:
-        """The 8 bytes that a packet must give for its prompt."""
+        """The 8 bytes that a packet must give for its prompt. row: as `row_of` gives it."""
         start = row * SHORT_DIGEST_BYTES
         return self.prompt_digests[start : start + SHORT_DIGEST_BYTES]
 
@@ -123,11 +127,14 @@ def admit(
     issued_at: int = 0,
     digest: bytes | None = None,
 ) -> Group | Rejection:
-    """Judge a packet. Never raises, whatever the bytes.
+    """Judge a packet. Never raises, whatever the bytes, and changes nothing.
+
+    The caller has compared the bytes with the announced size and sha256, and checked the announcement's signature. The
+    arrays of the returned group are views of `data`.
 
     Args:
         author: the 38-byte peer id that signed the announcement.
-        announced: the announced (round, slot).
+        announced: the announced (round, slot); None: any, for a packet that was admitted before.
         issued_at: of the announcement; only a run with common rows needs it.
         digest: the sha256 of `data`, if the caller has computed it: `swarm.fetch` compares it with the announced one.
     """
@@ -183,7 +190,7 @@ def _check_origin(
 
 
 def _check_prompt(context: AdmissionContext, packet: AnyPacket, row: int) -> Rejection | None:
-    """Why a packet does not answer this row with as many completions as the run has."""
+    """Why a packet does not answer this row with as many completions as a packet of the run has."""
     expected = context.run.completions
     if len(packet.lengths) != expected:
         return Rejection(Reason.WRONG_GROUP_SIZE, f"{len(packet.lengths)} completions instead of {expected}")
@@ -200,7 +207,7 @@ def _check_content(run: Run, packet: AnyPacket) -> Rejection | None:
 
 
 def _check_lengths(run: Run, packet: Packet) -> Rejection | None:
-    """Why a completion is longer than the run's cap, or ends before it without being finished."""
+    """Why a completion is longer than the run's cap, or ends before it without being finished. Given tokens count."""
     cap = run.completion_tokens
     for length, finished in zip(packet.totals, packet.finished, strict=True):
         if length > cap:
@@ -213,22 +220,26 @@ def _check_lengths(run: Run, packet: Packet) -> Rejection | None:
 def _check_pieces(run: Run, packet: TextPacket) -> Rejection | None:
     """Why the pieces of a text packet have no text, or its completions end too late or too early.
 
-    Only the last piece of a completion may be without text, and only if the completion is not finished.
+    Only the last piece of a completion may be without text, and only if the completion is not finished. A completion
+    must end with the piece that reaches the run's cap of bytes, unfinished. An unfinished one must have reached a cap,
+    or end in a piece without text.
     """
-    cap = run.completion_tokens
+    cap = run.completion_tokens  # pieces, and the end of a finished completion
     most = run.completion_bytes
     for completion in packet.completions():
         pieces = completion.pieces
         size = len(completion.text)
         last = int(pieces[-1]) if len(pieces) else 0
-        aborted = len(pieces) > 0 and last == 0
-        if np.count_nonzero(pieces) != len(pieces) - aborted or (aborted and completion.finished):
+        aborted = len(pieces) > 0 and last == 0  # the author sampled a token without text, and stopped
+        without_text = len(pieces) - np.count_nonzero(pieces)
+        if without_text != aborted or (aborted and completion.finished):
             return Rejection(
                 Reason.EMPTY_PIECE, "a piece without text, which is not the end of an unfinished completion"
             )
         if len(completion) > cap:
             return Rejection(Reason.TOO_LONG, f"a completion of {len(completion)} tokens; the cap is {cap}")
-        if size - last >= most or (completion.finished and size >= most):
+        before_last = size - last
+        if before_last >= most or (completion.finished and size >= most):
             return Rejection(Reason.TOO_LONG, f"a completion of {size} bytes goes on after the cap of {most}")
         if not (completion.finished or aborted or len(pieces) == cap or size >= most):
             return Rejection(Reason.CUT_SHORT, f"an unfinished completion of {len(pieces)} pieces and {size} bytes")
@@ -236,7 +247,7 @@ def _check_pieces(run: Run, packet: TextPacket) -> Rejection | None:
 
 
 def _check_logprobs(context: AdmissionContext, packet: AnyPacket) -> Rejection | None:
-    """Why a log-prob is out of the run's bounds, or is no number."""
+    """Why a log-prob (nats) is out of the run's bounds, or is no number."""
     # A NaN is its own minimum and maximum, and fails both comparisons. The bounds are doubles, so compare as doubles.
     low = float(packet.logprobs.min())
     high = float(packet.logprobs.max())
@@ -273,7 +284,8 @@ def _check_tokens(run: Run, packet: Packet) -> Rejection | None:
 
 
 def _is_eos(ids: Uint32Array, eos: tuple[int, ...]) -> BoolArray:
-    """bool [Σ lengths]. One comparison an EOS id: runs have one or two, and np.isin would sort."""
+    """Which of these tokens are an EOS: bool [Σ lengths]. One comparison an EOS id: runs have one or two, and np.isin
+    would sort."""
     found: BoolArray = ids == eos[0]
     for other in eos[1:]:
         found |= ids == other

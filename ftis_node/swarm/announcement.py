@@ -55,12 +55,17 @@ def right_of(rewards: Sequence[float]) -> int:
 
 
 def teaches(run: Run, right: int) -> bool:
-    """Whether an announced packet has right and wrong completions; any part of a horizontal run's group may teach."""
+    """Whether an announced packet has right and wrong completions; any part of a horizontal run's group may teach. A
+    packet that does not is never pulled.
+
+    right: the hint of its `PacketRef`, which its author may have made up.
+    """
     return run.parts > 1 or 0 < right < run.group
 
 
 class PacketRefs:
-    """The packet references of an announcement, kept as the signed 42 bytes each; objects would take 270."""
+    """The packet references of an announcement, kept as the signed 42 bytes each; objects would take 270. They are read
+    like a list. An index is also a packet's bit in the masks of `known.Known`. `packed` is not checked; `of` checks."""
 
     __slots__ = ("packed",)
 
@@ -69,7 +74,8 @@ class PacketRefs:
 
     @classmethod
     def of(cls, refs: Iterable[PacketRef]) -> PacketRefs:
-        """Pack references, or the fields of each. Raises ValueError if an announcement may not contain them."""
+        """Pack references, or the fields of each, in their order. Raises ValueError if an announcement may not contain
+        them: none, slots that do not ascend, or a field out of its bounds."""
         checked = msgspec.convert([tuple(ref) for ref in refs], list[PacketRef])
         if not checked or any(later.slot <= earlier.slot for earlier, later in pairwise(checked)):
             raise ValueError("an announcement names at least one packet, slots ascending")
@@ -82,7 +88,7 @@ class PacketRefs:
         return starmap(PacketRef, _REF.iter_unpack(self.packed))
 
     def __getitem__(self, index: int) -> PacketRef:
-        place = range(len(self))[index]
+        place = range(len(self))[index]  # raises IndexError; a negative index counts from the end
         return PacketRef(*_REF.unpack_from(self.packed, place * _REF.size))
 
     def __eq__(self, other: object) -> bool:
@@ -98,7 +104,7 @@ class PacketRefs:
 class Announcement(msgspec.Struct, frozen=True, array_like=True, tag=ANNOUNCEMENT_VERSION, forbid_unknown_fields=True):
     """run_id: 16 bytes. author: 38-byte peer id. round, policy_step: u64. issued_at: u64, unix seconds.
 
-    packets: at least one, slots ascending. signature: 64 bytes.
+    policy_step: the author's steps before it sampled. packets: at least one, slots ascending. signature: 64 bytes.
     """
 
     run_id: Annotated[bytes, Meta(min_length=RUN_ID_BYTES, max_length=RUN_ID_BYTES)]
@@ -115,11 +121,12 @@ class Announcement(msgspec.Struct, frozen=True, array_like=True, tag=ANNOUNCEMEN
         return SIGNATURE_CONTEXT + self.run_id + self.author + head + self.packets.packed
 
     def verify(self) -> bool:
-        """Whether the author's signature is valid. About 0.1 ms of CPU."""
+        """Whether the author's signature is valid. It takes about 0.1 ms of CPU, so the caller budgets it by peer."""
         return verify(self.author, self.signed_bytes(), self.signature)
 
     def encode(self) -> bytes:
-        """The canonical bytes: about 140, and 42 per packet."""
+        """The canonical bytes: about 140, and 42 per packet. The same announcement always has the same bytes, from
+        which its id follows (`known.announcement_id`)."""
         return msgspec.msgpack.encode(self, enc_hook=lambda refs: list(_REF.iter_unpack(refs.packed)))
 
 
@@ -132,8 +139,8 @@ def announce(
     issued_at: int,
     packets: Sequence[PacketRef],
 ) -> Announcement:
-    """Sign an announcement of this identity's; the fields are those of `Announcement`. Raises Malformed if peers would
-    refuse it."""
+    """Sign an announcement of this identity's; the fields are those of `Announcement`. Nothing is sent or stored.
+    Raises Malformed if peers would refuse its form."""
     try:
         unsigned = Announcement(
             run_id,
@@ -154,6 +161,8 @@ def decode_announcement(data: bytes, *, max_packets: int) -> Announcement:
     """Decode an announcement from untrusted bytes without checking its signature.
 
     Raises Malformed, and nothing else, unless it is well-formed, canonical and names 1 … max_packets packets.
+
+    max_packets: the run's slots. Longer bytes than so many can take are not read.
     """
     most = _FIXED_BYTES_MAX + _REF_BYTES_MAX * max_packets
     found = decode(data, Announcement, most, "an announcement", lambda _, refs: PacketRefs.of(refs))

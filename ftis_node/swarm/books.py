@@ -30,7 +30,8 @@ Kind = TypeVar("Kind")
 
 @dataclass(slots=True)
 class Fading:
-    """A count that decays with a half-life of `half_life` seconds."""
+    """A count that decays with a half-life of `half_life` seconds. value: what it was at `at`, by the caller's clock,
+    in seconds."""
 
     half_life: float
     value: float = 0.0
@@ -43,7 +44,7 @@ class Fading:
         return self.value
 
     def now(self, now: float) -> float:
-        """The count at this time."""
+        """The count at this time, which is not before the last `add`."""
         if not self.value:
             return 0.0
         return self.value * math.pow(0.5, (now - self.at) / self.half_life)
@@ -65,7 +66,8 @@ class Ban:
         return self.reason
 
     def extend(self, now: float, reason: str) -> None:
-        """Ban from now on: for longer if the last ban is not long ago, else as for the first time."""
+        """Ban from now on, in place of a ban that still lasts. If the last one ended less than a day ago, this one is
+        four times as long, up to a day; else it lasts ten minutes, as the first time."""
         if now - self.until < FORGIVING_SECONDS:
             self.level += 1
         else:
@@ -76,8 +78,16 @@ class Ban:
 
 @dataclass(slots=True)
 class Author:
-    """The book on an author. sound: groups trained on while its claims were sound. signal: part of its latest groups
-    with a signal. evidence: decides whether the book stays."""
+    """The book on an author.
+
+    admitted: packets. refused: packets by reason, and contradictions. late: announcements that came too late.
+    no_signal: scored groups without a signal. signal: part of its latest scored groups (about 32) with one; 1 at first.
+    sound: groups trained on while its claims were sound. completions, tokens: in its admitted packets. rewarded,
+    reward: scored completions and the sum of their rewards. loss_share: of the loss of a step, 0 to 1, smoothed.
+
+    strikes: refused packets that count towards a ban. pulled: packets pulled in about the time of a step; `note_pull`
+    sets the half-life. evidence: decides whether the book stays.
+    """
 
     admitted: int = 0
     refused: Counter[str] = field(default_factory=Counter)
@@ -104,7 +114,8 @@ class Author:
 
 @dataclass(slots=True)
 class Holder:
-    """The book on a holder. fakes: packets that it announced and lacked. lies: messages that no honest node sends.
+    """The book on a holder. delivered: packets. failures: pulls that it did not answer or finish. fakes: packets that
+    it announced and lacked. lies: messages that no honest node sends, by kind; strikes: those that count towards a ban.
     in_vain: pulls in a row that brought nothing."""
 
     delivered: int = 0
@@ -119,7 +130,8 @@ class Holder:
 
     def rest(self, interval: float) -> float:
         """The pause after a pull that lacked something, in seconds: an interval between exchanges, doubled for each
-        further pull in a row that brought nothing. So a peer that announces much and delivers nothing costs ever less.
+        further pull in a row that brought nothing, up to 60 s (or an interval, if that is longer). So a peer that
+        announces much and delivers nothing costs ever less.
         """
         return backoff(max(1, self.in_vain), interval, max(LONGEST_REST_SECONDS, interval))
 
@@ -127,7 +139,8 @@ class Holder:
 class Books(dict[bytes, Kind]):
     """One book for each of at most `most` peers; the worth of a book decides who makes room.
 
-    Books that are kept may have half of the places. While they have no more, only other books make room.
+    Books that are kept may have half of the places. While they have no more, only other books make room; once they have
+    more, only kept ones.
     """
 
     def __init__(
@@ -140,6 +153,7 @@ class Books(dict[bytes, Kind]):
         """
         Args:
             make: returns an empty book.
+            kept: returns whether a book is kept; it is asked again each time.
             worth: returns what books are ordered by; that of the least worth makes room.
         """
         super().__init__()
@@ -150,11 +164,12 @@ class Books(dict[bytes, Kind]):
         self._worth = worth
 
     def of(self, peer: bytes) -> Kind:
-        """The peer's book, only to read; an empty one if there is none."""
+        """The peer's book, only to read: if there is none, an empty one that all such peers share."""
         return self.get(peer, self._empty)
 
     def open(self, peer: bytes) -> Kind:
-        """Return the peer's book; create it if there is none."""
+        """Return the peer's book to write in. If there is none, create it; in full books another makes room, which is
+        searched for among all."""
         if peer not in self:
             if len(self) >= self._most:
                 crowded = sum(map(self._kept, self.values())) > self._most // 2
@@ -181,7 +196,7 @@ class AuthorBooks(Books[Author]):
         self._clock = clock
 
     def ban_of(self, author: bytes) -> Ban:
-        """The author's ban, past or present, to read; one without a level if there was none."""
+        """The author's ban, past or present, only to read; one of level 0 if there was none."""
         ban = self.of(author).ban
         if ban.level:
             return ban
@@ -198,8 +213,8 @@ class AuthorBooks(Books[Author]):
 
 
 def struck_out(strikes: Fading, now: float) -> bool:
-    """Count a strike. Return whether it was the third; the count then restarts."""
-    if strikes.add(now) <= STRIKES - 0.5:
+    """Count a strike. Return whether it was the third within about an hour; the count then restarts."""
+    if strikes.add(now) <= STRIKES - 0.5:  # up to half a strike may have faded
         return False
     strikes.value = 0.0
     return True

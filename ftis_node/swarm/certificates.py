@@ -59,7 +59,7 @@ Kind = TypeVar("Kind", Chain, Removal)
 
 
 def encode(record: Chain | Removal) -> bytes:
-    """A record as it is sent and kept."""
+    """A record as it is sent."""
     return msgspec.msgpack.encode(record)
 
 
@@ -69,15 +69,18 @@ def decode(data: bytes, kind: type[Kind]) -> Kind:
 
 
 def day(at: int) -> str:
-    """The day of a time in unix seconds, which may be any number: its signer chose it."""
+    """The day of a time in unix seconds, like 2026-11-30, in this machine's time zone. The time may be any number, for
+    its signer chose it: one before 1970 counts as 1970, and one far ahead as the year 36812."""
     return time.strftime("%Y-%m-%d", time.localtime(min(max(0, at), 2**40)))
 
 
 class MembersBook(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
-    """What a node knows of its private run, and keeps on disk; all signatures in it hold.
+    """What a node knows of its private run, and keeps on disk. All signatures in it hold: `Roster` checks each before
+    it puts a record here. Only the node writes the file; commands leave orders for it (`Roster.obey`).
 
-    own: this node's chain. issued, ended: by issuer and member, the latest certificate and removal. redeemed: the key
-    that used each invitation, by nonce. voided: invitations issued before this time, in unix seconds, are refused.
+    own: this node's chain; empty before it has one. issued, ended: by issuer and member, the latest certificate and
+    removal. redeemed: the key that used each invitation, by nonce. voided: invitations issued before this time, in unix
+    seconds, are refused.
     """
 
     run_id: bytes
@@ -94,7 +97,7 @@ class MembersBook(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True
         self.redeemed = redeemed
 
     def kept(self, record: Certificate | Removal) -> dict[bytes, dict[bytes, Any]]:
-        """Where records of this kind are."""
+        """Where records of this kind are, by issuer and member; the caller may change it."""
         if isinstance(record, Removal):
             return self.ended
         return self.issued
@@ -109,7 +112,7 @@ class MembersBook(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True
         return [issuer for trees in (self.issued, self.ended) for issuer, tree in trees.items() if key in tree]
 
     def as_sent(self, record: Certificate | Removal) -> bytes:
-        """A record as members tell it: a certificate with that of its issuer."""
+        """A record as members tell it, in bytes: a certificate with that of its issuer."""
         if isinstance(record, Certificate):
             return encode(self.chain(record))
         return encode(record)
@@ -121,7 +124,7 @@ class MembersBook(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True
         return list(dict.fromkeys((self.founder, *members)))
 
     def chain(self, certificate: Certificate) -> Chain:
-        """A certificate as it is sent, with that of its issuer."""
+        """A certificate with that of its issuer, as it is sent; alone if the founder issued it."""
         above = self._founders.get(certificate.issuer)
         if above is None:
             return (certificate,)
@@ -142,7 +145,8 @@ class MembersBook(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True
         return by_founder.get(member) or by_founder.get(issuer) or by_issuer.get(member)
 
     def why_misshapen(self, chain: Chain, member: bytes) -> str:
-        """Return why this cannot be a chain of the run for this key, or "" if it can."""
+        """Return why this cannot be a chain of the run for this key, or "" if it can. Signatures, times and removals
+        are not checked."""
         if not chain:
             return MEMBERS_ONLY
         if len(chain) > LONGEST:
@@ -159,8 +163,8 @@ class MembersBook(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True
         return ""
 
     def why_refused(self, certificate: Certificate | None, now: float) -> str:
-        """Return why a certificate does not make its key a member now, in unix seconds, or ""; signatures are not
-        checked."""
+        """Return why a certificate does not make its key a member now, in unix seconds, or "". None is no certificate,
+        and so no member. Signatures are not checked."""
         if certificate is None:
             return MEMBERS_ONLY
         removal = self.removal_of(certificate.member, certificate.issuer)
@@ -176,7 +180,8 @@ class MembersBook(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True
         return ""
 
     def best(self, member: bytes, now: float) -> Certificate | None:
-        """A certificate that makes this key a member; else one that does not, or None. The founder's comes first."""
+        """A certificate that makes this key a member now (unix seconds); else one that does not, or None if there is
+        none, as for the founder. The founder's certificates come first."""
         trees = (self._founders, *self.issued.values())
         held = [tree[member] for tree in trees if member in tree]
         for certificate in held:

@@ -16,7 +16,7 @@ NEAR_SECONDS = 60.0  # packets of an author that are not older by more have abou
 
 @dataclass
 class Offer:
-    """Packets of an announcement that may be chosen, a bit mask."""
+    """Packets of an announcement that may be chosen, a bit mask over its packets."""
 
     known: Known
     packets: int
@@ -25,12 +25,13 @@ class Offer:
 def _turns(by_author: Mapping[bytes, Sequence[Offer]], newcomers: Newcomers, rng: random.Random) -> Iterator[bytes]:
     """The authors in the order of their turns: each has one before any has another. It ends if nobody may offer more.
 
-    Of two random ones it is the turn of that with the fresher packet. A newcomer is replaced, three times in four, by
-    the newcomer closest to a record: if all newcomers of a large swarm took turns, none would ever get one.
+    Of two random ones it is the turn of that with the fresher announcement. A newcomer is replaced, three times in
+    four, by the newcomer closest to a record: if all newcomers of a large swarm took turns, none would ever get one.
+    An author has a record after 20 groups trained on with sound claims (`books.Author`).
 
     Args:
         by_author: the offers that are left, the best of each author last. The caller takes from them after each turn,
-            and counts what it took among the newcomers' groups.
+            counts what it took among the newcomers' groups, and removes an author without offers.
     """
     strangers = set(filter(newcomers.is_one, by_author))
     waiting = list[bytes]()
@@ -45,9 +46,9 @@ def _turns(by_author: Mapping[bytes, Sequence[Offer]], newcomers: Newcomers, rng
         if not waiting:
             return
         pair = rng.sample(waiting, min(2, len(waiting)))
-        author = max(pair, key=lambda one: by_author[one][-1].known.born)
+        author = max(pair, key=lambda one: by_author[one][-1].known.born)  # the fresher
         if author in strangers and rng.randrange(EXPLORED_PART):
-            author = next((one for one in nearest if one in waiting), author)
+            author = next((one for one in nearest if one in waiting), author)  # each comes once in a round of turns
         waiting.remove(author)
         yield author
 
@@ -61,10 +62,14 @@ def choose(
 ) -> list[Target]:
     """Choose up to `count` packets by turns of their authors, an author's freshest first.
 
-    In simulation this spreads load and influence, where "freshest first" takes everything from one author.
+    In simulation this spreads load and influence, where "freshest first" takes everything from one author. The result
+    is in the order of the choice. Of an announcement's packets the last goes first.
 
     Args:
-        peers: of an author's packets of about one age, one that these hold goes first, so that not all ask it.
+        offers: used up; each offers at least one packet.
+        newcomers: what is chosen from them counts against their room.
+        peers: of an author's packets of about one age, one that these hold besides it goes first, so that not all ask
+            the author.
     """
     by_author = dict[bytes, list[Offer]]()
     for offer in sorted(offers, key=lambda one: one.known.born):
@@ -86,7 +91,8 @@ def choose(
 
 
 def _near_copy(offers: Sequence[Offer], peers: Set[bytes]) -> Offer:
-    """The best of an author's offers; but of those about as old the first that these peers hold something of."""
+    """The best of an author's offers, which is the last; but of those that are at most a minute older, the freshest of
+    which these peers hold a packet."""
     best = offers[-1]
     for offer in reversed(offers):
         if offer.known.born < best.known.born - NEAR_SECONDS:
@@ -106,7 +112,9 @@ def choose_by_row(
     in four, of the one closest to a record.
 
     Args:
-        by_row: the offers of each row, the rows in their order. A row of newcomers without room keeps no other out.
+        by_row: the offers of each row, the most wanted row first; each offers a packet of its row. A row of newcomers
+            without room keeps no other out.
+        newcomers: what is chosen from them counts against their room.
     """
     times = Counter[bytes]()
     chosen = list[Target]()

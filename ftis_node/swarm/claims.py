@@ -15,12 +15,14 @@ DOUBTED = 100.0  # what the bets have paid for each stake at a verdict
 DISPROVED = 1000.0
 MOST = 1e6  # what a bet can be worth, so that an author that mends its ways is not doubted for ever
 LARGEST_WIN = 50.0  # nats of a step
+# By place in `wealth`: the kind of sample (0: tokens, 1: whole samples), and the name of the figure that it is paid by.
 _ACCOUNTS = tuple((kind, f"{prefix}_{bet}") for kind, prefix in enumerate(("bet", "chunk_bet")) for bet in BETS)
 
 
 @dataclass(slots=True)
 class Claims:
-    """An author's claimed log-probs against this node's own.
+    """An author's claimed log-probs against this node's own. ρ is the ratio of a token's probability by this node's
+    policy to the claimed one; W is the same of a whole sample.
 
     **Verdicts** go by bets against the claims (Waudby-Smith and Ramdas, JRSS B 86, 2024). A token drawn from the
     claimed distribution has E[ρ | what was before it] ≤ 1. So 1 + λ(ρ − 1) has a mean of at most 1, and so has the
@@ -52,7 +54,7 @@ class Claims:
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> Claims:
         """Read what a home kept, as `dataclasses.asdict` gives it. Older ones kept whole samples apart, or no
-        `wealth`: it begins at 1."""
+        `wealth`: it begins at 1. Raises ValueError, TypeError or KeyError if it is malformed."""
         wealth = [float(value) for value in row.get("wealth", ())]
         numbers: dict[str, Any] = {key: float(value) for key, value in row.items() if key != "wealth"}
         if "tokens" in numbers:
@@ -65,7 +67,8 @@ class Claims:
         return kept
 
     def add(self, figures: Mapping[str, float]) -> None:
-        """Let the sums fade, add a source's figures of one step, see `Diagnostics.summary`, and settle the bets."""
+        """Let the sums fade, add the author's figures of one step, see `Diagnostics.summary`, and settle the bets. Call
+        it once a step in which samples of the author were trained on."""
         self._fade(0.5 ** (figures["samples"] / FADING_SAMPLES))
         judged = [figures.get("judged", 0.0), figures.get("chunk_judged", 0.0)]  # samples, by the kind of an account
         self.samples += figures["samples"]
@@ -77,7 +80,7 @@ class Claims:
         self.excess += figures.get("chunk_excess", 0.0)
         self.squares += figures["excess_squares"] + figures.get("chunk_excess_squares", 0.0)
         for place, (kind, name) in enumerate(_ACCOUNTS):
-            win = min(figures.get(name, 0.0), LARGEST_WIN)
+            win = min(figures.get(name, 0.0), LARGEST_WIN)  # a logarithm; negative if the bet lost
             paid = self.wealth[place] * math.exp(win)
             stake = judged[kind] / STAKE_SAMPLES
             self.wealth[place] = min(paid + stake, MOST)
@@ -98,7 +101,7 @@ class Claims:
     def mean_weight(self) -> float:
         """Mean of min(ρ, 2) over tokens, and of min(√W, 2) over samples of another tokenizer.
 
-        At most 1 of honest claims, up to chance.
+        At most 1 of honest claims, up to chance; 1 before any sample was judged.
         """
         if not self.judged:
             return 1.0
@@ -106,26 +109,27 @@ class Claims:
 
     @property
     def error(self) -> float:
-        """Standard error of `mean_weight`."""
+        """Standard error of `mean_weight`; 0 before any sample was judged."""
         if not self.judged:
             return 0.0
         return math.sqrt(self.squares) / self.judged
 
     @property
     def mean_likelihood(self) -> float | None:
-        """Mean log-prob of the author's tokens under this node's policy, mean over samples."""
+        """Mean log-prob (nats) of the author's tokens under this node's policy, mean over samples; None before any."""
         if not self.samples:
             return None
         return self.likelihood / self.samples
 
     @property
     def paid(self) -> float:
-        """Return what the bets against the claims have paid, for a stake of 1 in each kind of sample."""
+        """Return what the bets against the claims have paid, for a stake of 1 in each kind of sample: 2 at
+        first. `Reputation` doubts the author from `DOUBTED` on and bans it from `DISPROVED` on."""
         return sum(self.wealth) / len(BETS)
 
     @property
     def evidence(self) -> str:
-        """The evidence that the claims are too low, in words."""
+        """The evidence that the claims are too low, in words, by the kind of sample that has more. A ban quotes it."""
         if sum(self.wealth[: len(BETS)]) >= sum(self.wealth[len(BETS) :]):
             judged = "tokens, mean of min(ρ, 2)"
         else:

@@ -22,7 +22,8 @@ NO_ROUND = 2**64 - 1  # which nobody takes up (`swarm.rounds`)
 
 @dataclass
 class OwnSlots:
-    """The slots of a node's own rounds."""
+    """Which slots of the epoch a node has not answered yet: it answers each once. They begin anew with each epoch; a
+    restarted node repeats its earlier rounds here (`node.horizontal`)."""
 
     run: Run
     author: bytes
@@ -32,13 +33,16 @@ class OwnSlots:
         self._left = set[int]()  # slots of the epoch that are not answered
 
     def take(self, count: int, unix: float, admitted: Mapping[int, int]) -> list[int]:
-        """The slots of a round of up to `count` parts, ascending; none if all are answered.
+        """The slots of a round of up to `count` parts, ascending; none if all are answered. They count as answered from
+        now on.
 
         Slots where others' parts wait for this node's come first, those with most parts before others; then slots that
         nobody has answered, in an order of this node's own; then those that have all their parts.
 
         Args:
-            admitted: how many others' parts of each slot of this epoch this node has.
+            unix: the time at which the round's rows are drawn, seconds since 1970. It names the epoch.
+            admitted: how many others' parts of each slot of this epoch this node has; a slot without any may be left
+                out.
         """
         epoch = self.run.epoch_at(unix)
         slots = self.run.slots
@@ -48,6 +52,7 @@ class OwnSlots:
         start = draw(self.run.id, self.author, epoch, 0, slots)  # of the order in which this node answers new slots
 
         def later(slot: int) -> tuple[int, int]:
+            """The sort key: smallest for the slot to answer first."""
             parts = admitted.get(slot, 0)
             rank = -parts
             if parts >= self.run.parts:
@@ -61,7 +66,8 @@ class OwnSlots:
 
 @dataclass
 class Answered:
-    """The slots that each author has answered. An (author, epoch, slot) counts once."""
+    """The slots that each author has answered. An (author, epoch, slot) counts once. 4096 authors are remembered, with
+    three epochs of each; in a run without common rows, none."""
 
     run: Run
 
@@ -83,7 +89,7 @@ class Answered:
 
     def refused(self, announcement: Announcement) -> int:
         """Note an announcement. Return a bit mask of its packets in common slots that another round of its author has
-        answered."""
+        answered; 0: none, so each of its packets counts. Its signature was checked, and it is `in_time`."""
         common = {i: ref.slot for i, ref in enumerate(announcement.packets) if ref.slot < self.run.common}
         if not common:
             return 0

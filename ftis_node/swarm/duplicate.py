@@ -23,14 +23,19 @@ async def somebody_else(
     seconds: float,
     owners: Sequence[str] = (),
 ) -> bool:
-    """Whether another node of this identity is alive.
+    """Whether another node of this identity is alive. False too if no bootstrap answers or knows of one.
 
-    The search uses a throw-away key: it asks peers for the identity's addresses and dials them.
+    The search uses a throw-away key and a p2pd of its own, which ends with it: it asks peers for the identity's
+    addresses and dials them.
 
     Args:
         how: this node's listening settings.
         own: the 38-byte peer id; the node's own p2pd must not run yet.
-        seconds: time limit of the search. owners: of the bootstraps, those that this node's owner named.
+        seconds: time limit of the search, without the start of that p2pd.
+        owners: of the bootstraps, those that this node's owner named.
+
+    Raises:
+        UserError: p2pd does not start.
     """
     scratch = how.sockets / "probe.key"
     Identity(os.urandom(32)).keep(scratch)
@@ -61,7 +66,7 @@ async def somebody_else(
 
 
 async def _meets(probe: Transport, peer: bytes, bootstrap: str, places: NetworkScope) -> bool:
-    """Whether this bootstrap knows where `peer` is, and it is there."""
+    """Whether this bootstrap knows where `peer` is, and a node with its key answers there."""
     try:
         referrer = parse_address(bootstrap)
         await probe.connect(referrer, [bootstrap])

@@ -16,8 +16,8 @@ from ftis_node.swarm.limits import OWN
 from ftis_node.swarm.traffic import Traffic
 from ftis_node.swarm.wire.transport import Transport
 
-UPLOADS = 4
-BUSY_AFTER = 3.0
+UPLOADS = 4  # at once
+BUSY_AFTER = 3.0  # seconds of waiting, for an upload slot or for the upload limit
 OPEN_SECONDS = 5.0
 # p2pd does not report a broken connection while this side of the stream is open, so a timeout must detect it. A holder
 # may wait for an upload slot and for its upload limit; then it must send at least so many bytes a second.
@@ -28,17 +28,20 @@ FETCH_SECONDS = 60.0  # total wait for one holder: a chunk every 7 s is too slow
 
 
 class HolderFault(Exception):
-    """A holder did not answer, or did not finish."""
+    """A holder did not answer, or did not finish. The text continues "Holder …" in the log."""
 
 
 class HolderLie(HolderFault):
-    """A holder sent something other than the request."""
+    """A holder sent something other than what was requested."""
 
 
 @dataclass
 class Uploads:
     """Serves packets: one upload per peer at a time, four in all, and as many besides to peers with a record. After
-    three seconds of waiting it answers "busy"."""
+    three seconds of waiting it answers "busy".
+
+    body: returns a packet by its sha256; None if this node does not hold it. traffic: counts and limits what is sent.
+    """
 
     body: Callable[[bytes], bytes | None]
     traffic: Traffic
@@ -49,7 +52,15 @@ class Uploads:
         self._kept_free = asyncio.Semaphore(UPLOADS)
 
     async def serve(self, request: FetchRequest, peer: bytes, *, may: bool = True) -> AsyncIterator[FetchChunk]:
-        """Answer the requested digests in order, up to 64. may: whether this peer gets packets at all."""
+        """Answer the requested digests in order, each HERE, GONE (not held) or BUSY (ask again). Those beyond 64 and
+        those that are no digests get no answer.
+
+        The caller takes the next answer when the peer has read the last one: a peer that is slow loses its slot. The
+        slot is free once the iterator has ended or is closed.
+
+        Args:
+            may: whether this peer gets packets at all; if not, all is BUSY.
+        """
         self.traffic.received[peer] += request.ByteSize()
         digests = [digest for digest in request.digests[: OWN.digests] if len(digest) == DIGEST_BYTES]
         if peer in self._active or not may:
@@ -93,13 +104,15 @@ class _Slot:
         self._patience = Deadline(self._lose)
 
     async def acquire(self) -> None:
-        """Wait for the slot, for three seconds at most."""
+        """Wait for the slot, for three seconds at most; `lost` says whether it came. Call it once, and then `release`
+        in any case."""
         with suppress(TimeoutError):
             await asyncio.wait_for(self._slots.acquire(), BUSY_AFTER)
             self.lost = False
 
     def expect(self, size: int) -> None:
-        """Note that the previous bytes have arrived and so many are under way now."""
+        """Note that the previous bytes have arrived and so many are under way now: the reader has 3 s and 1 s for each
+        64 KiB until the next call."""
         if not self.lost:
             self._patience.put_off(BUSY_AFTER + size / SLOWEST_BYTES)
 
@@ -121,8 +134,14 @@ async def fetch(
     targets: Sequence[Target],
     traffic: Traffic,
 ) -> AsyncIterator[tuple[Target, FetchChunk]]:
-    """Fetch packets from one holder; yield each target with its answer. A packet that is HERE has the size and sha256
-    that the author signed.
+    """Fetch packets from one holder; yield each target with its answer, in the holder's order, until all are answered.
+    A packet that is HERE has the size and sha256 that the author signed; nothing else in it was checked.
+
+    It waits for the holder for a minute in all, and for the opening of the stream for 5 s. The stream ends when the
+    iterator does or is closed.
+
+    Args:
+        targets: of different digests, and no more than the holder reads in a request (`Limits.digests`).
 
     Raises:
         HolderFault: a short or silent stream, a failed call, or (a `HolderLie`) wrong bytes or an invalid answer. The
@@ -165,7 +184,8 @@ async def _ask(request: FetchRequest, received: asyncio.Event) -> AsyncIterator[
 
 
 async def _next(stream: AsyncIterator[FetchChunk], timeout: float) -> FetchChunk:
-    """Return the next answer. An early end, silence and errors are all the holder's fault."""
+    """Wait `timeout` seconds for the next answer, and return it. An early end, silence and errors are all the holder's
+    fault: raises HolderFault."""
     try:
         async with asyncio.timeout(timeout):
             return await anext(stream)

@@ -50,13 +50,15 @@ class Gossip:
 
     A node receives a whole announcement about once: an exchange mentions ids, eight bytes each, and a node requests
     those that it lacks. `ask` opens an exchange, `answer` answers, `take` reads the answer and returns a next request.
+    What a message holds counts as told once it is made. The caller sends it, or says with `unsent` or `failed` that it
+    did not arrive. All runs in one event loop, and nothing here waits.
 
     own: this node's 38-byte peer id. reputation: nothing new of a banned author is taken. seen: whether the node has
     processed a group (author, round, slot), also before a restart. news: called when there may be more to pull. decode:
     reads an announcement; a simulation of many nodes reads each only once. welcomes: whether an author may take part;
     in a private run, whether it is a member. sessions: what is remembered of each peer. holds: whether the node has a
     packet of this digest. tells_all: the swarm is small, so an author sends its newest announcement to all its peers
-    itself, and others mention it a moment later only.
+    itself, and others mention it a moment later only; `Swarm` sets it before each round of exchanges.
     """
 
     table: Table
@@ -74,9 +76,9 @@ class Gossip:
     def __post_init__(self) -> None:
         self.run_id = self.run.id
         self._clock = self.table.clock
-        self.counts = Counter[str]()
-        self.copied = False  # somebody else signs with this node's key
-        self.enough: float = ENOUGH_OPEN
+        self.counts = Counter[str]()  # announcements that peers sent, by `Outcome`; `status` shows it
+        self.copied = False  # somebody else signs with this node's key; never taken back
+        self.enough: float = ENOUGH_OPEN  # an observer sets it to infinity: it wants them all
         self._answered = Answered(self.run)
         self._newest: Known | None = None
         self._asked = Bounded[int, float](IDS_MAX)  # time until which no other peer is asked; set once per id
@@ -86,14 +88,15 @@ class Gossip:
         self._dealt = Bounded[int, None](IDS_MAX)  # ids of unwanted announcements, whatever peer mentions them
 
     def announce(self, announcement: Announcement) -> None:
-        """Add an own announcement; the node holds all its packets."""
+        """Add an own announcement; the node holds all its packets. The next exchanges carry it."""
         known = self._add_own(announcement, announcement.encode(), 0.0)
         if known is not None:
             known.obtained(known.every)
             self._newest = known
 
     def recall(self, data: bytes, age: float) -> None:
-        """Add an own announcement of an earlier start, made so many seconds ago, with the packets that are left."""
+        """Add an own announcement of an earlier start, made so many seconds ago, with the packets that are left. Called
+        at the start, the oldest first."""
         announcement = self.decode(data, max_packets=self.run.slots)
         known = self._add_own(announcement, data, age)
         if known is not None:
@@ -108,7 +111,8 @@ class Gossip:
         return known
 
     def ask(self, peer: bytes, limits: Limits = OWN) -> ExchangeRequest:
-        """Open an exchange: announce what `peer` may not know; request what `peer` mentioned and this node lacks."""
+        """Open an exchange: announce what `peer` may not know; request what `peer` mentioned and this node lacks. These
+        ids are asked of no other peer for a while (`_want`). limits: of a message between both nodes."""
         request = ExchangeRequest(wanted=self._want(peer, limits, reserve=True))
         session = self.sessions[peer]
         session.ask_again(request)
@@ -120,9 +124,9 @@ class Gossip:
 
     def answer(self, request: ExchangeRequest, peer: bytes, limits: Limits = OWN) -> ExchangeResponse:
         """Process a peer's request and answer it, with nothing if there is no room. Of an observer's, only what it asks
-        for is read."""
+        for is read. What this node requests in the answer is to come with the peer's next request."""
         session = self.sessions[peer]
-        if request.again:
+        if request.again:  # tell again what the last answer held; without `latest`, all announcements
             self._take_back(peer, session.answer)
             if not request.latest:
                 self.table.untell(peer)
@@ -160,7 +164,8 @@ class Gossip:
         peer: bytes,
         limits: Limits = OWN,
     ) -> ExchangeRequest | None:
-        """Process the answer to a request; return the next request, or None when the exchange is complete."""
+        """Process the answer to a request; return the next request, or None when the exchange is complete. A next
+        request has what the peer wanted and what this node wants. If the caller does not send it, it calls `unsent`."""
         session = self.sessions[peer]
         if answer.again:
             self._take_back(peer, session.request)
@@ -182,16 +187,17 @@ class Gossip:
         self._ask_others(request)
         session = self.sessions[peer]
         session.missed |= request.again
-        session.forgot |= request.again and not request.latest
+        session.forgot |= request.again and not request.latest  # it asked for all announcements
         self._take_back(peer, session.request)
 
     def failed(self, request: ExchangeRequest, peer: bytes) -> None:
-        """Note that no answer came. It may have been lost, so the next exchange asks for it again."""
+        """Note that no answer to a request came. It may have been lost, so the next exchange asks for it again; and
+        what the request held counts as unknown to the peer."""
         self.unsent(request, peer)
         self.sessions[peer].missed = True
 
     def _take_back(self, peer: bytes, told: Told) -> None:
-        """Count what a message held as unknown to the peer."""
+        """Count what a message held as unknown to the peer: announcements, self-reports, members' records."""
         found = map(self.table.find, told.announcements)
         self.table.untell(peer, filter(None, found))
         self.sessions[peer].take_back(told)
@@ -199,7 +205,8 @@ class Gossip:
     # --- sending --------------------------------------------------------------------------------------------------
 
     def pushes_to(self, peer: bytes) -> bool:
-        """Whether this node sends the peer its newest announcement unasked: the peer cannot know it, nor can many."""
+        """Whether this node sends the peer its newest announcement unasked: the peer cannot know it, nor can six
+        others. In a small swarm all peers that cannot know it get it."""
         newest = self._newest
         if newest is None or self.table.find(newest.id) is not newest:  # it may have left the table
             return False
@@ -208,7 +215,8 @@ class Gossip:
         return self.tells_all or newest.knows.bit_count() < PUSHED
 
     def _tell(self, message: Message, peer: bytes, limits: Limits, room: int) -> None:
-        """Add the own newest announcement whole while few peers can know it, and mentions of a sample of others.
+        """Add the own newest announcement whole while few peers can know it, and mentions of a sample of others. They
+        count as told.
 
         Args:
             room: whole announcements that still fit into the message; an observer's has none.
@@ -225,7 +233,8 @@ class Gossip:
             message.mentions.append(Mention(id=known.id, held=_held(known), age=max(1, seconds)))
 
     def _give(self, wanted: Iterable[int], peer: bytes, limits: Limits) -> list[Entry]:
-        """The wanted announcements for which there is room; the first has room whatever its size."""
+        """The wanted announcements that are here and for which there is room, in the order of `wanted`; the first has
+        room whatever its size, unless there is none at all. Only so many ids are read as the limits allow."""
         given = list[Entry]()
         size = 0
         ids = dict.fromkeys(islice(wanted, limits.entries))
@@ -248,7 +257,8 @@ class Gossip:
         )
 
     def _want(self, peer: bytes, limits: Limits, *, reserve: bool) -> list[int]:
-        """Ids that `peer` mentioned, that this node still lacks and requests from no other peer.
+        """Ids that `peer` mentioned, that this node still lacks and requests from no other peer: as many as the limits
+        allow, and only four while enough is left to pull. The oldest mention goes first.
 
         Args:
             reserve: ask no other peer for them for a while. An id is reserved once only; otherwise a peer that mentions
@@ -291,7 +301,8 @@ class Gossip:
     def _hear(self, message: Message, peer: bytes, owed: int) -> bool:
         """Process a message of a peer that owes so many announcements; besides those it may push its own newest.
 
-        Returns whether some were left that may be taken later; the peer believes that this node has them.
+        Returns whether some were left that may be taken later. The peer believes that this node has them, so the caller
+        has it asked for them again.
         """
         news = False
         unasked = len(message.entries) - owed - 1
@@ -312,8 +323,8 @@ class Gossip:
         return left
 
     def _note(self, mention: Mention, peer: bytes) -> bool:
-        """Process a mention: note its holder, or remember it as lacking. Return whether it names a new holder of a
-        wanted packet."""
+        """Process a mention: note its holder, or remember it as lacking. Return whether it names a new holder of an
+        announcement that is here and has packets left to pull."""
         known = self.table.find(mention.id)
         held = self._mask(mention.held)
         born = None
@@ -327,7 +338,7 @@ class Gossip:
         session = self.sessions[peer]
         lacking = session.lacking
         most = LACKING_MAX
-        if self._open >= self.enough:
+        if self._open >= self.enough:  # by the latest count, see `_enough`
             most = FEW_LACKING
         if mention.id not in lacking and len(lacking) >= most:
             del lacking[next(iter(lacking))]  # the oldest makes room
@@ -336,7 +347,8 @@ class Gossip:
         return False
 
     def _merge(self, entry: Entry, first_sender: bytes) -> Outcome:
-        """Take a whole announcement that a peer sent, known or new. Return what became of it."""
+        """Take a whole announcement that a peer sent, known or new. Return what became of it. The id is lacking no more
+        for any peer, unless another may bring what this one could not."""
         id = announcement_id(entry.announcement)
         self._asked.pop(id, None)
         known = self.table.find(id)
@@ -361,7 +373,7 @@ class Gossip:
 
     def _read(self, entry: Entry, first_sender: bytes) -> Outcome:
         """Check an announcement that is not here, the cheap checks first, and add it to the table. Return what became
-        of it."""
+        of it. Beside the table this notes a copy of this node's key, the sender's clock, and what the author did."""
         age = entry.age_ms / 1000
         try:
             announcement = self.decode(entry.announcement, max_packets=self.run.slots)
@@ -380,7 +392,7 @@ class Gossip:
             return Outcome.UNWANTED
         if not self.welcomes(author):
             return Outcome.NO_MEMBER
-        if author == first_sender and not self.run.common:  # then it is the time of the draw
+        if author == first_sender and not self.run.common:  # with common rows `issued_at` is the time of the draw
             self.sessions[first_sender].note_time(announcement.issued_at + age)
         if abs(unix_seconds() - announcement.issued_at) > REPLAY_FENCE:
             return Outcome.REPLAYED
@@ -410,7 +422,10 @@ class Gossip:
         return outcome
 
     def _of_a_copy(self, announcement: Announcement, first_sender: bytes) -> bool:
-        """Whether this node's key has signed what this node has not made: another process uses a copy of its home."""
+        """Whether this node's key has signed what this node has not made: another process uses a copy of its home.
+
+        What is not in the table any more counts as made here up to the newest round, as earlier starts made rounds too.
+        """
         known = self.table.get(self.own, announcement.round)
         if known is not None:
             made = known.announcement.packets == announcement.packets
@@ -418,15 +433,15 @@ class Gossip:
             made = self._newest is None or announcement.round <= self._newest.announcement.round
         if made or not self._checks.take(first_sender):
             return False
-        return announcement.verify()
+        return announcement.verify()  # else anybody could claim it
 
     def _mask(self, held: bytes) -> int:
         """Read a bit mask of held packets, at most as long as a run has slots, to bound the memory of mentions."""
         return int.from_bytes(held[: (self.run.slots + 7) // 8], "little")
 
     def _mark_done(self, announcement: Announcement) -> None:
-        """Mark the packets that need not be pulled: those known already, those that teach nothing by the hint, and
-        parts that do not count."""
+        """Mark the packets of a new announcement that need not be pulled: those known already, those that teach nothing
+        by the hint, and parts that do not count. Once for each, when it enters the table."""
         known = self.table.get(announcement.author, announcement.round)
         if known is not None:
             known.done |= self._answered.refused(announcement)
@@ -439,12 +454,12 @@ class Gossip:
 
 
 def _told(message: Message) -> Told:
-    """The announcements of which a message tells."""
+    """The ids of the announcements of which a message tells, whole or mentioned."""
     whole = [announcement_id(entry.announcement) for entry in message.entries]
     mentioned = [mention.id for mention in message.mentions]
     return Told(whole + mentioned)
 
 
 def _held(known: Known) -> bytes:
-    """The packets that this node holds, as a bit mask; empty if it holds none."""
+    """The packets that this node holds, as a bit mask in bytes, the lowest first; empty if it holds none."""
     return known.have.to_bytes((known.have.bit_length() + 7) // 8, "little")

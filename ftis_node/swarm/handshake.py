@@ -34,14 +34,16 @@ async def fetch_run(
     invitation: Invitation | None = None,
     starting: float = 0.0,
 ) -> RunFile:
-    """Return the run file of the first of `bootstraps` that sends one; ask all at once, for `patience` seconds.
+    """Return the run file of the first of `bootstraps` that sends one; ask all at once, for `patience` seconds, every
+    half second; at 0, once. A peer that speaks another protocol or does not let this node in is not asked again.
 
     Args:
         invitation: to a private run; it is shown to its inviter only, and not redeemed.
         starting: [s] how long to go on if that is longer while a peer is there and serves no run yet.
 
     Raises:
-        UserError: no bootstrap could be reached, or none sent a run file.
+        UserError: no bootstrap could be reached, or none sent a run file; it says why of each.
+        UsageError: one is not a multiaddr with a peer id.
     """
     reasons = dict[str, _NoRun]()
     peers = {text: parse_address(text) for text in bootstraps}
@@ -51,11 +53,11 @@ async def fetch_run(
     while True:
         asked = [text for text in bootstraps if peers[text] not in final]
         answers = await asyncio.gather(*(_ask_run(transport, text, invitation) for text in asked))
-        longest = patience
+        longest = patience  # that any peer of this turn is worth
         for text, found in zip(asked, answers, strict=True):
             if isinstance(found, RunFile):
                 return found
-            if found.fix:
+            if found.fix:  # to ask again brings nothing
                 final[peers[text]] = found
                 continue
             limit = patience
@@ -124,7 +126,7 @@ async def _ask_run(transport: Transport, address: str, invitation: Invitation | 
 
 
 def other_protocol(theirs: int) -> str:
-    """Why this node refuses a peer of this major version, and what to do about it, in one line."""
+    """Why this node refuses a peer of this major version, and what to do, in one line for this node's owner."""
     todo = "upgrade ftis-node here"
     if theirs < PROTOCOL_MAJOR:
         todo = "its owner has to upgrade ftis-node"
@@ -132,7 +134,7 @@ def other_protocol(theirs: int) -> str:
 
 
 def polite_refusal(theirs: int) -> str:
-    """The same reason as this node answers it to the peer."""
+    """Why this node refuses a peer of this major version, as it answers it to the peer: "you" is the peer."""
     todo = ""
     if theirs < PROTOCOL_MAJOR:
         todo = ": upgrade ftis-node"
@@ -140,12 +142,15 @@ def polite_refusal(theirs: int) -> str:
 
 
 def plain(text: str, length: int) -> str:
-    """A peer's text, shortened and without characters that control a terminal."""
+    """A peer's text, shortened to so many characters; those that could control a terminal become question marks."""
     return "".join(character if character.isprintable() else "?" for character in text[:length])
 
 
 def greeting(run: Run | None = None, addresses: Sequence[str] = ()) -> Handshake:
-    """The first message of a node of this run; without a run it requests the peer's run file."""
+    """The first message of a node of this run, with the time of now; without a run it requests the peer's run file.
+
+    addresses: where this node may be dialled; none from an observer or a throw-away key.
+    """
     hello = Handshake(
         major=PROTOCOL_MAJOR,
         minor=PROTOCOL_MINOR,
@@ -168,7 +173,8 @@ def _tokenizer(run: Run) -> bytes:
 
 
 async def shake(transport: Transport, peer: bytes, hello: Handshake) -> Handshake:
-    """Send a peer to which there is a connection a greeting; return its answer. Raises Unreachable."""
+    """Send a peer to which there is a connection a greeting; return its answer, which nobody has checked. Raises
+    Unreachable if none comes within five seconds."""
     try:
         return await transport.handshake(peer, hello, HANDSHAKE_SECONDS)
     except Exception as error:  # see `Transport.handshake`

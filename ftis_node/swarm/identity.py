@@ -38,7 +38,7 @@ _SMALL_ORDER = {0, 1, _ORDER_8, _P - _ORDER_8, _P - 1, _P, _P + 1}
 
 
 class Identity:
-    """A private key and what follows from it. Its text form shows the peer id only."""
+    """A private key and what follows from it. Its text form shows the peer id only, so it may be logged."""
 
     __slots__ = ("_key", "_seed", "author")
 
@@ -75,7 +75,8 @@ class Identity:
         return cls.load_or_create(path)
 
     def keep(self, path: Path) -> Identity:
-        """Write this key into a file unless the file exists; return the identity that the file then holds.
+        """Write this key into a file unless the file exists; return the identity that the file then holds, which may be
+        another. Two processes that do so at once get the same.
 
         Raises:
             OSError: the file cannot be read or written.
@@ -138,7 +139,7 @@ def verify(author: bytes, message: bytes, signature: bytes) -> bool:
 
 
 def peer_id(author: bytes) -> str:
-    """The 38-byte peer id in base58."""
+    """The 38-byte peer id in base58, the text that people see; `author_of` reads it."""
     return base58.b58encode(author).decode()
 
 
@@ -155,7 +156,8 @@ def author_of(peer_id: str) -> bytes:
 
 
 def _write_new(path: Path, data: bytes) -> None:
-    """Write a file with mode 0600 that is whole or absent after a crash, unless one is there already."""
+    """Write a file with mode 0600 that is whole or absent after a crash, unless one is there already. It is on the disk
+    when this returns. Raises OSError."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".new")  # made with mode 0600
     try:

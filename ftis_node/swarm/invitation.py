@@ -28,8 +28,8 @@ _ASK = "Ask for a new one; the inviter makes it with `ftis-node invite`."
 class Invitation(Signed, frozen=True, kw_only=True):
     """inviter: 38-byte peer id. issued_at, expires: unix seconds. name: of the inviter, as it calls itself.
 
-    dial: multiaddrs without ``/p2p/INVITER``. nonce: 16 random bytes for a private run, else empty. seconds, invites:
-    of the certificate that a private run gives for it.
+    dial: one to three multiaddrs without ``/p2p/INVITER``. nonce: 16 random bytes for a private run, else empty.
+    seconds, invites: of the certificate that a private run gives for it.
     """
 
     version: int = VERSION
@@ -49,17 +49,17 @@ class Invitation(Signed, frozen=True, kw_only=True):
 
     @property
     def addresses(self) -> list[str]:
-        """Whole multiaddrs of the inviter."""
+        """Whole multiaddrs of the inviter, with its peer id."""
         return [f"{address}/p2p/{peer_id(self.inviter)}" for address in self.dial]
 
     @property
     def text(self) -> str:
-        """The line that the inviter passes on."""
+        """The line that the inviter passes on, which begins with ftis: and which `read_line` reads."""
         return PREFIX + base64.urlsafe_b64encode(self.encoded).decode().rstrip("=")
 
 
 class _Beginning(msgspec.Struct, array_like=True):
-    """The fields that invitations of all versions begin with."""
+    """The fields that invitations of all versions begin with, so that a later one can be named as such."""
 
     run_id: bytes
     signature: bytes
@@ -77,10 +77,11 @@ def invite(
     membership: float = 0,
     invites: bool = False,
 ) -> Invitation:
-    """Sign an invitation.
+    """Sign an invitation. Nothing is stored: the inviter knows it again by its own signature.
 
     Args:
-        addresses: multiaddrs of this identity; the first that may be given to others are taken.
+        addresses: multiaddrs of this identity, the best first; the first three that are plain (`is_plain`) are taken.
+            If there are none, the invitation has no address, which `read` refuses: the caller looks at `dial`.
         now: unix seconds. seconds: how long it is valid.
         membership: for a private run, the seconds of the certificate; 0: the run is open.
         invites: for a private run, whether the new member may invite others.
@@ -102,7 +103,10 @@ def invite(
 
 
 def read(data: bytes, now: float) -> Invitation:
-    """The invitation in these bytes.
+    """The invitation in these bytes. Whether it was redeemed or withdrawn, only its inviter's roster knows.
+
+    Args:
+        now: unix seconds; at 0 none has expired.
 
     Raises:
         UsageError: it is none, is not the inviter's, or has expired.
@@ -124,7 +128,7 @@ def read(data: bytes, now: float) -> Invitation:
 
 
 def read_line(text: str, now: float) -> Invitation:
-    """The invitation in a line of text; white space around and within it is ignored.
+    """The invitation in a line of text; white space around and within it is ignored. now: as for `read`.
 
     Raises:
         UsageError: as `read` does; or it names an address that only this node's owner may name.

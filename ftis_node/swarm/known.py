@@ -11,7 +11,13 @@ from ftis_node.swarm.announcement import Announcement, PacketRef
 
 
 class Outcome(StrEnum):
-    """What became of an announcement that a peer sent; the last two: of what it sent beyond what it may."""
+    """What became of an announcement that a peer sent; the last two: of what it sent beyond what it may. The texts are
+    keys of `status` and of a metric.
+
+    OLD: too old for the table, or its age contradicts its epoch. EQUIVOCATION: its author signed another of this round.
+    REPLAYED: signed hours before or after now, by this node's clock. UNCHECKED: the sender's budget of signature checks
+    is used up. TOO_FAR_AHEAD: its round does not follow its author's (`Rounds.follows`).
+    """
 
     NEW = "new"
     KNOWN = "known"
@@ -30,7 +36,8 @@ class Outcome(StrEnum):
 
 
 def announcement_id(data: bytes) -> int:
-    """The id by which an exchange mentions an announcement: a u64 of its bytes' hash."""
+    """The id by which an exchange mentions an announcement: the first eight bytes of its bytes' sha256, as a u64. An
+    author can make two with one id."""
     return int.from_bytes(hashlib.sha256(data).digest()[:8], "little")
 
 
@@ -39,7 +46,8 @@ class Known:
     """An announcement in the table.
 
     born: when the author signed it, by the smallest reported age. heard: when this node first received it. Both on
-    this node's clock (`boot_seconds`). data: its encoding. Masks of peers have the bits of `Table.bit`.
+    this node's clock (`boot_seconds`). data: its encoding. Masks of peers have the bits of `Table.bit`; of packets, the
+    bit of a packet's index. `Gossip` and `Table` keep what peers know, `Pulling` keeps `done` and `pulling`.
     """
 
     announcement: Announcement
@@ -66,7 +74,7 @@ class Known:
         self.length = len(data)
         self.size = self.length + len(self.announcement.packets.packed)
         self.every = (1 << len(self.announcement.packets)) - 1
-        self.holders[self.author] = self.every
+        self.holders[self.author] = self.every  # by its own word
 
     @property
     def author(self) -> bytes:
@@ -95,14 +103,15 @@ class Known:
         return self.held_among(peers - {self.author})
 
     def obtained(self, packets: int) -> None:
-        """Note that this node holds these packets (a bit mask), which no peer knows yet."""
+        """Note that this node holds these packets (a bit mask). No peer knows that yet, so all are told again."""
         self.have |= packets
         self.current = 0
 
     def heard_from(self, peer: bytes, bit: int, held: int) -> bool:
-        """Note that `peer` knows it and holds these packets (a bit mask). Return whether any is new."""
+        """Note that `peer` knows it and holds these packets (a bit mask). Return whether it holds any that this node
+        did not know it to hold. bit: the peer's, of `Table.bit`."""
         if not self.knows & bit and not self.have:
-            self.current |= bit
+            self.current |= bit  # it has it from others, and there is nothing that this node holds to tell it
         self.knows |= bit
         self.sent |= bit
         new = held & self.every & ~self.holders.get(peer, 0)
@@ -129,12 +138,13 @@ class Known:
         return bool(self.holders.get(peer, 0) >> index & 1)
 
     def held_no_more(self, peer: bytes, index: int) -> None:
-        """Note that `peer` said that it does not hold this packet, until it says that it does."""
+        """Note that `peer` said that it does not hold this packet, until it says that it does; the author too."""
         if peer in self.holders:
             self.holders[peer] &= ~(1 << index)
 
     def forget_peer(self, peer: bytes, bit: int) -> None:
-        """Forget what a peer of this bit knew and held; but what the author holds shows the announcement."""
+        """Forget what a peer of this bit knew and held, so that another peer may get the bit. What the author holds
+        stays, for the announcement shows it."""
         self.knows &= ~bit
         self.current &= ~bit
         self.sent &= ~bit
@@ -144,7 +154,7 @@ class Known:
 
 @dataclass(frozen=True, eq=False)
 class Target:
-    """A packet to pull: its announcement and its index there."""
+    """A packet to pull: its announcement and its index there. Two targets of one packet are not equal."""
 
     known: Known
     index: int

@@ -20,7 +20,8 @@ MET_MAX = 128
 
 
 class KnownAddresses(msgspec.Struct):
-    """Multiaddrs that end in a peer id, the latest first; `NetworkScope` says what may be dialled.
+    """Multiaddrs that end in a peer id, the latest first; `NetworkScope` says what may be dialled. `AddressBook` keeps
+    the lists within their bounds.
 
     peers: the owner named them with ``--peers``. given: the owner was given them. met: of the peers met last, as these
     claim.
@@ -32,14 +33,14 @@ class KnownAddresses(msgspec.Struct):
 
     @classmethod
     def read(cls, file: Path | None) -> KnownAddresses:
-        """What a home kept; nothing if the file is missing or damaged."""
+        """What a home kept; empty lists without a file, or if it is missing or damaged (then the log says so)."""
         if file is None:
             return cls()
         decode = msgspec.json.Decoder(KnownAddresses).decode
         return kept(file, decode, "name peers again with --peers.") or cls()
 
     def write(self, file: Path) -> None:
-        """Keep them, unless the file has the same."""
+        """Keep them, unless the file has the same. Raises OSError; the old file then stands."""
         data = msgspec.json.encode(self)
         if not file.exists() or file.read_bytes() != data:
             replace_bytes(file, data)
@@ -60,7 +61,8 @@ class KnownAddresses(msgspec.Struct):
         book: MembersBook | None,
         owners: Iterable[str] = (),
     ) -> Iterator[tuple[str, str]]:
-        """Yield each address, and why a start with these settings does not dial it; "" if it does.
+        """Yield each address, the owner's first, and why a start with these settings does not dial it; "" if it does.
+        Nothing is dialled here.
 
         Args:
             book: of a private run; a start dials nobody who was a member and is none any more. None: the run is open.

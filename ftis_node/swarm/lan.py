@@ -59,7 +59,8 @@ class LanNode:
 
 @dataclass(frozen=True)
 class HiddenNode:
-    """A node of a private run. name: random. code: see `code_of`. places: multiaddrs without a peer id."""
+    """A node of a private run, of which only members can tell who it is. name: random. code: see `code_of`. places:
+    multiaddrs without a peer id, in its network."""
 
     name: str
     code: bytes
@@ -68,10 +69,11 @@ class HiddenNode:
 
 @dataclass
 class Lan:
-    """Tells the local network of a node, and hears of others.
+    """Tells the local network of a node, and hears of others: `start`, then perhaps `tell`, and `close` in any case.
 
     host: the address to listen on, as in the settings; 0.0.0.0 or ::, all but this machine's own. heard, hidden: called
-    with each node that is found, of open and of private runs.
+    in the event loop with each node that is found, of open and of private runs, whatever its run; again if its records
+    change; and it may be with this node itself.
     """
 
     host: str
@@ -84,7 +86,12 @@ class Lan:
         self._stack = contextlib.AsyncExitStack()
 
     async def start(self) -> None:
-        """Listen. Raises OSError if this machine has no multicast."""
+        """Listen on each interface, and begin to hear. An interface that fails is left out.
+
+        Raises:
+            OSError: none is left, as where there is no multicast.
+            ValueError: `host` is a name.
+        """
         every = ipaddress.ip_address(self.host).is_unspecified
         for name, own in own_interfaces():
             if str(own.ip) == self.host or (every and own.version == 4 and not own.is_loopback):
@@ -94,7 +101,8 @@ class Lan:
             raise OSError(f"{self.host} has no network with multicast")
 
     def _listen(self, name: str, own: Interface) -> None:
-        """Open a socket on one interface, and browse its network for nodes."""
+        """Open a socket on one interface, and browse its network for nodes, until `close`. name: the interface's; own:
+        this machine's address there. Raises OSError."""
         zeroconf = AsyncZeroconf(interfaces=[str(own.ip)])
         self._stack.push_async_callback(zeroconf.async_close)
         engine = zeroconf.zeroconf.engine  # each of its sockets would else hear what comes in by other interfaces
@@ -108,8 +116,11 @@ class Lan:
         """Tell the local network where this node is, and of an open run who and in which; of a private one only its
         members can read who, and others learn that some node is there.
 
+        Call it once, after `start`; the record stands until `close`. It raises whatever zeroconf does.
+
         Args:
-            about: `model` and `name`, as far as others may know them.
+            port: at which p2pd listens, TCP.
+            about: `model` and `name`, as far as others may know them; a private run's node tells neither.
         """
         name = peer_id(author)
         told = {"run": run.id.hex(), "task": run.task[:TASK_MAX], "protocol": str(PROTOCOL_MAJOR)}
@@ -122,7 +133,7 @@ class Lan:
             await _register(zeroconf, own, name, port, told)
 
     async def close(self) -> None:
-        """Take the own record back and end."""
+        """Take the own record back and end; also if `start` failed."""
         for task in self._asking:
             task.cancel()
         await self._stack.aclose()
@@ -136,7 +147,8 @@ class Lan:
         name: str,
         state_change: ServiceStateChange,
     ) -> None:
-        """Ask a node of which an interface has heard for its records. zeroconf calls this, with all by keyword."""
+        """Ask a node of which an interface has heard for its records, unless 64 are being asked. zeroconf calls this in
+        the event loop, with all by keyword."""
         if state_change is ServiceStateChange.Removed or len(self._asking) >= ASKED_MAX:
             return
         task = asyncio.create_task(self._ask(zeroconf, name, own))
@@ -144,7 +156,8 @@ class Lan:
         task.add_done_callback(self._asking.discard)
 
     async def _ask(self, zeroconf: Zeroconf, name: str, own: Interface) -> None:
-        """Ask a node for its records, and pass on what they tell; nonsense and silence go into the log."""
+        """Ask a node for its records, and wait for three seconds; pass on what they tell. Nothing is raised: nonsense
+        and errors go into the log."""
         info = AsyncServiceInfo(SERVICE, name)
         try:
             if not await info.async_request(zeroconf, ANSWER_SECONDS * 1000):
@@ -175,7 +188,8 @@ def read_node(
 
     Args:
         peer: its peer id in base58, the name of the service.
-        own: the interface that heard it; addresses outside of its network are left out.
+        port: of its service; None if that names none, which is an error too.
+        own: the interface that heard it; addresses outside of its network are left out, so there may be none.
 
     Raises:
         ValueError: the records are not of this form.
@@ -199,7 +213,11 @@ def read_node(
 
 
 def code_of(run_id: bytes, name: str, place: str, author: bytes) -> bytes:
-    """The code that tells members of a run which of them is at a place: 64 bytes, of which the last are an HMAC.
+    """The code that tells members of a run which of them is at a place: 64 bytes, the key of the member (38 bytes)
+    hidden by XOR, then an HMAC (26). With the hidden key in place of `author`, its first 38 bytes are the key itself.
+
+    Args:
+        name: the random name of the node. place: a multiaddr without a peer id. author: 38-byte peer id.
 
     Place and name are in it, so that nobody who does not know the run's id can lead members elsewhere with it. To read
     one takes two hashes, however many members there are: made-up ones cost nothing.
@@ -215,7 +233,8 @@ def code_of(run_id: bytes, name: str, place: str, author: bytes) -> bytes:
 class MembersOnLan:
     """Finds the members of a private run among nodes that hide who they are.
 
-    admits: whether a key is a member's. found: called with a member's addresses.
+    admits: whether a key is a member's. found: called with a member's addresses, each time that it is heard; it may be
+    this node itself.
     """
 
     run_id: bytes
@@ -226,8 +245,8 @@ class MembersOnLan:
         self._unknown = Bounded[bytes, list[str]](ASKED_MAX)  # addresses of keys that are no members yet
 
     def hear(self, node: HiddenNode) -> None:
-        """Take a node if it is of this run; of one that is no member keep it in mind, for members become known later
-        too."""
+        """Take a node if its code is of this run, else ignore it. The latest 64 that are no members yet are kept for
+        `look`."""
         for place in node.places:
             hidden = node.code[:AUTHOR_BYTES]
             author = code_of(self.run_id, node.name, place, hidden)[:AUTHOR_BYTES]  # hidden twice, it is shown
@@ -236,13 +255,14 @@ class MembersOnLan:
                 self.look()
 
     def look(self) -> None:
-        """Take those that have become members since."""
+        """Pass on those that have become members since they were heard. The node calls it every 15 s."""
         for member in filter(self.admits, list(self._unknown)):
             self.found(self._unknown.pop(member))
 
 
 def _near(addresses: Iterable[str], port: int | None, own: Interface) -> list[str]:
-    """The multiaddrs without a peer id, in an interface's network. Raises ValueError if there is none of this port."""
+    """The multiaddrs (TCP) of these IP addresses that are in an interface's network, without a peer id; at most four.
+    Raises ValueError if a node may not have this port, or an address is none."""
     if port is None or not FIRST_PORT <= port < 1 << 16:
         raise ValueError(f"port {port}")
     near = []
@@ -254,7 +274,7 @@ def _near(addresses: Iterable[str], port: int | None, own: Interface) -> list[st
 
 
 def _place(host: IpAddress, port: int) -> str:
-    """The multiaddr, without a peer id, by TCP."""
+    """The multiaddr of a host, without a peer id, by TCP."""
     return f"/ip{host.version}/{host}/tcp/{port}"
 
 
@@ -265,7 +285,8 @@ async def _register(
     port: int,
     told: dict[str, str],
 ) -> None:
-    """Tell the network of an interface that this node is there, until the end. told: its properties."""
+    """Tell the network of an interface that this node is there, until its zeroconf is closed. told: the properties of
+    the record."""
     info = AsyncServiceInfo(
         SERVICE,
         f"{name}.{SERVICE}",
@@ -280,7 +301,8 @@ async def _register(
 
 
 async def look_around(host: str, seconds: float) -> list[LanNode]:
-    """The nodes that tell of themselves on the local network, heard within some seconds; at most `NODES_MAX` of them.
+    """The nodes of open runs that tell of themselves on the local network, heard within some seconds; at most 256 of
+    them, sorted by run and then by peer. It waits for all of these seconds, and tells nothing of this node.
 
     Raises:
         OSError: this machine has no multicast.

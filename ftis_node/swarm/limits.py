@@ -20,7 +20,8 @@ Value = TypeVar("Value")
 
 class Bounded(dict[Key, Value]):
     """A dictionary that holds at most `most` entries: a new key removes the oldest. A key's age is that of its entry,
-    not of its latest value."""
+    not of its latest value, and reading does not change it. Only assignment and `setdefault` keep the bound; `update`
+    does not."""
 
     __slots__ = ("most",)
 
@@ -46,7 +47,7 @@ class Limits:
 
     entries: whole announcements in an exchange, and requested ids. mentions: ids of announcements in an exchange.
     digests: packets requested in one stream. room: bytes of announcements that this node gives in one message, since a
-    run may have very large ones; at 0 or below it gives nothing.
+    run may have very large ones; at 0 or below it gives nothing. It is this node's own choice and is not sent.
     """
 
     entries: int = 32
@@ -59,11 +60,11 @@ class Limits:
         return ftis_pb2.Limits(entries=self.entries, mentions=self.mentions, digests=self.digests)
 
     def within(self, room: float) -> Limits:
-        """The same with so little room."""
+        """The same with at most so much room, in bytes; it may be negative."""
         return replace(self, room=min(self.room, room))
 
     def shared_with(self, peer: ftis_pb2.Limits) -> Limits:
-        """The smaller of both nodes' limits; a limit that the peer left out is as here."""
+        """The smaller of both nodes' limits; a limit that the peer left out (0) is as here. The room is the default."""
         return Limits(
             min(self.entries, peer.entries or self.entries),
             min(self.mentions, peer.mentions or self.mentions),
@@ -78,7 +79,8 @@ OWN = Limits()
 class Budgets:
     """A token bucket for each peer.
 
-    clock: monotonic, in seconds. a_second: tokens that each peer regains every second, up to `burst`.
+    clock: monotonic, in seconds. a_second: tokens that each peer regains every second, up to `burst`. A peer begins
+    with a full burst. Of more than 1024 the one that is here for longest is forgotten, and begins anew.
     """
 
     clock: Clock
@@ -89,7 +91,7 @@ class Budgets:
         self._left = Bounded[bytes, tuple[float, float]](PEERS_MAX)  # tokens left, and at which time
 
     def take(self, peer: bytes, tokens: float = 1.0) -> bool:
-        """Take so many tokens, or all that are left; False if the peer had none."""
+        """Take so many tokens, or all that are left; False, and nothing is taken, if the peer had less than one."""
         left = self.left(peer)
         if left < 1.0:  # nothing is taken: who asks in vain regains its tokens all the same
             return False
@@ -108,7 +110,7 @@ class Budgets:
         self._left[peer] = max(-self.burst, left), self.clock()
 
     def left(self, peer: bytes) -> float:
-        """The tokens that the peer has now."""
+        """The tokens that the peer has now, at most `burst`; negative after `wait` or `spend`. Takes nothing."""
         now = self.clock()
         left, at = self._left.get(peer, (self.burst, now))
         return min(self.burst, left + (now - at) * self.a_second)

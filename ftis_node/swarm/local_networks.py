@@ -23,7 +23,8 @@ Interface = IPv4Interface | IPv6Interface
 
 @dataclass(frozen=True)
 class _Found:
-    """What the kernel says. near: /24 or /64, or narrower, of each own address. bridges: whole networks."""
+    """What the kernel says. near: /24 or /64, or narrower, of each own address at which the node listens. bridges:
+    whole networks of containers and virtual machines. gateways: next hops of routes."""
 
     near: tuple[Interface, ...] = ()
     bridges: tuple[Interface, ...] = ()
@@ -43,7 +44,8 @@ class LocalNetworks:
         self._found = _Found()
 
     def why_not(self, address: str) -> str:
-        """Why this private address is not dialled at its owner's word; "" if it is."""
+        """Why this private address is not dialled at its owner's word; "" if it is. The peer in the address is not
+        compared with anybody."""
         place, port = host_and_port(address)
         if place is None or scope(address) != "private":
             return "a member may only name a plain address of a private network"
@@ -64,11 +66,11 @@ class LocalNetworks:
         return ""
 
     def has(self, peer: bytes, addresses: Iterable[str]) -> bool:
-        """Whether one of these addresses is the peer's, and in these networks."""
+        """Whether one of these addresses is the peer's, and may be dialled in these networks (`why_not`)."""
         return any(peer_at(text) == peer and not self.why_not(text) for text in addresses)
 
     def dialled_by_neighbours(self, addresses: Iterable[str]) -> list[str]:
-        """Those of this node's addresses that a neighbour may dial."""
+        """Those of this node's addresses that a neighbour may dial: private ones, of interfaces where it listens."""
         places = {own.ip for own in self._read().near}
         return [text for text in addresses if scope(text) == "private" and host_and_port(text)[0] in places]
 
@@ -82,7 +84,8 @@ class LocalNetworks:
 
 
 def own_interfaces() -> list[tuple[str, Interface]]:
-    """This machine's addresses with their networks, each with the name of its interface."""
+    """This machine's addresses with their networks, each with the name of its interface; without those of the link
+    that have a zone (IPv6)."""
     found = []
     for name, addresses in psutil.net_if_addrs().items():
         for one in addresses:
@@ -121,7 +124,8 @@ def _is_virtual(name: str) -> bool:
 
 
 def _has_device(name: str, depth: int = 4) -> bool:
-    """Whether an interface is a device, or has one below it: a bridge's ports, a VLAN's interface."""
+    """Whether an interface is a device, or has one below it, `depth` steps down at most: a bridge's ports, a VLAN's
+    interface."""
     place = NETWORK_DEVICES / name
     if (place / "device").exists():
         return True
@@ -130,7 +134,8 @@ def _has_device(name: str, depth: int = 4) -> bool:
 
 
 def _gateways() -> Iterable[IpAddress]:
-    """The next hops of this machine's routes."""
+    """The next hops of this machine's routes, of IPv4 and then IPv6; 0.0.0.0 and :: too, for routes without one.
+    Nothing where there is no /proc."""
     with suppress(OSError, ValueError, IndexError):  # no Linux
         for line in Path("/proc/net/route").read_text().splitlines()[1:]:
             gateway = line.split()[2]  # hexadecimal, the last byte first
