@@ -17,13 +17,16 @@ from typing import Any
 def fuse(model: Any) -> Callable[[], None]:
     """Put the kernels into a model's modules, for its forward passes in scoring and training on a GPU.
 
-    RoPE is a function of the family's Python module, so other models of this process take it, too.
+    Modules get another `forward`, and keep their weights. An MLP whose activation has no kernel stays as it is. RoPE is
+    a function of the family's Python module, so other models of this process take it, too.
+
+    `ready` calls it, and undoes it where the kernels give something else than the modules did.
 
     Args:
         model: a transformers model that `generate.decoder.understood` accepts.
 
     Returns:
-        A function that takes the kernels out again.
+        A function that takes the kernels out again; call it once at most. It takes RoPE out for other models, too.
 
     Raises:
         ImportError: liger-kernel or Triton is missing.
@@ -32,6 +35,7 @@ def fuse(model: Any) -> Callable[[], None]:
     code: Any = sys.modules[type(model).__module__]
     plain = unwrap(code.apply_rotary_pos_emb)  # not what an earlier model of the family put there
 
+    # Each of these takes the place of a module's `forward`: x `[…, hidden]` → the same shape.
     in_place = False  # the backward pass would write into a gradient that other modules read, too
 
     def norm(self: Any, x: Any) -> Any:
@@ -63,6 +67,7 @@ def fuse(model: Any) -> Callable[[], None]:
 
     @wraps(plain)
     def turned(query: Any, key: Any, cos: Any, sin: Any) -> Any:
+        """Query and key, turned by their positions; on a CPU by the family's own function."""
         if query.is_cuda:
             return ops.LigerRopeFunction.apply(query, key, cos, sin)
         return plain(query, key, cos, sin)

@@ -69,9 +69,11 @@ logger = logging.getLogger(__name__)
 
 
 def ready(policy: Policy, texts: Sequence[str] = TEXTS, *, trains: bool = True) -> Policy:
-    """The policy as all else expects it.
+    """The policy as all else expects it: another `Policy` of the same model, which is changed and left in eval mode.
 
-    texts: what this is tried on, questions of the task, from the first on as far as needed.
+    `load.make_policy` and `worker.restore` call it once, after loading. It takes some passes of a few dozen tokens.
+
+    texts: what this is tried on, questions of the task, from the first on as far as needed; none: random ids.
     trains: whether it is to be trained; if not, nothing is said or tried of that.
 
     Dropout is off, because log-probs of training must be those of sampling. Packed, if its attention goes through
@@ -136,7 +138,7 @@ def ready(policy: Policy, texts: Sequence[str] = TEXTS, *, trains: bool = True) 
 class _Trial:
     """What a fast path is tried on: a model, or its twin.
 
-    expected: `_passed` of the probe in padded rows; of a model that is not to be trained without the gradient.
+    expected: `_passed` of the probe in padded rows; for a model that is not to be trained its gradient is empty.
     tolerance: nats that log-probs may lie apart, on average.
     """
 
@@ -209,7 +211,7 @@ def _windowed(policy: Policy) -> bool:
 
 
 def refuse_past(model: Any, name: str) -> None:
-    """Raises UsageError for a model, such as Mamba, whose past is no keys and values: the engine cannot ask it."""
+    """Raise UsageError for a model, such as Mamba, whose past is no keys and values: nothing here generates with it."""
     if "past_key_values" not in signature(model.forward).parameters:
         raise UsageError(f"{name} keeps its past in a way of its own, and cannot generate here.", _other_family(model))
 
@@ -222,7 +224,7 @@ def _other_family(model: Any) -> str:
 
 
 def _remove_dropout(model: torch.nn.Module) -> None:
-    """Remove the dropout of modules, and set to 0 the rates that modules hand to functions."""
+    """Remove the dropout of modules for good, and set to 0 the rates that modules hand to functions."""
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
@@ -232,7 +234,11 @@ def _remove_dropout(model: torch.nn.Module) -> None:
 
 
 def _packed(policy: Policy, trials: Sequence[_Trial]) -> tuple[Policy, str]:
-    """The policy, and how its sequences are laid out, in words."""
+    """The policy, `packed` if packing gives what padding gives; and how its sequences are laid out, in words.
+
+    The models of all trials are left with the attention that was chosen, and the policy's, which is the last, with
+    fused kernels where they do. If none will do, attention is as it was.
+    """
     model = policy.causal_lm
     why = unpackable(model)
     if why:
@@ -268,7 +274,7 @@ def _attend_by(name: str, trials: Sequence[_Trial]) -> None:
 
 
 def _fused(trial: _Trial) -> str:
-    """Fused kernels in the model's modules, if they are to be had and give the same; which, in words."""
+    """Put fused kernels into the model's modules, and leave them if they give the same; say so in words."""
     model = trial.policy.causal_lm
     try:
         undo = fuse(model)
@@ -285,7 +291,8 @@ def _fused(trial: _Trial) -> str:
 def _passed(policy: Policy, probe: Probe) -> tuple[Tensor, Tensor]:
     """The probe's log-probs, and the gradient of an uneven sum of them by two matrices that are trained.
 
-    Two, because a fresh LoRA layer's first has none.
+    Two, because a fresh LoRA layer's first has none. Log-probs are fp32 `[Σ lengths]`; the gradient is one fp32 vector,
+    a 0 and then both matrices, and nothing of it stays in the parameters.
     """
     trained = _below_some_layers(policy)
     with torch.enable_grad():
@@ -305,7 +312,7 @@ def _passed(policy: Policy, probe: Probe) -> tuple[Tensor, Tensor]:
 
 
 def _below_some_layers(policy: Policy) -> list[torch.nn.Parameter]:
-    """The first two trained matrices of the last layers, else of the model."""
+    """The first two trained matrices of the last `_SLOPE_LAYERS` layers, else of the model; fewer if it has fewer."""
     embedding = policy.causal_lm.get_input_embeddings().weight
     config = policy.causal_lm.config.get_text_config()
     layers = int(getattr(config, "num_hidden_layers", 0))
@@ -377,6 +384,7 @@ def _generating(policy: Policy, trials: Sequence[_Trial]) -> tuple[Policy, str]:
 
 
 def _compared(apart: float, tolerance: float) -> str:
+    """Both in nats, in words."""
     return f"log-probs differ by {apart:.2g}, {tolerance:.2g} is allowed"
 
 
@@ -384,7 +392,9 @@ def _tolerance(policy: Policy, plain: Tensor, again: Callable[[], Tensor], most:
     """How far log-probs of this project's layouts may lie from the model's own, by `_EXACT` and what follows it.
 
     Args:
-        again: the same log-probs by the model's own code in another way. This project's layouts play no part in it.
+        plain: log-probs by the model's own code.
+        again: gives the same by its own code in another way. This project's layouts play no part in it.
+        most: the result is no larger, in nats on average.
     """
     if policy.dtype == torch.float32:
         return _EXACT
@@ -415,7 +425,7 @@ def _probe(policy: Policy, texts: Sequence[str]) -> Probe:
 
 
 def _ids_of(policy: Policy, texts: Sequence[str], needed: int) -> list[int]:
-    """So many tokens of these texts, one after another, behind what the tokenizer puts in front of a text."""
+    """So many tokens of these texts, or fewer if they have fewer, behind what the tokenizer puts in front of a text."""
     ids: list[int] = []
     for text in texts:
         found = policy.tokenizer(text, add_special_tokens=not ids)["input_ids"]
@@ -427,6 +437,7 @@ def _ids_of(policy: Policy, texts: Sequence[str], needed: int) -> list[int]:
 
 @torch.no_grad()
 def _logprobs(policy: Policy, probe: Probe) -> Tensor:
+    """The probe's log-probs as `score` computes them, fp32 `[Σ lengths]`, without gradient."""
     return completion_logprobs(policy, probe, 1.0)[0]
 
 
@@ -479,5 +490,5 @@ def _batch_logprobs(policy: Policy, probe: Probe) -> Tensor:
 
 
 def _apart(one: Tensor, other: Tensor) -> float:
-    """The mean distance of log-probs; nan where some are none, which is no distance within any tolerance."""
+    """The mean distance of log-probs, in nats; nan where some are none, which is within no tolerance."""
     return float((one - other).abs().mean())
