@@ -18,7 +18,10 @@ ALIGNED = 8
 
 
 def closing_up(alive: BoolArray) -> Int64Array:
-    """The rows that stay, in an order that moves few: each gap in front is filled by a row from the end."""
+    """The rows that stay, in an order that moves few: each gap in front is filled by a row from the end.
+
+    The result has the old place of each, and as many as `alive` has true ones.
+    """
     kept = int(alive.sum())
     order = np.arange(kept)
     order[~alive[:kept]] = kept + np.flatnonzero(alive[kept:])
@@ -37,7 +40,9 @@ def bucket(count: int) -> int:
 
 
 class Size(NamedTuple):
-    """Places for so many rows and prompts, tokens of a prompt, own tokens of a row, and rows of one prompt."""
+    """Places for so many rows and prompts, tokens of a prompt (`width`), own tokens of a row (`tokens`), and rows of
+    one prompt (`group`). Own tokens are those of the row's completion.
+    """
 
     rows: int
     prompts: int
@@ -46,6 +51,7 @@ class Size(NamedTuple):
     group: int
 
     def holds(self, other: Size) -> bool:
+        """Whether places of this size do for the other."""
         return all(mine >= theirs for mine, theirs in zip(self, other, strict=True))
 
     def joined(self, other: Size) -> Size:
@@ -63,7 +69,12 @@ class SharedCache:
     With static shapes attention reads own tokens up to the next `bucket`. So all that the device does for a token is
     the same for the next one, until `grow` or `settle` say otherwise.
 
+    The order of calls: `clear`; whenever rows change, `leave`, `enter` and `shrink` as needed, then `settle`; for each
+    token `grow`, `positions`, `bias`, in each layer `put` and `attend`, at last `advance`. What follows `grow` is
+    what a CUDA graph replays.
+
     rows   how many are computed; one that has ended is computed until another takes its place
+    heads  of keys
     """
 
     def __init__(
@@ -118,7 +129,7 @@ class SharedCache:
             self._flat.append((own.flatten(1, 2), prompts.flatten(1, 2)))
 
     def clear(self, rows: int, group: int) -> None:
-        """Begin anew, with places for so many rows, of which at most `group` will have one prompt."""
+        """Begin anew, with places for so many rows, of which at most `group` will have one prompt; `size` has room."""
         self.rows = rows
         self._count = 0
         self._group = group
@@ -133,7 +144,11 @@ class SharedCache:
         self._bias[:, width:] = -torch.inf
 
     def _places(self, start: Int64Array, filled: Any) -> Int64Array:
-        """`[2 + 2 · kv heads, rows]` for rows with so many tokens of their prompts and of their own."""
+        """Where the next token of each row is, for rows with so many tokens of their prompts and of their own.
+
+        int64 `[2 + 2 · kv heads, size.rows]`: its position, its place in the flat bias, and for keys, then values, the
+        line of each kv head in `_own`.
+        """
         rows, _, width, tokens, _ = self.size
         row = np.arange(rows)
         kinds = np.arange(2)[:, None, None]  # keys, values
@@ -158,7 +173,7 @@ class SharedCache:
         which: Int64Array,
         mask: BoolArray,
     ) -> None:
-        """Rows take these places, each behind its prompt, which is kept once.
+        """Rows take these places, each behind its prompt, which is kept once. There must be a place for each prompt.
 
         Args:
             numbers: of each row's prompt; in turn, so that those of one prompt follow one another.
@@ -214,7 +229,10 @@ class SharedCache:
                 columns.index_copy_(0, to, part.index_select(0, which))
 
     def shrink(self, rows: int) -> Int64Array:
-        """Close the gaps, so that only so many rows are computed; return the old place of each."""
+        """Close the gaps, so that only so many rows are computed; return the old place of each.
+
+        rows: no fewer than have not ended; rows that have ended fill up to so many.
+        """
         alive = self._owner[: self.rows] >= 0
         spare = rows - int(alive.sum())
         alive[np.flatnonzero(~alive)[:spare]] = True
@@ -286,7 +304,7 @@ class SharedCache:
         return take, back
 
     def _used(self) -> BoolArray:
-        """Which places of prompts have one that some row reads."""
+        """Which places of prompts have one that some row reads: bool `[size.prompts]`."""
         used = np.zeros(self.size.prompts, np.bool_)
         used[self._owner[self._owner >= 0]] = True
         return used
@@ -332,7 +350,10 @@ class SharedCache:
     # --- for each token -------------------------------------------------------------------------------------------
 
     def grow(self) -> tuple[int, ...]:
-        """Make room for the next token of every row; return what the shapes that follow depend on."""
+        """Make room for the next token of every row, on the host; return what the shapes that follow depend on.
+
+        CUDA graphs are captured once for each combination of these numbers.
+        """
         most = self.size.tokens
         filled = self._filled[: self.rows]
         np.minimum(filled + 1, most, out=filled)
@@ -343,7 +364,7 @@ class SharedCache:
         return self.rows, self._count, self._line, self._read
 
     def positions(self) -> Tensor:
-        """Of each row's token, int64 `[rows]`; from here on it is seen."""
+        """The position of each row's token, int64 `[rows]`. From here on attention sees the token."""
         following = self._next[:, : self.rows]
         self._bias.view(-1).index_fill_(0, following[1], 0.0)
         self._where = following[2:].flatten()
@@ -354,7 +375,7 @@ class SharedCache:
         torch.minimum(self._next.add_(1), self._most, out=self._next)
 
     def put(self, layer: int, new: Tensor) -> None:
-        """Write keys and values of the token, `[rows, 2, kv heads, head_dim]`."""
+        """Write keys and values of the token, `[rows, 2, kv heads, head_dim]`, before `attend` of the same layer."""
         lines = self._own[layer].view(-1, self._dim)
         in_order = new.permute(1, 2, 0, 3).reshape(-1, self._dim)  # as `_places` counts: keys and values, heads, rows
         lines.index_copy_(0, self._where, in_order)
