@@ -245,7 +245,7 @@ class Packing:
         count = len(self.prompts)
         seen = tokens[:count]
         for prompt, own in zip(self.owner, tokens[count:], strict=True):
-            if len(own):
+            if len(own):  # a completion of one token is only predicted
                 seen.append(np.concatenate([tokens[prompt], own]))
         queries = lengths[lengths > 0]
         keys = np.asarray([len(each) for each in seen])
@@ -303,7 +303,7 @@ def pack(groups: Sequence[Prefixed], device: torch.device) -> LaidOut:
         group = owner[number]
         steps = np.arange(counts[number])
         positions.append(lengths[group] + steps)
-        states = np.concatenate([[ends[group] - 1], begins[number] + steps])
+        states = np.concatenate([[ends[group] - 1], begins[number] + steps])  # its prompt's last predicts the first
         predicting.append(states[sampled[number]])
         predicted.append(completion[sampled[number]])
     tokens = [*prompts, *(completion[:-1] for completion in completions)]

@@ -91,6 +91,7 @@ class _Head(torch.autograd.Function):
         count = len(targets)
         rows, parts = _blocks(count, vocabulary, hidden.device)
         logprobs, entropy, log_z = hidden.new_empty(3, count, dtype=torch.float32)
+        # where a block has all columns, its probabilities may be kept for the backward pass
         small = cap is None and len(parts) == 1 and 4 * count * vocabulary <= CHUNK_BYTES
         kept: list[Tensor] | None = None
         if small and any(ctx.needs_input_grad):
@@ -112,7 +113,7 @@ class _Head(torch.autograd.Function):
                 if kept is not None:
                     z = block[:, 2:3]
                     kept.append(exponentials.div_(z))
-            chosen, top, z, mean = torch.stack(blocks, 2).unbind(1)
+            chosen, top, z, mean = torch.stack(blocks, 2).unbind(1)  # each [tokens, blocks]
             most = top.amax(1, keepdim=True)
             fall = top - most
             shrink = fall.exp()

@@ -103,14 +103,15 @@ class SharedCache:
         self._read = 0  # own tokens that it reads
         self._owner: Int64Array = np.full(size.rows, -1)  # the place of each row's prompt; -1: it has ended
         self._prompt: Int64Array = np.full(size.prompts, -1)  # the number of the prompt in each place
-        self._start: Int64Array = np.zeros(size.rows, np.int64)  # tokens of each row's prompt, and its own
-        self._filled = np.zeros_like(self._start)
+        self._start: Int64Array = np.zeros(size.rows, np.int64)  # tokens of each row's prompt
+        self._filled = np.zeros_like(self._start)  # own tokens of each row that are in the cache
         self._bias = torch.zeros(size.rows, size.width + size.tokens, device=like.device)  # fp32, -inf hides
-        # of each row's next token: its position, its place in the bias, and those of its keys and values; most of these
+        # `_next` is what `_places` gives for each row's next token; `_most` is the highest that it may become
         last = self._places(np.full(size.rows, size.width), size.tokens - 1)
         self._most = torch.from_numpy(last).to(like.device)
         self._next = torch.zeros_like(self._most)
-        # a graph reads these where they were when it was captured, see `settle`
+        # one piece of memory for `settle` to copy into: `_places`, then `_take`, then `_back`, which are parts of it; a
+        # graph reads these where they were when it was captured
         cells = heads * (size.prompts * min(size.group, size.rows) + size.rows)
         self._index = self._next.new_zeros(self._next.numel() + cells)
         self._take = self._index  # row · kv heads + kv head of each cell of a table of prompts, see `_table`
@@ -235,7 +236,7 @@ class SharedCache:
         """
         alive = self._owner[: self.rows] >= 0
         spare = rows - int(alive.sum())
-        alive[np.flatnonzero(~alive)[:spare]] = True
+        alive[np.flatnonzero(~alive)[:spare]] = True  # so many that have ended stay
         order = closing_up(alive)
         to = np.flatnonzero(order != np.arange(rows))
         self._move([*self._own, self._bias], order[to], to)
@@ -243,11 +244,11 @@ class SharedCache:
             values[:rows] = values[order]
         self._owner[rows:] = -1
         self.rows = rows
-        self._count = 0
+        self._count = 0  # `settle` counts anew
         return order
 
     def settle(self) -> None:
-        """Tell the device who is where: once after `enter`, `leave` or `shrink`, before the next `grow`.
+        """Tell the device who is where: once after all of `leave`, `enter` and `shrink`, before the next `grow`.
 
         Moves keys and values of the prompts in use to the front, and copies positions and the table of rows, in one
         transfer, to where CUDA graphs read them.
@@ -257,7 +258,7 @@ class SharedCache:
         alive = np.flatnonzero(owner >= 0)
         sizes = np.bincount(owner[alive], minlength=self._count)
         self._line = max(1, int(sizes.max()))
-        if self.static:
+        if self.static:  # the same whoever is there
             self._line = min(self._group, self.rows)
         take, back = self._table(alive, owner, sizes)
         places = self._places(self._start, np.minimum(self._filled, self.size.tokens - 1))
@@ -310,7 +311,7 @@ class SharedCache:
         return used
 
     def _gather_prompts(self, far: Int64Array, to: Int64Array) -> None:
-        """Move the prompts in these places to others, so that all that are read lie in front."""
+        """Move the prompts in places `far` to the free places `to`, as many; rows follow them. May be none."""
         self._move(self._prompts, far, to)
         moved = np.arange(self.size.prompts)
         moved[far] = to
@@ -331,7 +332,7 @@ class SharedCache:
         if not len(to):
             return
         keys = np.stack([source, to])
-        values = keys + len(self._of(parts[0])) // 2
+        values = keys + len(self._of(parts[0])) // 2  # those of all places lie behind all keys
         index = torch.from_numpy(np.concatenate([keys, values], 1)).to(self._bias.device)
         for part in parts:
             lines = self._of(part)

@@ -341,7 +341,7 @@ class Decoder:
 
     def _turns_of(self, kind: str, size: Size) -> Tensor:
         """What turns queries and keys of a kind of layers by each position: cos, then sin with the sign of each half,
-        `[positions, 2 · head_dim]`."""
+        `[positions, 2 · head_dim]`. A head x becomes x · cos + (x with its halves exchanged) · sin."""
         weights = self._weights
         positions = torch.arange(size.width + size.tokens, device=weights.embedding.device)[None]
         which = []
@@ -422,10 +422,10 @@ class Decoder:
             key = layer.key_norm(key)
         heads = torch.cat([query, key, layer.value(h).view(shape)], 1)
         cos, sin = turns.chunk(2, -1)
-        turned = heads[:, :-key_heads]
+        turned = heads[:, :-key_heads]  # all but values, in place
         halves = turned.roll(self._dim // 2, -1)
         turned.mul_(cos).addcmul_(halves, sin)
-        new = heads[:, -2 * key_heads :].view(len(h), 2, key_heads, -1)
+        new = heads[:, -2 * key_heads :].view(len(h), 2, key_heads, -1)  # keys and values
         self.cache.put(index, new)
         return self.cache.attend(index, heads[:, : -2 * key_heads], layer.scaling, bias)
 

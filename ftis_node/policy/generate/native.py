@@ -137,7 +137,7 @@ def decoder_logprobs(policy: Policy, groups: Sequence[Prefixed]) -> Tensor:
         return (under_way.step(token)[:, : policy.vocabulary].clone(),)
 
     first = probed.logits.repeat_interleave(each, 0)
-    columns = [first[:, : policy.vocabulary]]
+    columns = [first[:, : policy.vocabulary]]  # for each place in the completions logits `[completions, V]`
     for place in range(longest - 1):
         columns += under_way.run("logits", logits, ids[:, place])
     logprobs = torch.stack(columns, 1).float().log_softmax(-1)
@@ -148,8 +148,10 @@ def decoder_logprobs(policy: Policy, groups: Sequence[Prefixed]) -> Tensor:
 def _complete(under_way: _Decoding | _Modules, waiting: WaitingRows) -> CompletionGroups:
     """Draw tokens until all rows have ended; return the completions in the order of the prompts.
 
+    Each row's first token comes with its prompt, from `waiting`.
+
     Raises:
-        Interrupted: it was asked for.
+        Interrupted: it was asked for. FtisError: as `sampling.to_completions`.
     """
     vocabulary = waiting.policy.vocabulary
     sampling = waiting.sampling
@@ -163,7 +165,7 @@ def _complete(under_way: _Decoding | _Modules, waiting: WaitingRows) -> Completi
         drawn, logprob = choose(under_way.step(token), mine, sampling.temperature, vocabulary)
         return drawn.flatten(), logprob.flatten()
 
-    kind = (sampling.temperature, waiting.noise is None)
+    kind = (sampling.temperature, waiting.noise is None)  # all else that `following` does is the model's
     while places.fill():
         check()
         for uniform in places.ahead():
@@ -205,14 +207,15 @@ class _Places:
         self._device = policy.device
         self._cap = sampling.max_new_tokens
         self._most = _LOOK_EVERY[policy.device.type]
+        # by id: whether it ends a row
         self._ends = np.zeros(1 + max(policy.vocabulary, *sampling.eos, 0), np.bool_)
         self._ends[list(sampling.eos)] = True
         count = under_way.rows
-        self._number: Int64Array = np.full(count, -1)  # -1: none
+        self._number: Int64Array = np.full(count, -1)  # of each place's row; -1: none
         self._steps: Int64Array = np.zeros(count, np.int64)  # tokens that each place's row has
         self._over = np.ones(count, np.bool_)  # places whose row has ended, or that have none
         self.token = torch.zeros(count, dtype=torch.long, device=policy.device)
-        self._at = self.token  # of the next token, in the noise
+        self._at = self.token  # where in the flat noise the number of each place's next token is
         self._ahead = torch.arange(self._most, device=policy.device)[:, None]
         self._unseen: list[Tensor] = []  # tokens since the last look
         self.drawn: list[_Draw] = []
@@ -269,14 +272,14 @@ class _Places:
         """Let rows of these numbers take places, each with its first token; see `WaitingRows.take`."""
         self._under_way.enter(places, numbers, read, self._waiting.group)
         self.drawn.append(_Draw(numbers, np.zeros_like(numbers), token, logprob))
-        self._number = self._number.copy()  # others are of what was drawn
+        self._number = self._number.copy()  # `drawn` holds the arrays that were before
         self._steps = self._steps.copy()
         self._number[places] = numbers
         self._steps[places] = 1
         self._over[places] = self._cap == 1
         index = torch.from_numpy(places).to(self._device)
         self.token = self.token.index_copy(0, index, token)
-        self._unseen = [self.token]
+        self._unseen = [self.token]  # a first token may be an end; earlier ones were looked at
 
     def _keep(self, order: Int64Array) -> None:
         """Keep the places that `_under_way.shrink` has kept; `order` has the old one of each."""
@@ -292,11 +295,12 @@ class _Places:
 
         Take all of them before `look`.
         """
-        count = min(self._most, self._cap - int(self._steps[~self._over].min()))
+        to_cap = self._cap - int(self._steps[~self._over].min())  # of the row with fewest tokens
+        count = min(self._most, to_cap)
         if self._noise is None:
             yield from [()] * count
             return
-        places = (self._at + self._ahead[:count]).clamp_(0, self._noise.numel() - 1)
+        places = (self._at + self._ahead[:count]).clamp_(0, self._noise.numel() - 1)  # places without a row have any
         self._at = self._at + count
         for column in self._noise.view(-1)[places]:
             yield (column,)

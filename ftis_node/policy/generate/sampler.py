@@ -73,7 +73,7 @@ def _block(vocabulary: int) -> int:
 
 
 def _invert(probabilities: Tensor, uniform: Tensor) -> Tensor:
-    """Where the distribution functions of fp32 `[rows, V]` first exceed uniform fp64 `[rows, count]`.
+    """Where the distribution functions of fp32 `[rows, V]` first exceed uniform fp64 `[rows, count]`, as int64.
 
     Find first the block of some √V tokens, then the token in it. This takes one pass over the matrix where a cumulative
     sum takes several. The sums that decide are few enough for fp64. So a token far below the resolution of
@@ -86,14 +86,14 @@ def _invert(probabilities: Tensor, uniform: Tensor) -> Tensor:
     if whole < vocabulary:
         masses = torch.cat([masses, probabilities[:, whole:].sum(-1, keepdim=True)], 1)
     masses = masses.double()
-    ends = masses.cumsum(1)
+    ends = masses.cumsum(1)  # of blocks
     wanted = uniform * (ends[:, -1:] * _BELOW_ONE)
     chosen = torch.searchsorted(ends, wanted, right=True).clamp_(max=ends.shape[1] - 1)  # a NaN is beyond the last
     mass = masses.gather(1, chosen)
     depth = wanted - ends.gather(1, chosen) + mass  # how far into the block
     share = (depth / mass).clamp_(0, _BELOW_ONE)
     inside = _block_of(probabilities, chosen, block)
-    ends = inside.cumsum(-1)
+    ends = inside.cumsum(-1)  # of tokens in the block
     wanted = share[:, :, None] * ends[:, :, -1:]
     place = torch.searchsorted(ends, wanted, right=True)[:, :, 0]
     return place.add_(chosen, alpha=block)

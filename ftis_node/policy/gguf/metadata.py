@@ -131,7 +131,7 @@ def facts_of(
         "unknown": tokenizer.unk_token_id,
         "padding": tokenizer.pad_token_id,
     }
-    ends = sorted(end_ids(tokenizer), key=lambda end: end != tokenizer.eos_token_id)
+    ends = sorted(end_ids(tokenizer), key=lambda end: end != tokenizer.eos_token_id)  # its EOS first; three are written
     ids |= dict(zip(_ENDS, ends, strict=False))
     facts |= {f"tokenizer.ggml.{key}_token_id": place for key, place in ids.items() if place is not None}
     facts["tokenizer.ggml.add_bos_token"] = bool(front_ids(tokenizer))
