@@ -39,16 +39,18 @@ def fuse(model: Any) -> Callable[[], None]:
     in_place = False  # the backward pass would write into a gradient that other modules read, too
 
     def norm(self: Any, x: Any) -> Any:
+        """RMSNorm of all families but Gemma."""
         return ops.LigerRMSNormFunction.apply(
             x,
             self.weight,
             self.variance_epsilon,
-            0.0,
-            "llama",
+            0.0,  # what is added to the weight
+            "llama",  # what is computed in fp32
             in_place,
         )
 
     def gemma_norm(self: Any, x: Any) -> Any:
+        """Gemma 3's, which multiplies by 1 + weight."""
         return ops.LigerRMSNormFunction.apply(
             x,
             self.weight,
@@ -59,10 +61,12 @@ def fuse(model: Any) -> Callable[[], None]:
         )
 
     def swiglu(self: Any, x: Any) -> Any:
+        """An MLP with SiLU."""
         gated = ops.LigerSiLUMulFunction.apply(self.gate_proj(x), self.up_proj(x), 1.0, 1.0)
         return self.down_proj(gated)
 
     def geglu(self: Any, x: Any) -> Any:
+        """An MLP with GELU, by its approximation with tanh."""
         return self.down_proj(ops.LigerGELUMulFunction.apply(self.gate_proj(x), self.up_proj(x)))
 
     @wraps(plain)

@@ -173,6 +173,7 @@ def _cast_later() -> Iterator[dict[nn.Module, torch.dtype]]:
     casts = {}
 
     def later(model: PreTrainedModel, dtype: torch.dtype) -> dict[str, torch.dtype | None]:
+        """In place of transformers' own, which loading asks: for parameters by path their dtype; None: the file's."""
         given: dict[str, torch.dtype | None] = plan(model, dtype)
         if given:
             return given

@@ -95,7 +95,7 @@ def ready(policy: Policy, texts: Sequence[str] = TEXTS, *, trains: bool = True) 
         plain = _plain_logprobs(policy, probe)
         if trains:
             expected = _passed(policy, probe)
-            policy.model.train()
+            policy.model.train()  # a dropout that is left would show
             training = _logprobs(policy, probe[:1])
         else:
             expected = (_logprobs(policy, probe), plain.new_zeros(0))
@@ -122,6 +122,7 @@ def ready(policy: Policy, texts: Sequence[str] = TEXTS, *, trains: bool = True) 
     if twin is None and _windowed(policy):  # the probe is too short to show a window that is left out
         return replace(policy, way=f"Sequences are padded. {policy.name} {_SLOW}, for its windows cannot be tried.")
     if twin is None:
+        # without a twin the model itself must come closer
         strict = _tolerance(policy, plain, partial(_batch_logprobs, policy, probe), _MOST)
         trials = [_Trial(policy, probe, expected, strict)]
     else:
@@ -170,7 +171,7 @@ def _tried_twin(policy: Policy) -> _Trial | None:
 
 def _twin(policy: Policy) -> Policy:
     """A model of the same class with one layer of each kind, two at least, random weights and sharp attention, in the
-    same dtype, on the same device; its windows are shorter than the probe's sequences.
+    same dtype, on the same device, without LoRA layers; its windows are shorter than the probe's sequences.
 
     Rounding adds up over layers, and trained weights enlarge it. A real Gemma 3 in bf16 lies 0.1 to 0.25 nats from
     itself by another kernel, as far as some faults would put it. In few layers a fault stands out.
@@ -197,7 +198,7 @@ def _twin(policy: Policy) -> Policy:
     text.vocab_size = _TWIN_VOCABULARY
     text.intermediate_size = min(text.intermediate_size, _TWIN_WIDTH)
     text.initializer_range = _TWIN_SPREAD / text.hidden_size**0.5
-    text.pad_token_id = None
+    text.pad_token_id = None  # it may lie beyond so few rows
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         twin = type(model)(config)

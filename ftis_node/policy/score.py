@@ -43,7 +43,7 @@ def completion_logprobs(policy: Policy, groups: Sequence[Prefixed], temperature:
         head.bias,
         layout.targets,
         policy.vocabulary,
-        temperature / factor,
+        temperature / factor,  # logits are multiplied by the factor
         cap,
     )
     return logprobs, entropy
@@ -228,7 +228,8 @@ def _logits(
     temperature: float,
     cap: float | None,
 ) -> Tensor:
-    """Tempered logits of some columns, fp32 `[tokens, columns]`; with a cap within ±cap / temperature."""
+    """Tempered logits of some columns, fp32 `[tokens, columns]` in memory of their own; with a cap within ±cap /
+    temperature. hidden `[tokens, H]`, weight `[rows, H]`, bias `[rows]`; columns: which of its rows."""
     mine = None
     if bias is not None:
         mine = bias[columns]

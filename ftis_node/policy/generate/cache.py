@@ -29,7 +29,7 @@ def closing_up(alive: BoolArray) -> Int64Array:
 
 
 def bucket(count: int) -> int:
-    """The least of 8, 16, 24, 32, 48, 64, 96, 128, … that is no smaller: two in an octave.
+    """The least of 8, 16, 24, 32, 48, 64, 96, 128, … that is no smaller, 0 for 0: two in an octave.
 
     More of them would waste less of the device's work, and cost more captures; each costs about four tokens' time.
     """
@@ -192,7 +192,10 @@ class SharedCache:
             self._keep(read, new, mask.shape[1])
 
     def _give_places(self, numbers: Int64Array, which: Int64Array) -> dict[int, int]:
-        """Give a free place to each prompt that has none; return which of those read comes into each."""
+        """Give a free place to each prompt that has none; return by its place which of those read comes into it.
+
+        numbers, which: as for `enter`.
+        """
         used = self._used()
         self._prompt[~used] = -1
         free = iter(np.flatnonzero(~used).tolist())
@@ -333,7 +336,7 @@ class SharedCache:
             return
         keys = np.stack([source, to])
         values = keys + len(self._of(parts[0])) // 2  # those of all places lie behind all keys
-        index = torch.from_numpy(np.concatenate([keys, values], 1)).to(self._bias.device)
+        index = torch.from_numpy(np.concatenate([keys, values], 1)).to(self._bias.device)  # [0] from, [1] to
         for part in parts:
             lines = self._of(part)
             mine = index
@@ -399,20 +402,20 @@ class SharedCache:
         scaling: float,
         bias: Tensor,
     ) -> Tensor:
-        """query `[rows, heads, head_dim]` → what it finds among its prompt's and its own tokens `[rows, all of it]`.
+        """query `[rows, heads, d]` → what it finds among its prompt's and its own tokens, `[rows, heads · d]`.
 
-        bias: by `bias`, of this token.
+        scaling: what scores are multiplied by. bias: by `bias`, of this token and of the layer's window.
         """
         rows = self.rows
         read = self._read
         width = self.size.width
         lines = rows * self.heads
-        own, prompts = self._flat[layer]
+        own, prompts = self._flat[layer]  # of each [0] keys, [1] values
         own = own[:, :lines, :read]
         prompts = prompts[:, : self._count * self.heads]
         query = query.reshape(lines, -1, self._dim)  # queries that share a key head together
         queries = query.shape[1]
-        of_prompt = self._by_row(_products(self._by_prompt(query), prompts[0]), queries)
+        of_prompt = self._by_row(_products(self._by_prompt(query), prompts[0]), queries)  # [lines, queries, width]
         scores = torch.cat([of_prompt, _products(query, own[0])], -1)
         together = scores.view(rows, -1, width + read)
         torch.add(bias, together, alpha=scaling, out=together)

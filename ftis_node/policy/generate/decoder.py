@@ -320,7 +320,7 @@ class Decoder:
             NotUnderstoodError: see `understood`.
         """
         self._weights = _Weights.of(model)
-        self._at = _places(self._weights)  # now: a tensor can get other memory
+        self._at = _memory_of(self._weights)  # now: a tensor can get other memory
         self._vocabulary = vocabulary
         embedding = self._weights.embedding
         layers = self._weights.layers
@@ -356,7 +356,7 @@ class Decoder:
 
         A step changes weights in place, which makes no difference; another LoRA layer, or another device, does.
         """
-        return bool(_places(_Weights.of(model)) == self._at)
+        return bool(_memory_of(_Weights.of(model)) == self._at)
 
     def step(self, tokens: Tensor) -> Tensor:
         """Give each row its next token, int64 `[rows]`, after the cache's `grow`.
@@ -438,14 +438,14 @@ def _add(total: Tensor, linear: _Linear, x: Tensor, norm: _Norm | None) -> None:
         total.add_(norm(linear(x)))
 
 
-def _places(part: Any) -> Any:
+def _memory_of(part: Any) -> Any:
     """Where the tensors among parts of a model lie, and what else makes two of them the same: compare it by ==."""
     if isinstance(part, Tensor):
         return part.untyped_storage().data_ptr(), part.storage_offset(), part.shape
     if isinstance(part, NF4Linear):
-        return _places(part.packed)
+        return _memory_of(part.packed)
     if isinstance(part, (list, tuple)):
-        return tuple(map(_places, part))
+        return tuple(map(_memory_of, part))
     if is_dataclass(part):
-        return tuple(map(_places, vars(part).values()))
+        return tuple(map(_memory_of, vars(part).values()))
     return part

@@ -48,7 +48,7 @@ class Graphs:
         """The function of these inputs. A graph's outputs are copied, so no later call overwrites them.
 
         Args:
-            shape: is another for another function, other shapes, or other tensors that it reads.
+            shape: a key. A function of other work, of inputs of other shapes, or that reads other tensors has another.
             function: on the device, without a wait for it, random numbers, or numbers of the host that change.
 
         Raises:

@@ -222,7 +222,7 @@ class _Places:
 
     def fill(self) -> bool:
         """Let rows that wait take the places of those that have ended, where it pays; say whether any is under way."""
-        while True:
+        while True:  # again, for with a cap of one token new rows have ended at once
             ended = int(self._over.sum())
             none_left = ended == len(self._over)
             if none_left and not self._waiting.left:

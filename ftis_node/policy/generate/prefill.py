@@ -109,7 +109,7 @@ def read(
         cache = deepcopy(beginning)
         cache.batch_repeat_interleave(len(prompts))
     ids, mask = left_padded([prompt[begun:] for prompt in prompts], width - begun)
-    mask = torch.cat([mask.new_ones(len(prompts), begun), mask], 1)
+    mask = torch.cat([mask.new_ones(len(prompts), begun), mask], 1)  # the beginning, padding, the rest of each
     logits = _logits(policy, ids, mask, cache)
     if begun:
         _close(cache, mask)

@@ -219,7 +219,7 @@ class _Reader:
             raise UnusableFile("one of its texts is no UTF-8") from None
 
     def value(self, kind: int, *, wanted: bool) -> Any:
-        """The next value of this kind; of a list that is not wanted, its length."""
+        """The next value of this kind; of a list that is not wanted, its length. There are no lists in lists."""
         if kind in _SCALARS:
             return self.number(_SCALARS[kind])
         if kind == _TEXT:
