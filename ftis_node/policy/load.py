@@ -128,7 +128,7 @@ def load_policy(
     source = resolve(settings.model)
     if tokenizer is None:
         tokenizer = load_tokenizer(settings.model)
-    choose_device(settings.devices[0])  # told before anything is downloaded
+    choose_device(settings.devices[0])  # a wrong one is told before anything is downloaded
     try:
         where = where_to_look(source)
         config = transformers.AutoConfig.from_pretrained(source, **where)
@@ -315,7 +315,7 @@ def where_to_look(source: str) -> dict[str, bool]:
     """Where transformers may look, as options of its `from_pretrained`: for a hub id only into its cache while the hub
     does not answer. Each call asks the hub anew, for up to 5 s; for a folder it asks nothing.
 
-    Otherwise it would ask for every file of a model anew, and wait 23 seconds for each.
+    Otherwise transformers would ask for every file of a model anew, and wait 23 seconds for each.
     """
     if Path(source).is_dir():
         return {}

@@ -244,7 +244,7 @@ def _packed(policy: Policy, trials: Sequence[_Trial]) -> tuple[Policy, str]:
     why = unpackable(model)
     if why:
         return policy, f"padded, which takes longer, for {why}"
-    refused = ""
+    attention = ""
     flash = policy.device.type == "cuda" and policy.dtype != torch.float32
     before = model.config._attn_implementation
     fastest, *slower = ATTENTIONS
@@ -256,7 +256,7 @@ def _packed(policy: Policy, trials: Sequence[_Trial]) -> tuple[Policy, str]:
         right, why = _like_packed(trials)
         if right:
             break
-        refused = f", not by FlashAttention ({why})"
+        attention = f", not by FlashAttention ({why})"
     else:
         _attend_by(before, trials)
         return policy, f"padded, which takes longer, for packing gives something else ({why})"
@@ -264,8 +264,8 @@ def _packed(policy: Policy, trials: Sequence[_Trial]) -> tuple[Policy, str]:
     if policy.graphs and understood(model):
         kernels = _fused(trials[-1])
     if name == fastest:
-        refused = ", by FlashAttention"
-    return replace(policy, packed=True), f"packed{refused} ({why}){kernels}"
+        attention = ", by FlashAttention"
+    return replace(policy, packed=True), f"packed{attention} ({why}){kernels}"
 
 
 def _attend_by(name: str, trials: Sequence[_Trial]) -> None:

@@ -220,7 +220,7 @@ class WaitingRows:
     def _drawn(self, read: Read) -> tuple[Read, Tensor, Tensor]:
         """These prompts with the first token of each row behind them, and its log-prob, both `[prompts · group]`.
 
-        Greedily all rows of a prompt have the same.
+        Greedily all rows of a prompt have the same. The progress that people see counts the prompts as read.
         """
         count = len(read.mask)
         advance(read=count)

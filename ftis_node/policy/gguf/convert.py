@@ -57,7 +57,7 @@ class _GgufTensors:
                 values = dequantize(chunk, kind).astype(np.float32, copy=False)
             except NotImplementedError:
                 raise UnusableFile(f"the tensor {name!a} is of the type {kind.name}, which is not read") from None
-            if self.family.gemma and name.endswith("norm.weight"):
+            if self.family.gemma and name.endswith("norm.weight"):  # stored with one added
                 values = values - np.float32(1)
             if not np.isfinite(values).all():
                 raise UnusableFile(f"the tensor {name!a} holds values that are no numbers")
@@ -138,7 +138,7 @@ def convert(file: Path, tokenizer: Path | None, folder: Path) -> None:
         "eos_token_id": ends or None,
         "pad_token_id": told.get("tokenizer.ggml.padding_token_id"),
     }
-    if len(ends) == 1:
+    if len(ends) == 1:  # as transformers writes a single one
         ids["eos_token_id"] = ends[0]
     config |= ids | {"tie_word_embeddings": tied}
     _write(folder / "config.json", config)

@@ -117,7 +117,7 @@ def read_header(data: Bytes, blocks: dict[int, tuple[int, int]], lists: Collecti
         raise UnusableFile("its numbers are in the order of another kind of machine (big endian)")
     if version not in (2, 3):
         raise UnusableFile(f"it is of version {version}, and 2 and 3 are read")
-    tensors = reader.count(TENSORS_MAX, 24, "tensors")
+    tensors = reader.count(TENSORS_MAX, 24, "tensors")  # of no fewer bytes each
     fields = reader.count(FIELDS_MAX, 13, "fields")
     facts: dict[str, Any] = {}
     kinds = {}
