@@ -468,7 +468,7 @@ class _Modules:
         self._alive = np.ones(len(self._mask), np.bool_)
 
     def shrink(self, rows: int) -> Int64Array:
-        """Keep so many rows, all that have not ended; return the old place of each."""
+        """Keep the rows that have not ended; return the old place of each. rows: how many these are."""
         order = closing_up(self._alive)
         index = torch.from_numpy(order).to(self._device)
         self._cache.reorder_cache(index)
