@@ -30,7 +30,8 @@ _MAMBAS = (
 
 
 def get_peft_model(model: Any, config: LoraConfig, **options: Any) -> Any:
-    """As peft's, without its warning that it asks transformers by an old name."""
+    """As peft's, which puts LoRA layers into `model` itself; without its warning that it asks transformers by an old
+    name."""
     with without("bitsandbytes"), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
         return peft.get_peft_model(model, config, **options)
@@ -39,7 +40,8 @@ def get_peft_model(model: Any, config: LoraConfig, **options: Any) -> Any:
 def linear_modules(model: Any) -> dict[str, nn.Module]:
     """A model's linear modules by their paths; GPT-2's are `Conv1D`, whose weight is `[inputs, outputs]`.
 
-    Those that read text, not pictures. Not `out_proj` of Mamba, whose kernels take its weight: peft refuses it.
+    Those that read text, not pictures; with the output head. Not `out_proj` of Mamba, whose kernels take its weight:
+    peft refuses it. Call it before LoRA layers are added, which change paths; a model on the device "meta" will do.
     """
     inside = {*model.get_decoder().modules(), model.get_output_embeddings()}
     linears = (nn.Linear, Conv1D)

@@ -15,7 +15,7 @@ from ftis_node.policy.load import unloadable
 from ftis_node.policy.measure import known_config
 from ftis_node.policy.names import resolve
 
-HUB_SECONDS = 3.0
+HUB_SECONDS = 3.0  # that the hub may take to answer one request
 _CONFIG = "config.json"
 _TOKENIZER = "tokenizer.json"
 _WEIGHTS = "model.safetensors"
@@ -36,7 +36,7 @@ class Hub:
 
 
 def ask_hub() -> Hub:
-    """One HEAD request."""
+    """Send the hub one HEAD request. Any answer in `HUB_SECONDS` counts; nothing is raised."""
     if constants.HF_HUB_OFFLINE:
         return Hub(False, switched_off=True)
     try:
@@ -47,7 +47,10 @@ def ask_hub() -> Hub:
 
 
 def cached(source: str, *files: str) -> Path | None:
-    """The folder in the hub's cache that holds these files of a hub id; by default all that a node needs."""
+    """The folder in the hub's cache that holds config.json and these files of a hub id; None if one is missing.
+
+    No network is used. files: by default all that a node needs.
+    """
     found = _in_cache(source, _CONFIG)
     if found is None:
         return None
@@ -58,7 +61,10 @@ def cached(source: str, *files: str) -> Path | None:
 
 
 def offered(source: str, seconds: float = HUB_SECONDS) -> None:
-    """Return if the hub would give this model.
+    """Return if the hub would give this model, by one request for config.json with the owner's token.
+
+    Args:
+        source: a hub id. seconds: how long the hub may take.
 
     Raises:
         UserError: it would not, or does not answer.
@@ -98,8 +104,11 @@ def offered(source: str, seconds: float = HUB_SECONDS) -> None:
 def described(name: str, hub: Hub, *, tokenizer: bool = False) -> Iterator[str]:
     """A folder with the configuration of a model, and its tokenizer if wanted; the hub's cache is left as it is.
 
-    Where neither is here, files of a few kilobytes (a few megabytes with the tokenizer) are fetched for as long as the
-    context lasts.
+    Where neither is here, files of a few kilobytes (a few megabytes with the tokenizer) are fetched into another
+    folder, which is removed when the context ends.
+
+    Args:
+        hub: the result of `ask_hub`, a moment ago.
 
     Raises:
         UsageError: the name is unknown.
@@ -140,7 +149,7 @@ def described(name: str, hub: Hub, *, tokenizer: bool = False) -> Iterator[str]:
 
 
 def _weights(source: str) -> list[str]:
-    """The files that its weights lie in."""
+    """The names of the files that a hub id's weights lie in, by the index in the cache; without one it is one file."""
     index = _in_cache(source, _INDEX)
     if index is None:
         return [_WEIGHTS]

@@ -17,13 +17,16 @@ from typing import Any
 def fuse(model: Any) -> Callable[[], None]:
     """Put the kernels into a model's modules, for its forward passes in scoring and training on a GPU.
 
-    RoPE is a function of the family's Python module, so other models of this process take it, too.
+    Modules get another `forward`, and keep their weights. An MLP whose activation has no kernel stays as it is. RoPE is
+    a function of the family's Python module, so other models of this process take it, too.
+
+    `ready` calls it, and undoes it where the kernels give something else than the modules did.
 
     Args:
         model: a transformers model that `generate.decoder.understood` accepts.
 
     Returns:
-        A function that takes the kernels out again.
+        A function that takes the kernels out again; call it once at most. It takes RoPE out for other models, too.
 
     Raises:
         ImportError: liger-kernel or Triton is missing.
@@ -32,19 +35,22 @@ def fuse(model: Any) -> Callable[[], None]:
     code: Any = sys.modules[type(model).__module__]
     plain = unwrap(code.apply_rotary_pos_emb)  # not what an earlier model of the family put there
 
+    # Each of these takes the place of a module's `forward`: x `[…, hidden]` → the same shape.
     in_place = False  # the backward pass would write into a gradient that other modules read, too
 
     def norm(self: Any, x: Any) -> Any:
+        """RMSNorm of all families but Gemma."""
         return ops.LigerRMSNormFunction.apply(
             x,
             self.weight,
             self.variance_epsilon,
-            0.0,
-            "llama",
+            0.0,  # what is added to the weight
+            "llama",  # what is computed in fp32
             in_place,
         )
 
     def gemma_norm(self: Any, x: Any) -> Any:
+        """Gemma 3's, which multiplies by 1 + weight."""
         return ops.LigerRMSNormFunction.apply(
             x,
             self.weight,
@@ -55,14 +61,17 @@ def fuse(model: Any) -> Callable[[], None]:
         )
 
     def swiglu(self: Any, x: Any) -> Any:
+        """An MLP with SiLU."""
         gated = ops.LigerSiLUMulFunction.apply(self.gate_proj(x), self.up_proj(x), 1.0, 1.0)
         return self.down_proj(gated)
 
     def geglu(self: Any, x: Any) -> Any:
+        """An MLP with GELU, by its approximation with tanh."""
         return self.down_proj(ops.LigerGELUMulFunction.apply(self.gate_proj(x), self.up_proj(x)))
 
     @wraps(plain)
     def turned(query: Any, key: Any, cos: Any, sin: Any) -> Any:
+        """Query and key, turned by their positions; on a CPU by the family's own function."""
         if query.is_cuda:
             return ops.LigerRopeFunction.apply(query, key, cos, sin)
         return plain(query, key, cos, sin)

@@ -26,8 +26,13 @@ _OTHERS = {
 def refuse_folder(folder: Path, name: str) -> None:
     """Refuse a local folder of another kind than a causal language model with whole safetensors.
 
+    Each call looks at the folder anew. It reads small JSON files, and the first bytes of each file of weights.
+
+    Args:
+        name: what the owner called the folder, for messages.
+
     Raises:
-        UsageError: with what it is, and what would do.
+        UsageError: with what it is, and what would do; of several reasons the first is named.
     """
     if (folder / "modules.json").is_file() or (folder / "config_sentence_transformers.json").is_file():
         raise UsageError(
@@ -51,7 +56,11 @@ def refuse_folder(folder: Path, name: str) -> None:
 
 
 def refuse_config(config: Mapping[str, Any], name: str) -> None:
-    """Refuse a model by what its config.json says. Raises UsageError as `refuse_folder` does."""
+    """Refuse a model by what its config.json says, here parsed; nothing is refused for what it does not say.
+
+    Raises:
+        UsageError: as `refuse_folder`.
+    """
     quantised = config.get("quantization_config") or config.get("compression_config")
     if isinstance(quantised, Mapping):
         method = str(quantised.get("quant_method") or quantised.get("quant_type") or "some method")
@@ -82,7 +91,7 @@ def _names(value: object) -> list[str]:
 
 
 def _refuse_missing_files(folder: Path, name: str) -> None:
-    """Refuse an index of files that are not all there, and pointers in place of weights."""
+    """Raise UsageError for an index of files that are not all there, and for pointers in place of weights."""
     index = _json(folder / _INDEX).get("weight_map")
     if isinstance(index, Mapping):
         missing = sorted({str(file) for file in index.values() if not (folder / str(file)).is_file()})
@@ -98,7 +107,7 @@ def _refuse_missing_files(folder: Path, name: str) -> None:
 
 
 def _refuse_other_weights(folder: Path, name: str) -> None:
-    """Refuse weights in other formats, where there are no safetensors."""
+    """Raise UsageError for weights in other formats, where there are no safetensors; return if there are none."""
     gguf = next(folder.glob("*.gguf"), None)
     if gguf is not None:
         raise UsageError(f"{name} has its weights in a GGUF file.", f"Name that: --model {gguf}.")
@@ -111,7 +120,7 @@ def _refuse_other_weights(folder: Path, name: str) -> None:
 
 
 def _refuse_without_config(folder: Path, name: str) -> None:
-    """Refuse a folder that has no config.json, by what it seems to be."""
+    """Raise UsageError, always, for a folder that has no config.json, by what it seems to be."""
     inside = next(folder.glob("snapshots/*/config.json"), None)
     if inside is not None:
         raise UsageError(f"{name} is a model's place in the hub's cache.", f"Name the folder in it: {inside.parent}.")
@@ -130,7 +139,7 @@ def _refuse_without_config(folder: Path, name: str) -> None:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    """The object in a file; empty where there is none, which others complain about."""
+    """The object in a JSON file; empty if the file is missing or holds something else, which others complain about."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):

@@ -50,7 +50,10 @@ _HUB_SECONDS = 5.0
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     """The tokenizer of `name` (see `resolve`), which knows the ends of the generation config beside it.
 
+    Of a hub id its files are downloaded into the hub's cache, if they are not there. It needs no GPU.
+
     Raises:
+        UsageError: there is none, or it makes texts many times longer.
         UserError: it cannot be found or loaded.
     """
     source = resolve(name)
@@ -72,7 +75,11 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
 
 
 def _generation_ends(source: str, where: Mapping[str, bool]) -> list[int]:
-    """The ends that transformers' `generate` stops at: those of the generation config, or else of config.json."""
+    """The ends that transformers' `generate` stops at: those of the generation config, or else of config.json.
+
+    They keep the file's order: `asking.usual_end` takes the first. There are none if neither file names one. where: by
+    `where_to_look`. Whatever it raises, `load_tokenizer` makes a UserError of it.
+    """
     for name in ("generation_config.json", "config.json"):
         file = cached_file(source, name, **where, **_IF_THERE)
         told = {}
@@ -85,7 +92,8 @@ def _generation_ends(source: str, where: Mapping[str, bool]) -> list[int]:
 
 
 def _refuse_growth(backend: Tokenizer | None, name: str) -> None:
-    """A normaliser or a template of some bytes can make a text a billion times longer."""
+    """Raise UsageError for a tokenizer whose normaliser or template, of some bytes, makes a text far longer: a billion
+    times is possible. backend: the part of it that is not Python; None: it has none, and passes."""
     normaliser = _state_of(getattr(backend, "normalizer", None))
     template = _state_of(getattr(backend, "post_processor", None))
     replaced = re.findall(r'"content":"((?:\\.|[^"\\])*)"', normaliser)
@@ -107,6 +115,10 @@ def load_policy(
 ) -> Policy:
     """Load model and tokenizer; add LoRA layers if asked to.
 
+    Call it in the thread that computes: it takes seconds to minutes, and downloads what the hub's cache lacks. Settings
+    are those that `planning.settle` has completed; without a dtype it is float32. `make_policy` says what it changes
+    beside the result.
+
     texts: see `make_policy`. tokenizer: the model's, if it is loaded already.
 
     Raises:
@@ -116,7 +128,7 @@ def load_policy(
     source = resolve(settings.model)
     if tokenizer is None:
         tokenizer = load_tokenizer(settings.model)
-    choose_device(settings.devices[0])  # told before anything is downloaded
+    choose_device(settings.devices[0])  # a wrong one is told before anything is downloaded
     try:
         where = where_to_look(source)
         config = transformers.AutoConfig.from_pretrained(source, **where)
@@ -141,7 +153,8 @@ def load_policy(
 
 
 def own_attention(config: Any) -> str:
-    """PyTorch's, or the model's own where that lacks something. Not what config.json names: it may be code of a hub."""
+    """The attention that a model is loaded with: PyTorch's ("sdpa"), or its own ("eager") where it knows no other. Not
+    what config.json names: it may be code of a hub."""
     kind = transformers.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     if getattr(kind, "_supports_sdpa", True):
         return "sdpa"
@@ -153,12 +166,14 @@ def _cast_later() -> Iterator[dict[nn.Module, torch.dtype]]:
     """Within it transformers leaves matrices as their file has them, mapped and not copied; all else is cast.
 
     By itself it casts a model as a whole, which takes the memory of a whole one. Yields the modules of these matrices,
-    and the dtypes that they are to have.
+    and the dtypes that they are to have: empty at first, filled by the load within. transformers itself is changed
+    until the context ends, so no other thread may load a model meanwhile.
     """
     plan = PreTrainedModel._get_dtype_plan
     casts = {}
 
     def later(model: PreTrainedModel, dtype: torch.dtype) -> dict[str, torch.dtype | None]:
+        """In place of transformers' own, which loading asks: for parameters by path their dtype; None: the file's."""
         given: dict[str, torch.dtype | None] = plan(model, dtype)
         if given:
             return given
@@ -185,17 +200,20 @@ def make_policy(
 ) -> Policy:
     """A model made ready: on its device, with LoRA layers and gradient checkpointing where the settings ask for them.
 
+    `model` itself is changed. So is the process: its random state is seeded, and a GPU becomes the current device.
+
     Args:
         casts: modules whose weights are to get another dtype on their way, one at a time; taken over and emptied.
         texts: see `ready`; None: nothing is to be generated or scored, so the model is not tried.
 
     Raises:
-        UsageError: there is no such device, or the LoRA layers cannot be added.
+        UsageError: there is no such device; LoRA layers, NF4 or gradient checkpointing cannot be had; or `ready`
+            refuses the model.
     """
     device = use_device(settings.devices[0])
     torch.manual_seed(settings.seed)
     if device.type == "cuda":
-        torch.backends.cuda.enable_cudnn_sdp(False)  # of the whole process
+        torch.backends.cuda.enable_cudnn_sdp(False)  # cuDNN's attention, of the whole process
     if casts is None:
         casts = {}
     if settings.lora:
@@ -233,19 +251,30 @@ def _out_of_file(model: nn.Module) -> None:
 
 
 def _side_by_side(head: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Copy the last positions of prompts out of all: rows of bf16 that lie apart take a CPU 300 times as long."""
+    """Copy the last positions of prompts out of all: rows of bf16 that lie apart take a CPU 300 times as long.
+
+    A hook that torch calls before each forward pass of the head; what it returns becomes the head's input.
+    """
     return tuple(states.contiguous() for states in inputs)
 
 
 def checkpoint_activations(model: Any) -> None:
-    """Make a model of transformers compute its layers again in the backward pass; its method has two names."""
-    name = "gradient_checkpointing"  # transformers 5.17 has this one
+    """Make a model of transformers compute its layers again in the backward pass, while it is in training mode."""
+    name = "gradient_checkpointing"  # of the method: transformers 5.17 has this one
     if hasattr(model, "activation_checkpointing_enable"):
         name = "activation_checkpointing"
     getattr(model, f"{name}_enable")(**{f"{name}_kwargs": {"use_reentrant": False}})
 
 
 def _with_lora(model: Any, settings: Settings, casts: Mapping[nn.Module, torch.dtype]) -> Any:
+    """Freeze a model, and put new LoRA layers into the modules that the settings mean; return peft's model.
+
+    casts: modules whose weights get another dtype later, and that dtype. While layers are added they have weights of it
+    that take no memory, then their own again.
+
+    Raises:
+        UsageError: as `modules_meant`.
+    """
     paths = linear_modules(model)
     targets = modules_meant(paths, head_of(model), settings.lora_targets, settings.model)
     for parameter in model.parameters():
@@ -269,7 +298,8 @@ def _with_lora(model: Any, settings: Settings, casts: Mapping[nn.Module, torch.d
 
 
 def _refuse_gaps(found: Mapping[str, Collection[str]], name: str) -> None:
-    """transformers fills what a file of weights lacks with random numbers."""
+    """Raise UserError for weights that a file lacks: transformers fills them with random numbers. found: what it tells
+    of a load."""
     missing = sorted(found["missing_keys"])
     if missing:
         more = ""
@@ -282,9 +312,10 @@ def _refuse_gaps(found: Mapping[str, Collection[str]], name: str) -> None:
 
 
 def where_to_look(source: str) -> dict[str, bool]:
-    """Where transformers may look: for a hub id only into its cache while the hub does not answer.
+    """Where transformers may look, as options of its `from_pretrained`: for a hub id only into its cache while the hub
+    does not answer. Each call asks the hub anew, for up to 5 s; for a folder it asks nothing.
 
-    Otherwise it would ask for every file of a model anew, and wait 23 seconds for each.
+    Otherwise transformers would ask for every file of a model anew, and wait 23 seconds for each.
     """
     if Path(source).is_dir():
         return {}
@@ -296,7 +327,7 @@ def where_to_look(source: str) -> dict[str, bool]:
 
 
 def choose_device(wanted: str) -> torch.device:
-    """The device of that name, a GPU's with its number; `auto` is a GPU if there is one.
+    """The device of that name, a GPU's with its number; `auto` is a GPU if there is one. Nothing is changed.
 
     Raises:
         UsageError: there is no such device.
@@ -322,7 +353,10 @@ def choose_device(wanted: str) -> torch.device:
 
 
 def use_device(wanted: str) -> torch.device:
-    """`choose_device`, which becomes the one that is meant where none is named: no other gets a context, of 0.5 GB."""
+    """`choose_device`, which becomes the one that is meant where none is named: no other gets a context, of 0.5 GB.
+
+    Call it in the thread that computes. Raises UsageError as `choose_device`.
+    """
     device = choose_device(wanted)
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -339,7 +373,10 @@ def fastest_dtype(device: torch.device) -> Dtype:
 
 
 def unloadable(name: str, source: str, error: Exception) -> UserError:
-    """The error for a person when a model, or a part of it, cannot be had."""
+    """Return the error for a person when a model, or a part of it, cannot be had; the caller raises it.
+
+    name: as the owner named it. source: what `resolve` made of it. error: what the library raised.
+    """
     proxy = refused_proxy()
     if proxy is not None and not Path(source).exists():
         return UserError(f"The model {name!r} ({source}) cannot be loaded: {proxy.what}", proxy.fix)

@@ -31,7 +31,8 @@ _QWEN25: dict[str, tuple[int, int, int, int, int, int, bool]] = {
 def geometry(name: str) -> Geometry:
     """The geometry of `name` (see `resolve`), read from its configuration.
 
-    A Qwen2.5 model needs no network: its configuration is kept here for when the hub does not answer.
+    A Qwen2.5 model needs no network: its configuration is kept here for when the hub does not answer. Of another hub id
+    config.json is downloaded, if it is not in the cache; a GGUF file is unpacked the first time.
 
     Raises:
         UsageError: the name is unknown, or the architecture is not supported.
@@ -49,7 +50,7 @@ def geometry(name: str) -> Geometry:
 
 
 def geometry_of(config: PretrainedConfig, name: str) -> Geometry:
-    """The geometry of the model that `config` describes; `name` is for messages.
+    """The geometry of the model that `config` describes, which stays as it is; `name` is for messages.
 
     Raises:
         UsageError: the architecture is not supported.
@@ -92,7 +93,7 @@ def known_config(name: str) -> PretrainedConfig | None:
 
 
 def _measure(model: Any, config: Any, name: str) -> Geometry:
-    """The geometry of a model without memory; config: of its part for text."""
+    """The geometry of a model on the device "meta", before LoRA layers are added; config: of its part for text."""
     heads = config.num_attention_heads
     sizes = [parameter.numel() for parameter in model.parameters()]
     intermediate = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
@@ -119,8 +120,8 @@ def _measure(model: Any, config: Any, name: str) -> Geometry:
 
 
 def _normed(model: Any, config: Any) -> int:
-    """Elements that the norms of a layer, its only vectors of weights, are given for a token. One of a head's width is
-    given all heads."""
+    """How many elements the norms of a layer read for a token, by those of layer 0. Norms are its only vectors of
+    weights. A norm of a head's width reads all heads: the key heads if it is called `k_norm`."""
     elements = 0
     for name, weight in model.named_parameters():
         if ".0." in name and weight.dim() == 1 and name.endswith("weight"):
@@ -135,7 +136,7 @@ def _normed(model: Any, config: Any) -> int:
 
 
 def _linears(model: Any) -> tuple[Linear, ...]:
-    """The linear modules by kind and shape, with how many there are of each."""
+    """The linear modules by kind and shape, with how many there are of each in the whole model."""
     counts: Counter[tuple[str, int, int]] = Counter()
     for path, module in linear_modules(model).items():
         inputs, outputs = inputs_and_outputs(module)

@@ -22,16 +22,21 @@ _OLLAMA = re.compile(r"[\w.-]+:[\w.-]+")
 
 
 def _digits(name: str) -> str:
+    """The digits of a name in their order: its generation and size."""
     return "".join(filter(str.isdigit, name))
 
 
 def built_in() -> tuple[str, ...]:
-    """Names of the models that come with the package."""
+    """Names of the models that come with the package, sorted; read from the disk at each call."""
     return tuple(sorted(path.parent.name for path in BUILT_IN_DIR.glob("*/config.json")))
 
 
 def file_of(name: str) -> tuple[Path, Path | None] | None:
-    """The GGUF file that is named, and the folder whose tokenizer it is to have: FILE.gguf,tokenizer=FOLDER."""
+    """The GGUF file that is named, and the folder whose tokenizer it is to have: FILE.gguf,tokenizer=FOLDER.
+
+    Both are whole paths. Nothing is read: any file counts, and the folder need not be there. The folder is None where
+    none is named. The result is None if there is no such file, or a built-in model or an alias has its name.
+    """
     file, _, folder = name.partition(_TOKENIZER)
     if not Path(file).is_file() or file in built_in() or file.lower() in ALIASES:
         return None
@@ -42,7 +47,10 @@ def file_of(name: str) -> tuple[Path, Path | None] | None:
 
 
 def resolve(name: str) -> str:
-    """The folder or hub id that transformers should load for `name`.
+    """The folder, as a whole path, or the hub id that transformers should load for `name`.
+
+    The hub is not asked. A GGUF file becomes a folder in the user's cache: this takes minutes the first time, and as
+    much of the disk as its weights in bfloat16.
 
     Raises:
         UsageError: a folder is of another kind (see `kinds`), or `name` is neither a folder, a GGUF file, a built-in
@@ -87,7 +95,7 @@ def resolve(name: str) -> str:
 
 def source_of(name: str) -> str:
     """The result of `resolve`; the name itself where nothing here has it, as a folder that is gone; of a GGUF file its
-    whole path.
+    whole path, with its tokenizer's folder if one is named. A refused name is no error, and no GGUF file is unpacked.
     """
     found = file_of(name)
     if found is not None:
@@ -102,12 +110,16 @@ def source_of(name: str) -> str:
 
 
 def same_model(one: str, other: str) -> bool:
-    """Whether two names mean one model: ``m``, ``./m`` and the whole path; a short name and its hub id."""
+    """Whether two names mean one model: ``m``, ``./m`` and the whole path; a short name and its hub id.
+
+    Names are compared, not weights: a copy of a folder is another model. A start refuses checkpoints of another model.
+    """
     return one == other or source_of(one) == source_of(other)
 
 
 def lasting(name: str) -> str:
-    """The name to write down, which means the same model wherever a command is given: of a folder the whole path."""
+    """The name to write down, as a checkpoint's label has it. It means the same model in whichever directory a command
+    is given: of a folder or a GGUF file it is the whole path, for others `name` as it is."""
     source = source_of(name)
     local = file_of(name) is not None or Path(source).is_dir()
     if local and Path(source).parent != BUILT_IN_DIR:
@@ -118,8 +130,10 @@ def lasting(name: str) -> str:
 def public_name(name: str) -> str:
     """The model's hub id, or the last part of its path here: paths of this machine are nobody else's business.
 
+    Self-reports, metrics and cards of exports show it. It can be written as UTF-8, and has any length.
+
     Raises:
-        UsageError: as `resolve`.
+        UsageError: as `resolve`, also for a folder that is gone. No GGUF file is unpacked.
     """
     found = file_of(name)
     if found is not None:

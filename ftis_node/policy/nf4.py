@@ -26,12 +26,22 @@ from ftis_node.installed import to_install
 
 
 class NF4Linear(nn.Module):
-    """A frozen linear module whose weight is held in four bits; computes in the dtype that the weight had."""
+    """A frozen linear module whose weight is held in four bits; computes in the dtype that the weight had.
+
+    It must stay on its device: `to` would not move its scales. Its weight is in no checkpoint; a start quantises the
+    model's own again.
+    """
 
     packed: Tensor
 
     def __init__(self, linear: nn.Linear, device: torch.device, dtype: torch.dtype | None = None) -> None:
-        """Quantise the weight of `linear`, as `dtype` has it, on `device`. Its bias is taken over as it is."""
+        """Quantise the weight of `linear` on `device`. Its bias is taken over as it is; `linear` stays as it was.
+
+        dtype: the weight is cast to it before, and `forward` computes in it; None: the weight's own.
+
+        Raises:
+            UsageError: bitsandbytes is missing.
+        """
         super().__init__()
         self.in_features = linear.in_features
         self.out_features = linear.out_features
@@ -50,7 +60,8 @@ class NF4Linear(nn.Module):
         return self._scales.dtype  # type: ignore[no-any-return]
 
     def dense(self) -> Tensor:
-        """The weight, dequantised anew: `[outputs, inputs]`. On a CPU it lies in pages of its own."""
+        """The weight, dequantised anew at each call: `[outputs, inputs]` of `dtype`. On a CPU it lies in pages of its
+        own."""
         pages: AbstractContextManager[None] = nullcontext()
         if self.packed.device.type == "cpu":
             pages = in_own_pages()
@@ -58,12 +69,16 @@ class NF4Linear(nn.Module):
             return kernels().dequantize_4bit(self.packed, self._scales)  # type: ignore[no-any-return]
 
     def product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """x · Wᵀ plus a bias, `[rows, outputs]`, without gradients. x: `[rows, inputs]` of the weight's dtype."""
+        """x · Wᵀ plus this bias, not the module's own: `[rows, outputs]`, without gradients. For the native decoder.
+
+        x: `[rows, inputs]` of the weight's dtype.
+        """
         if self.in_features % NF4_BLOCK == 0:  # for others it warns, and dequantises
             return fused(x, self.packed, self._scales, bias=bias)  # type: ignore[no-any-return]
         return nn_functional.linear(x, self.dense(), bias)
 
     def forward(self, x: Tensor) -> Tensor:
+        """x `[…, inputs]` → `[…, outputs]`, with the module's own bias. Only x gets a gradient."""
         product: Tensor = _Product.apply(x, self)  # type: ignore[no-untyped-call]
         if self.bias is None:
             return product
@@ -93,11 +108,14 @@ def quantise(
 ) -> None:
     """Replace every frozen linear module of `model` but its head; dense weights reach the device one at a time.
 
+    Call it once, after LoRA layers were added. These are trained, so they stay as they are; the rest is frozen then.
+
     Args:
-        casts: the dtypes that weights of modules get before; what is replaced is taken out.
+        name: the model's, for messages.
+        casts: the dtypes that weights of modules get before; what is replaced is taken out. None: all have theirs.
 
     Raises:
-        UsageError: there is none, or bitsandbytes is missing.
+        UsageError: no linear module is frozen, or bitsandbytes is missing.
     """
     found = [
         (parent, key, child)
@@ -119,17 +137,21 @@ def elements(model: nn.Module) -> int:
 
 @cache
 def kernels() -> Any:
-    """bitsandbytes' functions. Raises UsageError where it is missing."""
+    """bitsandbytes' functions, imported at the first call. Raises UsageError where it is missing."""
     return bitsandbytes("functional", "NF4", "bfloat16")
 
 
 def fused(*args: Any, **options: Any) -> Any:
-    """bitsandbytes' product with a matrix of four bits, by whichever kernel it takes."""
+    """bitsandbytes' product with a matrix of four bits, by whichever kernel it takes; after `kernels` only."""
     return sys.modules["bitsandbytes"].matmul_4bit(*args, **options)
 
 
 def bitsandbytes(part: str, what: str, instead: str) -> Any:
-    """A module of the library. Raises UsageError where it is missing: `what` needs it, `instead` does without."""
+    """Import a module of the library, such as `functional` or `optim`, and silence the library's warnings for good.
+
+    Raises:
+        UsageError: the library is missing. It says that `what` needs it, and that `instead` does without.
+    """
     try:
         logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it warns of a kernel which no node uses
         with without("kernels"):  # or it takes compiled code from the hub, which nothing here needs

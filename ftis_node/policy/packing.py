@@ -39,7 +39,7 @@ if varlen_attn is not None and "enable_gqa" in signature(varlen_attn).parameters
 
 @dataclass(frozen=True, eq=False)
 class Prefixed:
-    """A prompt and the completions that follow it; ids are integers, no completion is empty.
+    """A prompt and the completions that follow it; ids are integers, neither the prompt nor a completion is empty.
 
     given: bool `[T]` for each completion, the tokens of it that nobody sampled and that are not predicted; None or no
     entry: there are none.
@@ -51,7 +51,7 @@ class Prefixed:
 
     @property
     def sampled(self) -> list[slice | AnyArray]:
-        """Which tokens of each completion were sampled."""
+        """Which tokens of each completion were sampled, as an index: all of them, or a bool mask `[T]`."""
         everything: list[slice | AnyArray] = [slice(None)] * len(self.completions)
         for place, given in enumerate(self.given):
             if given is not None:
@@ -60,7 +60,7 @@ class Prefixed:
 
     @property
     def tokens(self) -> int:
-        """How many tokens go through the model: a completion's last one is only predicted."""
+        """How many tokens go through a packed model: a completion's last one is only predicted."""
         return len(self.prompt) + sum(len(completion) - 1 for completion in self.completions)
 
 
@@ -122,9 +122,12 @@ class _Gather(torch.autograd.Function):
 class Packing:
     """Where sequences lie in one packed row of T tokens, by numbers on the host.
 
+    `pack` makes one for each micro-batch. All layers share it: the first that asks makes tables and biases on the
+    device, which last as long as the packing.
+
     prompts         int64 `[prompts]`  how long each is
-    completions     int64 `[N]`  how many tokens of each go through the model
-    owner           int64 `[N]`  the prompt of each
+    completions     int64 `[N]`  how many tokens of each go through the model: one less than it has, so 0 for one token
+    owner           int64 `[N]`  the prompt of each, by its place in `prompts`
     """
 
     prompts: Int64Array
@@ -141,7 +144,10 @@ class Packing:
         scaling: float | None,
         window: int | None,
     ) -> Tensor:
-        """As `in_tables`, by FlashAttention. It aligns queries with the last keys: a completion's with its own."""
+        """As `in_tables`, by FlashAttention. It aligns queries with the last keys: a completion's with its own.
+
+        It needs torch 2.10, a GPU and two bytes a number: `ready` tries it nowhere else.
+        """
         take, sizes = self._runs
         key = key.index_select(0, take)
         value = value.index_select(0, take)
@@ -182,7 +188,10 @@ class Packing:
         return torch.cat(out)
 
     def mask(self, window: int | None) -> Tensor:
-        """Which keys (prompt, then own) each token of a completion sees: bool `[N, 1, width, prompt + width]`."""
+        """Which keys (prompt, then own) each token of a completion sees: bool `[N, 1, width, prompt + width]`.
+
+        prompt, width: of the longest prompt, and of the longest completion. window: as for `in_tables`.
+        """
         prompts, completions, owner = self._tables
         rows, width = completions.filled.shape
         device = owner.device
@@ -201,6 +210,7 @@ class Packing:
     def _bias(self, window: int | None, dtype: torch.dtype) -> tuple[Tensor | None, Tensor]:
         """0, or −inf for what is not seen: among prompts, None where plain causality says it; and by `mask`.
 
+        The first is `[prompt, prompt]`, the second of the shape of `mask`.
         Made once for all layers of a kind: from a mask each layer would make, and keep, its own.
         """
         prompts, completions, owner = self._tables
@@ -226,7 +236,7 @@ class Packing:
 
     @cached_property
     def _runs(self) -> tuple[Tensor, tuple[Tensor, Tensor, int, int]]:
-        """What FlashAttention is told: the tokens of the keys, int64 `[keys]`, the prompts', then for each completion
+        """What FlashAttention is given: the tokens of the keys, int64 `[keys]`, the prompts', then for each completion
         its prompt's and its own; where each sequence's queries and keys begin, and the end, int32 `[sequences + 1]`;
         and the most that one has.
         """
@@ -235,7 +245,7 @@ class Packing:
         count = len(self.prompts)
         seen = tokens[:count]
         for prompt, own in zip(self.owner, tokens[count:], strict=True):
-            if len(own):
+            if len(own):  # a completion of one token is only predicted
                 seen.append(np.concatenate([tokens[prompt], own]))
         queries = lengths[lengths > 0]
         keys = np.asarray([len(each) for each in seen])
@@ -250,7 +260,7 @@ class Packing:
 
 
 def unpackable(model: Any) -> str:
-    """Why a model of transformers cannot take packed sequences, by its configuration; "" if it may."""
+    """Why a model of transformers cannot take packed sequences, by its configuration; "" if it may; see `ready`."""
     if not model._supports_attention_backend:
         return "the model's attention is its own"
     if not {"full_attention", "sliding_attention"} >= set(getattr(model.config, "layer_types", None) or ()):
@@ -274,7 +284,10 @@ class LaidOut(NamedTuple):
 
 
 def pack(groups: Sequence[Prefixed], device: torch.device) -> LaidOut:
-    """Lay out prompts and completions; the last token of a completion is predicted only and so left out."""
+    """Lay out prompts and completions in one row; the last token of a completion is predicted only and so left out.
+
+    The model must attend by one of `ATTENTIONS`, see `ready`. There is one completion at least.
+    """
     prompts = [np.asarray(group.prompt, dtype=np.int64) for group in groups]
     completions = [np.asarray(one, dtype=np.int64) for group in groups for one in group.completions]
     sampled = [which for group in groups for which in group.sampled]
@@ -290,7 +303,7 @@ def pack(groups: Sequence[Prefixed], device: torch.device) -> LaidOut:
         group = owner[number]
         steps = np.arange(counts[number])
         positions.append(lengths[group] + steps)
-        states = np.concatenate([[ends[group] - 1], begins[number] + steps])
+        states = np.concatenate([[ends[group] - 1], begins[number] + steps])  # its prompt's last predicts the first
         predicting.append(states[sampled[number]])
         predicted.append(completion[sampled[number]])
     tokens = [*prompts, *(completion[:-1] for completion in completions)]
@@ -306,7 +319,8 @@ def pack(groups: Sequence[Prefixed], device: torch.device) -> LaidOut:
 
 def pad(groups: Sequence[Prefixed], device: torch.device) -> LaidOut:
     """The same for a model that cannot be packed: one row a completion after a copy of its prompt, padded on the right,
-    where no token looks. Without a mask, attention is plainly causal, for which GPUs are fastest.
+    where no token looks. Without a mask, attention is plainly causal, for which GPUs are fastest. All tokens go through
+    the model, a completion's last one too.
     """
     rows = []
     for group in groups:
@@ -325,7 +339,7 @@ def pad(groups: Sequence[Prefixed], device: torch.device) -> LaidOut:
 
 
 def _ends(sizes: Int64Array) -> Int64Array:
-    """Where sequences of these lengths begin, one after another, and the end."""
+    """Where sequences of these lengths begin, one after another, and the end: int64 `[sequences + 1]`."""
     return np.concatenate([[0], np.cumsum(sizes)])
 
 
@@ -347,7 +361,10 @@ def _placed(device: torch.device, *arrays: Int64Array) -> list[Tensor]:
 
 
 def _hiding(seen: Tensor, dtype: torch.dtype) -> Tensor:
-    """A bias; its lines begin at multiples of 8, for a GPU's kernel would copy others for each layer."""
+    """A bias of the shape of `seen`, 0 where that is true and else −inf.
+
+    Its lines begin at multiples of 8, for a GPU's kernel would copy others for each layer.
+    """
     width = seen.shape[-1]
     line = -(-width // 8) * 8
     bias = torch.zeros(*seen.shape[:-1], line, dtype=dtype, device=seen.device)
@@ -389,7 +406,13 @@ def _attention(
     """The attention that transformers calls in every layer: query `[1, heads, T, d]`, key and value `[1, kv heads, T,
     d]`.
 
-    Without a packing (generation) it is transformers' own SDPA.
+    Without a packing (generation) it is transformers' own SDPA. It returns `[1, T, heads, d]`, and no weights.
+
+    Args:
+        way: a value of `ATTENTIONS`, bound below; the rest is transformers'. packing: of `LaidOut.inputs`.
+
+    Raises:
+        ValueError: the layer wants something of attention that packing does not know.
     """
     if packing is None:
         return sdpa_attention_forward(  # type: ignore[no-any-return]
@@ -410,7 +433,7 @@ def _attention(
     return found[None], None
 
 
-# The two ways by their names within transformers, the faster first.
+# The two ways by their names within transformers, the faster first: `ready` tries them in this order.
 ATTENTIONS: Mapping[str, Callable[..., Tensor]] = {
     "ftis_runs": Packing.in_runs,
     "ftis_tables": Packing.in_tables,

@@ -69,9 +69,11 @@ logger = logging.getLogger(__name__)
 
 
 def ready(policy: Policy, texts: Sequence[str] = TEXTS, *, trains: bool = True) -> Policy:
-    """The policy as all else expects it.
+    """The policy as all else expects it: another `Policy` of the same model, which is changed and left in eval mode.
 
-    texts: what this is tried on, questions of the task, from the first on as far as needed.
+    `load.make_policy` and `worker.restore` call it once, after loading. It takes some passes of a few dozen tokens.
+
+    texts: what this is tried on, questions of the task, from the first on as far as needed; none: random ids.
     trains: whether it is to be trained; if not, nothing is said or tried of that.
 
     Dropout is off, because log-probs of training must be those of sampling. Packed, if its attention goes through
@@ -93,7 +95,7 @@ def ready(policy: Policy, texts: Sequence[str] = TEXTS, *, trains: bool = True) 
         plain = _plain_logprobs(policy, probe)
         if trains:
             expected = _passed(policy, probe)
-            policy.model.train()
+            policy.model.train()  # a dropout that is left would show
             training = _logprobs(policy, probe[:1])
         else:
             expected = (_logprobs(policy, probe), plain.new_zeros(0))
@@ -120,6 +122,7 @@ def ready(policy: Policy, texts: Sequence[str] = TEXTS, *, trains: bool = True) 
     if twin is None and _windowed(policy):  # the probe is too short to show a window that is left out
         return replace(policy, way=f"Sequences are padded. {policy.name} {_SLOW}, for its windows cannot be tried.")
     if twin is None:
+        # without a twin the model itself must come closer
         strict = _tolerance(policy, plain, partial(_batch_logprobs, policy, probe), _MOST)
         trials = [_Trial(policy, probe, expected, strict)]
     else:
@@ -136,7 +139,7 @@ def ready(policy: Policy, texts: Sequence[str] = TEXTS, *, trains: bool = True) 
 class _Trial:
     """What a fast path is tried on: a model, or its twin.
 
-    expected: `_passed` of the probe in padded rows; of a model that is not to be trained without the gradient.
+    expected: `_passed` of the probe in padded rows; for a model that is not to be trained its gradient is empty.
     tolerance: nats that log-probs may lie apart, on average.
     """
 
@@ -168,7 +171,7 @@ def _tried_twin(policy: Policy) -> _Trial | None:
 
 def _twin(policy: Policy) -> Policy:
     """A model of the same class with one layer of each kind, two at least, random weights and sharp attention, in the
-    same dtype, on the same device; its windows are shorter than the probe's sequences.
+    same dtype, on the same device, without LoRA layers; its windows are shorter than the probe's sequences.
 
     Rounding adds up over layers, and trained weights enlarge it. A real Gemma 3 in bf16 lies 0.1 to 0.25 nats from
     itself by another kernel, as far as some faults would put it. In few layers a fault stands out.
@@ -195,7 +198,7 @@ def _twin(policy: Policy) -> Policy:
     text.vocab_size = _TWIN_VOCABULARY
     text.intermediate_size = min(text.intermediate_size, _TWIN_WIDTH)
     text.initializer_range = _TWIN_SPREAD / text.hidden_size**0.5
-    text.pad_token_id = None
+    text.pad_token_id = None  # it may lie beyond so few rows
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         twin = type(model)(config)
@@ -209,7 +212,7 @@ def _windowed(policy: Policy) -> bool:
 
 
 def refuse_past(model: Any, name: str) -> None:
-    """Raises UsageError for a model, such as Mamba, whose past is no keys and values: the engine cannot ask it."""
+    """Raise UsageError for a model, such as Mamba, whose past is no keys and values: nothing here generates with it."""
     if "past_key_values" not in signature(model.forward).parameters:
         raise UsageError(f"{name} keeps its past in a way of its own, and cannot generate here.", _other_family(model))
 
@@ -222,7 +225,7 @@ def _other_family(model: Any) -> str:
 
 
 def _remove_dropout(model: torch.nn.Module) -> None:
-    """Remove the dropout of modules, and set to 0 the rates that modules hand to functions."""
+    """Remove the dropout of modules for good, and set to 0 the rates that modules hand to functions."""
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
@@ -232,12 +235,16 @@ def _remove_dropout(model: torch.nn.Module) -> None:
 
 
 def _packed(policy: Policy, trials: Sequence[_Trial]) -> tuple[Policy, str]:
-    """The policy, and how its sequences are laid out, in words."""
+    """The policy, `packed` if packing gives what padding gives; and how its sequences are laid out, in words.
+
+    The models of all trials are left with the attention that was chosen, and the policy's, which is the last, with
+    fused kernels where they do. If none will do, attention is as it was.
+    """
     model = policy.causal_lm
     why = unpackable(model)
     if why:
         return policy, f"padded, which takes longer, for {why}"
-    refused = ""
+    attention = ""
     flash = policy.device.type == "cuda" and policy.dtype != torch.float32
     before = model.config._attn_implementation
     fastest, *slower = ATTENTIONS
@@ -249,7 +256,7 @@ def _packed(policy: Policy, trials: Sequence[_Trial]) -> tuple[Policy, str]:
         right, why = _like_packed(trials)
         if right:
             break
-        refused = f", not by FlashAttention ({why})"
+        attention = f", not by FlashAttention ({why})"
     else:
         _attend_by(before, trials)
         return policy, f"padded, which takes longer, for packing gives something else ({why})"
@@ -257,8 +264,8 @@ def _packed(policy: Policy, trials: Sequence[_Trial]) -> tuple[Policy, str]:
     if policy.graphs and understood(model):
         kernels = _fused(trials[-1])
     if name == fastest:
-        refused = ", by FlashAttention"
-    return replace(policy, packed=True), f"packed{refused} ({why}){kernels}"
+        attention = ", by FlashAttention"
+    return replace(policy, packed=True), f"packed{attention} ({why}){kernels}"
 
 
 def _attend_by(name: str, trials: Sequence[_Trial]) -> None:
@@ -268,7 +275,7 @@ def _attend_by(name: str, trials: Sequence[_Trial]) -> None:
 
 
 def _fused(trial: _Trial) -> str:
-    """Fused kernels in the model's modules, if they are to be had and give the same; which, in words."""
+    """Put fused kernels into the model's modules, and leave them if they give the same; say so in words."""
     model = trial.policy.causal_lm
     try:
         undo = fuse(model)
@@ -285,7 +292,8 @@ def _fused(trial: _Trial) -> str:
 def _passed(policy: Policy, probe: Probe) -> tuple[Tensor, Tensor]:
     """The probe's log-probs, and the gradient of an uneven sum of them by two matrices that are trained.
 
-    Two, because a fresh LoRA layer's first has none.
+    Two, because a fresh LoRA layer's first has none. Log-probs are fp32 `[Σ lengths]`; the gradient is one fp32 vector,
+    a 0 and then both matrices, and nothing of it stays in the parameters.
     """
     trained = _below_some_layers(policy)
     with torch.enable_grad():
@@ -305,7 +313,7 @@ def _passed(policy: Policy, probe: Probe) -> tuple[Tensor, Tensor]:
 
 
 def _below_some_layers(policy: Policy) -> list[torch.nn.Parameter]:
-    """The first two trained matrices of the last layers, else of the model."""
+    """The first two trained matrices of the last `_SLOPE_LAYERS` layers, else of the model; fewer if it has fewer."""
     embedding = policy.causal_lm.get_input_embeddings().weight
     config = policy.causal_lm.config.get_text_config()
     layers = int(getattr(config, "num_hidden_layers", 0))
@@ -377,6 +385,7 @@ def _generating(policy: Policy, trials: Sequence[_Trial]) -> tuple[Policy, str]:
 
 
 def _compared(apart: float, tolerance: float) -> str:
+    """Both in nats, in words."""
     return f"log-probs differ by {apart:.2g}, {tolerance:.2g} is allowed"
 
 
@@ -384,7 +393,9 @@ def _tolerance(policy: Policy, plain: Tensor, again: Callable[[], Tensor], most:
     """How far log-probs of this project's layouts may lie from the model's own, by `_EXACT` and what follows it.
 
     Args:
-        again: the same log-probs by the model's own code in another way. This project's layouts play no part in it.
+        plain: log-probs by the model's own code.
+        again: gives the same by its own code in another way. This project's layouts play no part in it.
+        most: the result is no larger, in nats on average.
     """
     if policy.dtype == torch.float32:
         return _EXACT
@@ -415,7 +426,7 @@ def _probe(policy: Policy, texts: Sequence[str]) -> Probe:
 
 
 def _ids_of(policy: Policy, texts: Sequence[str], needed: int) -> list[int]:
-    """So many tokens of these texts, one after another, behind what the tokenizer puts in front of a text."""
+    """So many tokens of these texts, or fewer if they have fewer, behind what the tokenizer puts in front of a text."""
     ids: list[int] = []
     for text in texts:
         found = policy.tokenizer(text, add_special_tokens=not ids)["input_ids"]
@@ -427,6 +438,7 @@ def _ids_of(policy: Policy, texts: Sequence[str], needed: int) -> list[int]:
 
 @torch.no_grad()
 def _logprobs(policy: Policy, probe: Probe) -> Tensor:
+    """The probe's log-probs as `score` computes them, fp32 `[Σ lengths]`, without gradient."""
     return completion_logprobs(policy, probe, 1.0)[0]
 
 
@@ -479,5 +491,5 @@ def _batch_logprobs(policy: Policy, probe: Probe) -> Tensor:
 
 
 def _apart(one: Tensor, other: Tensor) -> float:
-    """The mean distance of log-probs; nan where some are none, which is no distance within any tolerance."""
+    """The mean distance of log-probs, in nats; nan where some are none, which is within no tolerance."""
     return float((one - other).abs().mean())

@@ -1,4 +1,4 @@
-"""Ways to go on when memory is short."""
+"""Ways to go on when memory is short: wait, and take less at a time."""
 
 import logging
 import re
@@ -35,7 +35,10 @@ _BROKEN = re.compile(r"illegal memory access|device-side assert|misaligned addre
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether it says that an allocation failed, on whichever device. CUDA has a class for it, others have words."""
+    """Whether it says that an allocation failed, on whichever device. CUDA has a class for it, others have words.
+
+    An error that leaves the GPU unusable is none, whatever else it says.
+    """
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     if not isinstance(error, RuntimeError):
@@ -47,9 +50,13 @@ def out_of_memory(error: BaseException) -> bool:
 class Room:
     """How much is done at a time, in a memory that others use too: `size`, at most `most`. An amount that does not fit
     is tried again later, then halved; after enough successes it is doubled.
+
+    Its owner counts in one unit: sequences side by side, or tokens of a micro-batch. The thread that computes calls
+    `fine` or `short` after each attempt, and keeps the room for the next one.
     """
 
     def __init__(self, most: int, size: int | None = None) -> None:
+        """size: what is tried first; None or 0: `most`."""
         self.most = most
         self.size = min(most, size or most)
         self._fitted = False  # whether this size has ever fitted
@@ -59,7 +66,7 @@ class Room:
         self._grow_after = GROW_AFTER
 
     def fine(self) -> None:
-        """It fitted."""
+        """It fitted. After enough of these at one `size` below `most` this is doubled."""
         self._fitted = True
         self._waited = 0
         self._successes += 1
@@ -68,8 +75,8 @@ class Room:
             logger.info("After %d successes %d at a time are tried again.", self._grow_after, self.size)
 
     def short(self, there: int, least: int) -> bool:
-        """It did not fit: waits, or makes `size` smaller. Returns whether another attempt makes sense. Call it outside
-        the handler, because an exception holds what its frames held.
+        """It did not fit: frees memory, then sleeps up to 15 s or makes `size` smaller. Returns whether another attempt
+        makes sense. Call it outside the handler, because an exception holds what its frames held.
 
         Args:
             there: how much there was to be done; of less than `size`, a half is taken.
@@ -98,7 +105,7 @@ class Room:
         return True
 
     def _change(self, size: int, *, grown: bool) -> None:
-        """Another size, which has to prove itself. grown: it came of growing."""
+        """Set another size, which has to prove itself. grown: it came of growing."""
         self.size = size
         self._grown = grown
         self._fitted = False
@@ -108,12 +115,15 @@ class Room:
 def fitting(attempt: Callable[[int], T], room: Room, *, there: int, least: int) -> T:
     """Return what `attempt` gives with as many sequences side by side as the room has space for.
 
+    The room remembers for the next call what fitted.
+
     Args:
+        attempt: given how many sequences, it does all of the work; called again from the start where memory was short.
         there: how many there are at all.
         least: fewer are not tried.
 
     Raises:
-        FtisError: not even `least` fit.
+        FtisError: not even `least` fit. Other errors of `attempt` pass.
     """
     while True:
         try:
@@ -131,7 +141,8 @@ def fitting(attempt: Callable[[int], T], room: Room, *, there: int, least: int) 
 def patiently(attempt: Callable[[], T]) -> T:
     """Make an attempt that changes nothing where memory is short: again after each of `WAITS`, then for the last time.
 
-    Others may give back what they took; nothing can be done in smaller pieces here.
+    Others may give back what they took; nothing can be done in smaller pieces here. The last error passes, after
+    waits of 21 s.
     """
     for seconds in WAITS:
         try:
@@ -152,7 +163,8 @@ SCARCE = 0.1
 def make_way(device: torch.device) -> None:
     """Before another phase (generation, training, evaluation), give cached blocks back where the GPU is nearly full.
 
-    The next phase wants blocks of other sizes, and other processes some room. It waits for the device, so not always.
+    The next phase wants blocks of other sizes, and other processes some room. Where memory is free nothing is done, for
+    this waits for the device. Unlike `free_memory` it keeps what generation keeps.
     """
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
@@ -161,7 +173,7 @@ def make_way(device: torch.device) -> None:
 
 
 def free_memory() -> None:
-    """Give cached blocks back to the device, and what generation keeps for its next call.
+    """Give cached blocks back to the device, and what generation keeps for its next call, which makes it anew.
 
     Call it outside the handler: an exception holds what its frames held.
     """

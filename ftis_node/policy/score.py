@@ -16,13 +16,19 @@ from ftis_node.policy.policy import Policy
 def completion_logprobs(policy: Policy, groups: Sequence[Prefixed], temperature: float) -> tuple[Tensor, Tensor]:
     """Log-probs of every sampled token under the policy, and the entropy of what it was drawn from.
 
+    The learner trains on these; `ready` and the probe of a vLLM server compare with them. All groups go through the
+    model in one pass, so the caller cuts a step into micro-batches. Nothing is changed.
+
     Args:
-        groups: prompts, each with the completions that follow it; a prompt is computed once.
-        temperature: the run's; log-probs are of the tempered distribution over the valid vocabulary.
+        groups: prompts, each with the completions that follow it, one at least; a packed policy computes a prompt once.
+        temperature: the run's, above 0; log-probs are of the tempered distribution over the valid vocabulary.
 
     Returns:
-        Log-probs, fp32 `[Σ sampled]`, completion by completion, with gradient where the policy's weights have one; and
-        entropies in nats, of the same shape, without.
+        Log-probs, fp32 `[Σ sampled]`, completion by completion, with gradient where the policy's weights have one and
+        gradients are not switched off; and entropies in nats, of the same shape, without. Given tokens have neither.
+
+    Raises:
+        RuntimeError: memory is short, see `room.out_of_memory`.
     """
     lay_out = pad
     if policy.packed:
@@ -37,14 +43,17 @@ def completion_logprobs(policy: Policy, groups: Sequence[Prefixed], temperature:
         head.bias,
         layout.targets,
         policy.vocabulary,
-        temperature / factor,
+        temperature / factor,  # logits are multiplied by the factor
         cap,
     )
     return logprobs, entropy
 
 
 def _after_head(config: Any) -> tuple[float | None, float]:
-    """What a model makes of its head's logits: c of c · tanh(logit / c) in Gemma 2, and a factor in Cohere, Granite."""
+    """What a model makes of its head's logits: c of c · tanh(logit / c) in Gemma 2, and a factor in Cohere, Granite.
+
+    Most models have neither: None and 1.
+    """
     cap = getattr(config, "final_logit_softcapping", None)
     times = getattr(config, "logit_scale", None) or 1.0
     over = getattr(config, "logits_scaling", None) or 1.0
@@ -53,6 +62,8 @@ def _after_head(config: Any) -> tuple[float | None, float]:
 
 class _Head(torch.autograd.Function):
     """hidden `[T, H]`, weight `[rows, H]`, bias `[rows]` or None, targets `[T]` → log-probs and entropies, fp32 `[T]`.
+
+    targets: the ids whose log-probs are wanted. cap: see `_after_head`. Entropies have no gradient.
 
     Logits exist by blocks of some tokens and some columns, small enough for a cache, and again in the backward pass. A
     token's blocks are put together by their maxima and sums, as in an online softmax (arXiv 1805.02867). Where a block
@@ -71,7 +82,8 @@ class _Head(torch.autograd.Function):
         temperature: float,
         cap: float | None,
     ) -> tuple[Tensor, Tensor]:
-        """`_sums` is of logits x less their own block's highest, h; together all need them less the highest of all, m.
+        """`_sums` takes logits x less h, the highest of their own block. Together all blocks need x less m, the highest
+        of all. So their sums are shifted by h − m, here `fall`.
 
         So z = Σ e^(x − h) becomes z · e^(h − m), and s = Σ e^(x − h) · (x − h) becomes (s + (h − m) · z) · e^(h − m).
         Added up over all blocks they give log Z = m + log z, and the entropy log z − s/z.
@@ -79,6 +91,7 @@ class _Head(torch.autograd.Function):
         count = len(targets)
         rows, parts = _blocks(count, vocabulary, hidden.device)
         logprobs, entropy, log_z = hidden.new_empty(3, count, dtype=torch.float32)
+        # where a block has all columns, its probabilities may be kept for the backward pass
         small = cap is None and len(parts) == 1 and 4 * count * vocabulary <= CHUNK_BYTES
         kept: list[Tensor] | None = None
         if small and any(ctx.needs_input_grad):
@@ -100,7 +113,7 @@ class _Head(torch.autograd.Function):
                 if kept is not None:
                     z = block[:, 2:3]
                     kept.append(exponentials.div_(z))
-            chosen, top, z, mean = torch.stack(blocks, 2).unbind(1)
+            chosen, top, z, mean = torch.stack(blocks, 2).unbind(1)  # each [tokens, blocks]
             most = top.amax(1, keepdim=True)
             fall = top - most
             shrink = fall.exp()
@@ -122,7 +135,11 @@ class _Head(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         """By the logits, ∂ log p[target] is 1[target] − p; over the temperature, and with the cap times its slope.
 
-        The probabilities are those that `forward` kept, or are made anew by `log_z`.
+        The probabilities are those that `forward` kept, or are made anew by `log_z`. The kept ones are
+        used up. It returns gradients by hidden, weight and bias, None for what needs none.
+
+        Args:
+            gradient: of the loss by the log-probs, fp32 `[T]`.
         """
         hidden, weight, bias, targets, log_z = ctx.saved_tensors
         need_hidden, need_weight, need_bias = ctx.needs_input_grad[:3]
@@ -138,7 +155,7 @@ class _Head(torch.autograd.Function):
         rows, parts = _blocks(len(targets), ctx.vocabulary, hidden.device)
         for row, tokens in enumerate(rows):
             place, here = _place(targets[tokens], parts)
-            wanted = -gradient[tokens, None] / ctx.temperature
+            wanted = -gradient[tokens, None] / ctx.temperature  # negative, for p − 1[target] below is
             scaled = (hidden[tokens] * wanted).to(weight.dtype)
             total = torch.zeros_like(scaled, dtype=torch.float32)
             for number, columns in enumerate(parts):
@@ -175,7 +192,10 @@ class _Head(torch.autograd.Function):
 
 def _sums(logits: Tensor, place: Tensor) -> tuple[Tensor, Tensor]:
     """Of one block's logits, which it overwrites: the logit at each `place`, the highest one, Σ e and Σ e·x, where x is
-    a logit less the highest and e its exponential, `[tokens, 4]`; and all e, `[tokens, columns]`."""
+    a logit less the highest and e its exponential, in this order `[tokens, 4]`; and all e, `[tokens, columns]`.
+
+    place: a column for each token, `[tokens, 1]`.
+    """
     chosen = logits.gather(1, place)
     top = logits.amax(1, keepdim=True)
     below = logits.sub_(top)
@@ -186,7 +206,7 @@ def _sums(logits: Tensor, place: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _blocks(tokens: int, vocabulary: int, device: torch.device) -> tuple[list[slice], list[slice]]:
-    """The tokens and the columns of blocks of logits."""
+    """The tokens and the columns of blocks of logits: together all of both, the same for the same arguments."""
     kind: Device = "cpu"
     if device.type == "cuda":
         kind = "cuda"
@@ -208,7 +228,8 @@ def _logits(
     temperature: float,
     cap: float | None,
 ) -> Tensor:
-    """Tempered logits of some columns, fp32 `[tokens, columns]`, within ±cap / temperature."""
+    """Tempered logits of some columns, fp32 `[tokens, columns]` in memory of their own; with a cap within ±cap /
+    temperature. hidden `[tokens, H]`, weight `[rows, H]`, bias `[rows]`; columns: which of its rows."""
     mine = None
     if bias is not None:
         mine = bias[columns]
@@ -221,7 +242,10 @@ def _logits(
 
 
 def _place(targets: Tensor, parts: Sequence[slice]) -> tuple[Tensor, Tensor]:
-    """The column of each target within each block, int64 `[tokens, blocks]`; and whether it is in it, bool."""
+    """The column of each target within each block, int64 `[tokens, blocks]`; and whether it is in it, bool.
+
+    A target that is not in a block has some column of it. parts: the columns of blocks, by `_blocks`.
+    """
     width = parts[0].stop
     begins = torch.arange(0, width * len(parts), width, device=targets.device)
     wanted = targets[:, None] - begins

@@ -18,7 +18,10 @@ ALIGNED = 8
 
 
 def closing_up(alive: BoolArray) -> Int64Array:
-    """The rows that stay, in an order that moves few: each gap in front is filled by a row from the end."""
+    """The rows that stay, in an order that moves few: each gap in front is filled by a row from the end.
+
+    The result has the old place of each, and as many as `alive` has true ones.
+    """
     kept = int(alive.sum())
     order = np.arange(kept)
     order[~alive[:kept]] = kept + np.flatnonzero(alive[kept:])
@@ -26,7 +29,7 @@ def closing_up(alive: BoolArray) -> Int64Array:
 
 
 def bucket(count: int) -> int:
-    """The least of 8, 16, 24, 32, 48, 64, 96, 128, … that is no smaller: two in an octave.
+    """The least of 8, 16, 24, 32, 48, 64, 96, 128, … that is no smaller, 0 for 0: two in an octave.
 
     More of them would waste less of the device's work, and cost more captures; each costs about four tokens' time.
     """
@@ -37,7 +40,9 @@ def bucket(count: int) -> int:
 
 
 class Size(NamedTuple):
-    """Places for so many rows and prompts, tokens of a prompt, own tokens of a row, and rows of one prompt."""
+    """Places for so many rows and prompts, tokens of a prompt (`width`), own tokens of a row (`tokens`), and rows of
+    one prompt (`group`). Own tokens are those of the row's completion.
+    """
 
     rows: int
     prompts: int
@@ -46,6 +51,7 @@ class Size(NamedTuple):
     group: int
 
     def holds(self, other: Size) -> bool:
+        """Whether places of this size do for the other."""
         return all(mine >= theirs for mine, theirs in zip(self, other, strict=True))
 
     def joined(self, other: Size) -> Size:
@@ -63,7 +69,12 @@ class SharedCache:
     With static shapes attention reads own tokens up to the next `bucket`. So all that the device does for a token is
     the same for the next one, until `grow` or `settle` say otherwise.
 
+    The order of calls: `clear`; whenever rows change, `leave`, `enter` and `shrink` as needed, then `settle`; for each
+    token `grow`, `positions`, `bias`, in each layer `put` and `attend`, at last `advance`. What follows `grow` is
+    what a CUDA graph replays.
+
     rows   how many are computed; one that has ended is computed until another takes its place
+    heads  of keys
     """
 
     def __init__(
@@ -92,14 +103,15 @@ class SharedCache:
         self._read = 0  # own tokens that it reads
         self._owner: Int64Array = np.full(size.rows, -1)  # the place of each row's prompt; -1: it has ended
         self._prompt: Int64Array = np.full(size.prompts, -1)  # the number of the prompt in each place
-        self._start: Int64Array = np.zeros(size.rows, np.int64)  # tokens of each row's prompt, and its own
-        self._filled = np.zeros_like(self._start)
+        self._start: Int64Array = np.zeros(size.rows, np.int64)  # tokens of each row's prompt
+        self._filled = np.zeros_like(self._start)  # own tokens of each row that are in the cache
         self._bias = torch.zeros(size.rows, size.width + size.tokens, device=like.device)  # fp32, -inf hides
-        # of each row's next token: its position, its place in the bias, and those of its keys and values; most of these
+        # `_next` is what `_places` gives for each row's next token; `_most` is the highest that it may become
         last = self._places(np.full(size.rows, size.width), size.tokens - 1)
         self._most = torch.from_numpy(last).to(like.device)
         self._next = torch.zeros_like(self._most)
-        # a graph reads these where they were when it was captured, see `settle`
+        # one piece of memory for `settle` to copy into: `_places`, then `_take`, then `_back`, which are parts of it; a
+        # graph reads these where they were when it was captured
         cells = heads * (size.prompts * min(size.group, size.rows) + size.rows)
         self._index = self._next.new_zeros(self._next.numel() + cells)
         self._take = self._index  # row · kv heads + kv head of each cell of a table of prompts, see `_table`
@@ -118,7 +130,7 @@ class SharedCache:
             self._flat.append((own.flatten(1, 2), prompts.flatten(1, 2)))
 
     def clear(self, rows: int, group: int) -> None:
-        """Begin anew, with places for so many rows, of which at most `group` will have one prompt."""
+        """Begin anew, with places for so many rows, of which at most `group` will have one prompt; `size` has room."""
         self.rows = rows
         self._count = 0
         self._group = group
@@ -133,7 +145,11 @@ class SharedCache:
         self._bias[:, width:] = -torch.inf
 
     def _places(self, start: Int64Array, filled: Any) -> Int64Array:
-        """`[2 + 2 · kv heads, rows]` for rows with so many tokens of their prompts and of their own."""
+        """Where the next token of each row is, for rows with so many tokens of their prompts and of their own.
+
+        int64 `[2 + 2 · kv heads, size.rows]`: its position, its place in the flat bias, and for keys, then values, the
+        line of each kv head in `_own`.
+        """
         rows, _, width, tokens, _ = self.size
         row = np.arange(rows)
         kinds = np.arange(2)[:, None, None]  # keys, values
@@ -158,7 +174,7 @@ class SharedCache:
         which: Int64Array,
         mask: BoolArray,
     ) -> None:
-        """Rows take these places, each behind its prompt, which is kept once.
+        """Rows take these places, each behind its prompt, which is kept once. There must be a place for each prompt.
 
         Args:
             numbers: of each row's prompt; in turn, so that those of one prompt follow one another.
@@ -176,7 +192,10 @@ class SharedCache:
             self._keep(read, new, mask.shape[1])
 
     def _give_places(self, numbers: Int64Array, which: Int64Array) -> dict[int, int]:
-        """Give a free place to each prompt that has none; return which of those read comes into each."""
+        """Give a free place to each prompt that has none; return by its place which of those read comes into it.
+
+        numbers, which: as for `enter`.
+        """
         used = self._used()
         self._prompt[~used] = -1
         free = iter(np.flatnonzero(~used).tolist())
@@ -214,10 +233,13 @@ class SharedCache:
                 columns.index_copy_(0, to, part.index_select(0, which))
 
     def shrink(self, rows: int) -> Int64Array:
-        """Close the gaps, so that only so many rows are computed; return the old place of each."""
+        """Close the gaps, so that only so many rows are computed; return the old place of each.
+
+        rows: no fewer than have not ended; rows that have ended fill up to so many.
+        """
         alive = self._owner[: self.rows] >= 0
         spare = rows - int(alive.sum())
-        alive[np.flatnonzero(~alive)[:spare]] = True
+        alive[np.flatnonzero(~alive)[:spare]] = True  # so many that have ended stay
         order = closing_up(alive)
         to = np.flatnonzero(order != np.arange(rows))
         self._move([*self._own, self._bias], order[to], to)
@@ -225,11 +247,11 @@ class SharedCache:
             values[:rows] = values[order]
         self._owner[rows:] = -1
         self.rows = rows
-        self._count = 0
+        self._count = 0  # `settle` counts anew
         return order
 
     def settle(self) -> None:
-        """Tell the device who is where: once after `enter`, `leave` or `shrink`, before the next `grow`.
+        """Tell the device who is where: once after all of `leave`, `enter` and `shrink`, before the next `grow`.
 
         Moves keys and values of the prompts in use to the front, and copies positions and the table of rows, in one
         transfer, to where CUDA graphs read them.
@@ -239,7 +261,7 @@ class SharedCache:
         alive = np.flatnonzero(owner >= 0)
         sizes = np.bincount(owner[alive], minlength=self._count)
         self._line = max(1, int(sizes.max()))
-        if self.static:
+        if self.static:  # the same whoever is there
             self._line = min(self._group, self.rows)
         take, back = self._table(alive, owner, sizes)
         places = self._places(self._start, np.minimum(self._filled, self.size.tokens - 1))
@@ -286,13 +308,13 @@ class SharedCache:
         return take, back
 
     def _used(self) -> BoolArray:
-        """Which places of prompts have one that some row reads."""
+        """Which places of prompts have one that some row reads: bool `[size.prompts]`."""
         used = np.zeros(self.size.prompts, np.bool_)
         used[self._owner[self._owner >= 0]] = True
         return used
 
     def _gather_prompts(self, far: Int64Array, to: Int64Array) -> None:
-        """Move the prompts in these places to others, so that all that are read lie in front."""
+        """Move the prompts in places `far` to the free places `to`, as many; rows follow them. May be none."""
         self._move(self._prompts, far, to)
         moved = np.arange(self.size.prompts)
         moved[far] = to
@@ -313,8 +335,8 @@ class SharedCache:
         if not len(to):
             return
         keys = np.stack([source, to])
-        values = keys + len(self._of(parts[0])) // 2
-        index = torch.from_numpy(np.concatenate([keys, values], 1)).to(self._bias.device)
+        values = keys + len(self._of(parts[0])) // 2  # those of all places lie behind all keys
+        index = torch.from_numpy(np.concatenate([keys, values], 1)).to(self._bias.device)  # [0] from, [1] to
         for part in parts:
             lines = self._of(part)
             mine = index
@@ -332,7 +354,10 @@ class SharedCache:
     # --- for each token -------------------------------------------------------------------------------------------
 
     def grow(self) -> tuple[int, ...]:
-        """Make room for the next token of every row; return what the shapes that follow depend on."""
+        """Make room for the next token of every row, on the host; return what the shapes that follow depend on.
+
+        CUDA graphs are captured once for each combination of these numbers.
+        """
         most = self.size.tokens
         filled = self._filled[: self.rows]
         np.minimum(filled + 1, most, out=filled)
@@ -343,7 +368,7 @@ class SharedCache:
         return self.rows, self._count, self._line, self._read
 
     def positions(self) -> Tensor:
-        """Of each row's token, int64 `[rows]`; from here on it is seen."""
+        """The position of each row's token, int64 `[rows]`. From here on attention sees the token."""
         following = self._next[:, : self.rows]
         self._bias.view(-1).index_fill_(0, following[1], 0.0)
         self._where = following[2:].flatten()
@@ -354,7 +379,7 @@ class SharedCache:
         torch.minimum(self._next.add_(1), self._most, out=self._next)
 
     def put(self, layer: int, new: Tensor) -> None:
-        """Write keys and values of the token, `[rows, 2, kv heads, head_dim]`."""
+        """Write keys and values of the token, `[rows, 2, kv heads, head_dim]`, before `attend` of the same layer."""
         lines = self._own[layer].view(-1, self._dim)
         in_order = new.permute(1, 2, 0, 3).reshape(-1, self._dim)  # as `_places` counts: keys and values, heads, rows
         lines.index_copy_(0, self._where, in_order)
@@ -377,20 +402,20 @@ class SharedCache:
         scaling: float,
         bias: Tensor,
     ) -> Tensor:
-        """query `[rows, heads, head_dim]` → what it finds among its prompt's and its own tokens `[rows, all of it]`.
+        """query `[rows, heads, d]` → what it finds among its prompt's and its own tokens, `[rows, heads · d]`.
 
-        bias: by `bias`, of this token.
+        scaling: what scores are multiplied by. bias: by `bias`, of this token and of the layer's window.
         """
         rows = self.rows
         read = self._read
         width = self.size.width
         lines = rows * self.heads
-        own, prompts = self._flat[layer]
+        own, prompts = self._flat[layer]  # of each [0] keys, [1] values
         own = own[:, :lines, :read]
         prompts = prompts[:, : self._count * self.heads]
         query = query.reshape(lines, -1, self._dim)  # queries that share a key head together
         queries = query.shape[1]
-        of_prompt = self._by_row(_products(self._by_prompt(query), prompts[0]), queries)
+        of_prompt = self._by_row(_products(self._by_prompt(query), prompts[0]), queries)  # [lines, queries, width]
         scores = torch.cat([of_prompt, _products(query, own[0])], -1)
         together = scores.view(rows, -1, width + read)
         torch.add(bias, together, alpha=scaling, out=together)

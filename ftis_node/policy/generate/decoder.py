@@ -63,7 +63,10 @@ class _Linear:
 
     @classmethod
     def of(cls, module: Any) -> _Linear:
-        """Raise NotUnderstoodError for other kinds of modules."""
+        """The parts of a module, which are used where they lie. Raises NotUnderstoodError for other kinds of modules.
+
+        A LoRA layer that is switched off, or merged into its weight, is left out.
+        """
         plain = (nn.Linear, NF4Linear)
         kind = type(module)
         if kind in plain:
@@ -99,7 +102,7 @@ class _Linear:
         return self.adapt(out, x)
 
     def add_to(self, total: Tensor, x: Tensor) -> None:
-        """Add its output to `total`."""
+        """Add its output to `total` `[rows, outputs]`, in place. x: `[rows, inputs]`."""
         if isinstance(self.weight, Tensor):
             total.addmm_(x, self.weight.T)
         else:
@@ -110,7 +113,7 @@ class _Linear:
             self.adapt(total, x)
 
     def adapt(self, out: Tensor, x: Tensor) -> Tensor:
-        """Add what the LoRA layer adds."""
+        """Add to `out`, in place, what the LoRA layer makes of x, and return it. Only where there is such a layer."""
         assert self.down is not None and self.up is not None
         low = functional.linear(x, self.down)
         return out.addmm_(low, self.up.T, alpha=self.scale)
@@ -119,6 +122,7 @@ class _Linear:
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """As `functional.linear`, to the last bit; in parts where a CPU takes 1.4 to 1.8 times as long for the whole.
 
+    x `[rows, inputs]`, weight `[outputs, inputs]`, bias `[outputs]` → `[rows, outputs]`.
     With one thread: several wait for one another after each part, which is long where the machine is busy.
     """
     alone = x.device.type == "cpu" and torch.get_num_threads() == 1
@@ -150,7 +154,7 @@ class _Norm:
 
     @classmethod
     def of(cls, module: Any) -> _Norm:
-        """Raise NotUnderstoodError for other kinds of modules."""
+        """The parts of a module. Raises NotUnderstoodError for other kinds of modules."""
         name = type(module).__name__
         if name == "Gemma3RMSNorm":
             return cls(module.weight, module.eps, gemma=True)
@@ -239,7 +243,8 @@ class _Layer:
 class _Weights:
     """The parts of a model that the pass needs; nothing is copied.
 
-    scale   of the embedding, `[]`
+    scale   of the embedding, `[]`; None: it has none
+    rotary  transformers' module for the positions of a kind of layers
     """
 
     embedding: Tensor
@@ -271,7 +276,10 @@ class _Weights:
 
 
 def understood(model: Any) -> bool:
-    """Whether the pass knows every part of this transformers model."""
+    """Whether the pass knows every part of this transformers model; one on the device "meta" will do.
+
+    `ready` then tries whether it computes the same.
+    """
     if type(model) not in _FAMILIES:
         return False
     config = model.config
@@ -288,7 +296,10 @@ def understood(model: Any) -> bool:
 
 
 class Decoder:
-    """Completions of some prompts under way, on the weights as they are now, in the places of `cache`."""
+    """Completions of some prompts under way, on the weights as they are at each step, in the places of `cache`.
+
+    narrowest: how many tokens the layer sees that sees fewest; inf: all see all.
+    """
 
     def __init__(
         self,
@@ -300,12 +311,16 @@ class Decoder:
     ) -> None:
         """
         Args:
+            size: positions up to its width and tokens together are prepared.
             static: each token takes the same kernels on the same memory, which a CUDA graph can replay, until the
                 cache's `grow` says otherwise.
             vocabulary: ids from here on are never drawn.
+
+        Raises:
+            NotUnderstoodError: see `understood`.
         """
         self._weights = _Weights.of(model)
-        self._at = _places(self._weights)  # now: a tensor can get other memory
+        self._at = _memory_of(self._weights)  # now: a tensor can get other memory
         self._vocabulary = vocabulary
         embedding = self._weights.embedding
         layers = self._weights.layers
@@ -326,7 +341,7 @@ class Decoder:
 
     def _turns_of(self, kind: str, size: Size) -> Tensor:
         """What turns queries and keys of a kind of layers by each position: cos, then sin with the sign of each half,
-        `[positions, 2 · head_dim]`."""
+        `[positions, 2 · head_dim]`. A head x becomes x · cos + (x with its halves exchanged) · sin."""
         weights = self._weights
         positions = torch.arange(size.width + size.tokens, device=weights.embedding.device)[None]
         which = []
@@ -337,14 +352,17 @@ class Decoder:
         return torch.cat([cos[0], -first, second], -1)
 
     def uses(self, model: Any) -> bool:
-        """Whether a decoder made now would read the same memory and do the same with it."""
-        return bool(_places(_Weights.of(model)) == self._at)
+        """Whether a decoder made now would read the same memory and do the same with it.
+
+        A step changes weights in place, which makes no difference; another LoRA layer, or another device, does.
+        """
+        return bool(_memory_of(_Weights.of(model)) == self._at)
 
     def step(self, tokens: Tensor) -> Tensor:
         """Give each row its next token, int64 `[rows]`, after the cache's `grow`.
 
-        Return logits of the one after it, `[rows, ≥ V]`. The next call overwrites them. Nothing here counts on the
-        host, so that a CUDA graph of it can be replayed.
+        Return logits of the one after it, `[rows, ≥ V]`. The next call overwrites them. The token is in the cache then,
+        which has advanced by one. Nothing here counts on the host, so that a CUDA graph of it can be replayed.
         """
         weights = self._weights
         positions = self.cache.positions()
@@ -404,30 +422,30 @@ class Decoder:
             key = layer.key_norm(key)
         heads = torch.cat([query, key, layer.value(h).view(shape)], 1)
         cos, sin = turns.chunk(2, -1)
-        turned = heads[:, :-key_heads]
+        turned = heads[:, :-key_heads]  # all but values, in place
         halves = turned.roll(self._dim // 2, -1)
         turned.mul_(cos).addcmul_(halves, sin)
-        new = heads[:, -2 * key_heads :].view(len(h), 2, key_heads, -1)
+        new = heads[:, -2 * key_heads :].view(len(h), 2, key_heads, -1)  # keys and values
         self.cache.put(index, new)
         return self.cache.attend(index, heads[:, : -2 * key_heads], layer.scaling, bias)
 
 
 def _add(total: Tensor, linear: _Linear, x: Tensor, norm: _Norm | None) -> None:
-    """Add a linear module's output to `total`, by way of a norm if there is one."""
+    """Add a linear module's output to `total`, in place, by way of a norm if there is one."""
     if norm is None:
         linear.add_to(total, x)
     else:
         total.add_(norm(linear(x)))
 
 
-def _places(part: Any) -> Any:
-    """Where the tensors among parts of a model lie, and what else makes two of them the same."""
+def _memory_of(part: Any) -> Any:
+    """Where the tensors among parts of a model lie, and what else makes two of them the same: compare it by ==."""
     if isinstance(part, Tensor):
         return part.untyped_storage().data_ptr(), part.storage_offset(), part.shape
     if isinstance(part, NF4Linear):
-        return _places(part.packed)
+        return _memory_of(part.packed)
     if isinstance(part, (list, tuple)):
-        return tuple(map(_places, part))
+        return tuple(map(_memory_of, part))
     if is_dataclass(part):
-        return tuple(map(_places, vars(part).values()))
+        return tuple(map(_memory_of, vars(part).values()))
     return part

@@ -23,7 +23,7 @@ Captured: TypeAlias = tuple[torch.cuda.CUDAGraph, Tensors, Tensors]
 
 
 def failed() -> bool:
-    """Whether a driver could not capture a graph, so that this process goes on without."""
+    """Whether a driver could not capture a graph, so that this process goes on without. From any thread."""
     return bool(_failures)
 
 
@@ -34,7 +34,8 @@ class Graphs:
     their workspaces there, once for all captures of the process. If a capture fails, a warning says so once, and
     functions run as they are from then on; but a lack of memory is the caller's, who can make room.
 
-    All graphs share a pool of memory. They last as long as what they read stays where it is; it may change.
+    All graphs share a pool of memory. They last as long as what they read stays where it is; it may change. Nobody
+    checks that here: the owner drops all graphs when memory moves, see `native._decoding`.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -44,10 +45,10 @@ class Graphs:
         self._graphs: dict[Hashable, Captured] = {}  # by shape
 
     def __call__(self, shape: Hashable, function: Step, *inputs: Tensor) -> Tensors:
-        """The function of these inputs.
+        """The function of these inputs. A graph's outputs are copied, so no later call overwrites them.
 
         Args:
-            shape: is another for another function, other shapes, or other tensors that it reads.
+            shape: a key. A function of other work, of inputs of other shapes, or that reads other tensors has another.
             function: on the device, without a wait for it, random numbers, or numbers of the host that change.
 
         Raises:
@@ -105,7 +106,10 @@ class Graphs:
         return False
 
     def _captured(self, function: Step, mine: Tensors) -> Captured:
-        """As `torch.cuda.graph`, which would give all cached memory back to the driver before each capture."""
+        """As `torch.cuda.graph`, which would give all cached memory back to the driver before each capture.
+
+        mine: the tensors that the graph will read its inputs from. Raises whatever the function or the driver raises.
+        """
         graph = torch.cuda.CUDAGraph()
         with self._aside():
             # other threads may use the device meanwhile

@@ -6,9 +6,9 @@ from weakref import WeakKeyDictionary
 from torch import nn
 
 kept: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()
-"""By model, until `let_go`."""
+"""By transformers' model, until `let_go` or until the model is gone. Only the thread that computes uses it."""
 
 
 def let_go() -> None:
-    """Free all that is kept for any model."""
+    """Free all that is kept for any model. The next call of `native.decode` makes it anew: that costs time only."""
     kept.clear()

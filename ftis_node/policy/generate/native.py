@@ -40,7 +40,16 @@ def decode(
     noise: Tensor | None,
     rows: int,
 ) -> CompletionGroups:
-    """By `decoder`, so many rows side by side at most, of whichever prompts; see `stream.generate`."""
+    """Generate by the native decoder, at most `rows` rows side by side, of whichever prompts; see `stream.generate`.
+
+    With static shapes its places and graphs stay in `kept` for the next call.
+
+    Args:
+        noise: as there; None: greedily.
+
+    Raises:
+        Interrupted: it was asked for. FtisError: as `sampling.to_completions`.
+    """
     if not prompts:
         return []
     wanted = len(prompts) * group
@@ -72,7 +81,10 @@ def by_modules(
     sampling: Sampling,
     noise: Tensor | None,
 ) -> CompletionGroups:
-    """One batch by transformers' modules; see `stream.generate`."""
+    """Generate by transformers' modules, all completions of these prompts side by side; see `stream.generate`.
+
+    Nothing is kept for the next call. noise, and what it raises: as for `decode`.
+    """
     waiting = WaitingRows(
         policy,
         prompts,
@@ -86,7 +98,8 @@ def by_modules(
 
 @torch.no_grad()
 def decoder_logprobs(policy: Policy, groups: Sequence[Prefixed]) -> Tensor:
-    """Log-probs, fp32 `[Σ lengths]`, that `decoder` gives completions; every prompt has equally many.
+    """Log-probs at temperature 1, fp32 `[Σ lengths]`, that the native decoder gives completions; every prompt has
+    equally many.
 
     For `ready`, which compares them with those of the model's own modules before it lets the decoder generate; with
     CUDA graphs where the policy has them. All logits are kept, so it is for few tokens.
@@ -124,7 +137,7 @@ def decoder_logprobs(policy: Policy, groups: Sequence[Prefixed]) -> Tensor:
         return (under_way.step(token)[:, : policy.vocabulary].clone(),)
 
     first = probed.logits.repeat_interleave(each, 0)
-    columns = [first[:, : policy.vocabulary]]
+    columns = [first[:, : policy.vocabulary]]  # for each place in the completions logits `[completions, V]`
     for place in range(longest - 1):
         columns += under_way.run("logits", logits, ids[:, place])
     logprobs = torch.stack(columns, 1).float().log_softmax(-1)
@@ -133,7 +146,13 @@ def decoder_logprobs(policy: Policy, groups: Sequence[Prefixed]) -> Tensor:
 
 
 def _complete(under_way: _Decoding | _Modules, waiting: WaitingRows) -> CompletionGroups:
-    """Draw tokens until all rows have ended."""
+    """Draw tokens until all rows have ended; return the completions in the order of the prompts.
+
+    Each row's first token comes with its prompt, from `waiting`.
+
+    Raises:
+        Interrupted: it was asked for. FtisError: as `sampling.to_completions`.
+    """
     vocabulary = waiting.policy.vocabulary
     sampling = waiting.sampling
     places = _Places(under_way, waiting)
@@ -146,7 +165,7 @@ def _complete(under_way: _Decoding | _Modules, waiting: WaitingRows) -> Completi
         drawn, logprob = choose(under_way.step(token), mine, sampling.temperature, vocabulary)
         return drawn.flatten(), logprob.flatten()
 
-    kind = (sampling.temperature, waiting.noise is None)
+    kind = (sampling.temperature, waiting.noise is None)  # all else that `following` does is the model's
     while places.fill():
         check()
         for uniform in places.ahead():
@@ -171,7 +190,12 @@ class _Draw(NamedTuple):
 class _Places:
     """Which row is in which place, and what was drawn.
 
+    A row is one completion; rows are numbered prompt by prompt. A place is a line of the cache. The caller repeats:
+    `fill`; as many draws as `ahead` gives numbers for, each noted by `drew`; `look`. So what the host knows of who has
+    ended is up to `_LOOK_EVERY` tokens old.
+
     token  the newest of each place's row, int64 `[places]`
+    drawn  all draws so far, in order
     """
 
     def __init__(self, under_way: _Decoding | _Modules, waiting: WaitingRows) -> None:
@@ -183,21 +207,22 @@ class _Places:
         self._device = policy.device
         self._cap = sampling.max_new_tokens
         self._most = _LOOK_EVERY[policy.device.type]
+        # by id: whether it ends a row
         self._ends = np.zeros(1 + max(policy.vocabulary, *sampling.eos, 0), np.bool_)
         self._ends[list(sampling.eos)] = True
         count = under_way.rows
-        self._number: Int64Array = np.full(count, -1)  # -1: none
-        self._steps: Int64Array = np.zeros(count, np.int64)
-        self._over = np.ones(count, np.bool_)
+        self._number: Int64Array = np.full(count, -1)  # of each place's row; -1: none
+        self._steps: Int64Array = np.zeros(count, np.int64)  # tokens that each place's row has
+        self._over = np.ones(count, np.bool_)  # places whose row has ended, or that have none
         self.token = torch.zeros(count, dtype=torch.long, device=policy.device)
-        self._at = self.token  # of the next token, in the noise
+        self._at = self.token  # where in the flat noise the number of each place's next token is
         self._ahead = torch.arange(self._most, device=policy.device)[:, None]
-        self._unseen: list[Tensor] = []
+        self._unseen: list[Tensor] = []  # tokens since the last look
         self.drawn: list[_Draw] = []
 
     def fill(self) -> bool:
         """Let rows that wait take the places of those that have ended, where it pays; say whether any is under way."""
-        while True:
+        while True:  # again, for with a cap of one token new rows have ended at once
             ended = int(self._over.sum())
             none_left = ended == len(self._over)
             if none_left and not self._waiting.left:
@@ -222,7 +247,7 @@ class _Places:
             self._at = torch.from_numpy(at).to(self._device)
 
     def _pays(self, ended: int) -> bool:
-        """Whether a change is worth its cost when so many rows have ended."""
+        """Whether a change is worth its cost when so many places are free and others are not."""
         places = len(self._over)
         if not self._under_way.static:
             return ended >= max(1, self._under_way.gaps * places)
@@ -231,7 +256,7 @@ class _Places:
         return self._waiting.left > 0 or self._size(places - ended) < places
 
     def _size(self, alive: int) -> int:
-        """Static shapes have few numbers of rows."""
+        """How many places so many rows need: static shapes have few numbers of rows."""
         if self._under_way.static:
             return bucket(alive)
         return alive
@@ -247,17 +272,17 @@ class _Places:
         """Let rows of these numbers take places, each with its first token; see `WaitingRows.take`."""
         self._under_way.enter(places, numbers, read, self._waiting.group)
         self.drawn.append(_Draw(numbers, np.zeros_like(numbers), token, logprob))
-        self._number = self._number.copy()  # others are of what was drawn
+        self._number = self._number.copy()  # `drawn` holds the arrays that were before
         self._steps = self._steps.copy()
         self._number[places] = numbers
         self._steps[places] = 1
         self._over[places] = self._cap == 1
         index = torch.from_numpy(places).to(self._device)
         self.token = self.token.index_copy(0, index, token)
-        self._unseen = [self.token]
+        self._unseen = [self.token]  # a first token may be an end; earlier ones were looked at
 
     def _keep(self, order: Int64Array) -> None:
-        """So many places are left; `order` has the old one of each."""
+        """Keep the places that `_under_way.shrink` has kept; `order` has the old one of each."""
         self._number = self._number[order]
         self._steps = self._steps[order]
         self._over = self._over[order]
@@ -266,18 +291,22 @@ class _Places:
         self._unseen = [token[index] for token in self._unseen]
 
     def ahead(self) -> Iterator[Tensors]:
-        """For each draw until the next look its uniform numbers, fp64 `[places]`; none for greedy ones."""
-        count = min(self._most, self._cap - int(self._steps[~self._over].min()))
+        """For each draw until the next look its uniform numbers, fp64 `[places]`; none for greedy ones.
+
+        Take all of them before `look`.
+        """
+        to_cap = self._cap - int(self._steps[~self._over].min())  # of the row with fewest tokens
+        count = min(self._most, to_cap)
         if self._noise is None:
             yield from [()] * count
             return
-        places = (self._at + self._ahead[:count]).clamp_(0, self._noise.numel() - 1)
+        places = (self._at + self._ahead[:count]).clamp_(0, self._noise.numel() - 1)  # places without a row have any
         self._at = self._at + count
         for column in self._noise.view(-1)[places]:
             yield (column,)
 
     def drew(self, token: Tensor, logprob: Tensor) -> None:
-        """Each place's next token."""
+        """Note each place's next token and its log-prob, both `[places]`. They stay on the device."""
         self.token = token
         self.drawn.append(_Draw(self._number, self._steps, token, logprob))
         self._steps = self._steps + 1
@@ -310,7 +339,7 @@ def _table(drawn: Sequence[_Draw], rows: int, tokens: int) -> tuple[Any, Any]:
 
 def _decoding(policy: Policy, size: Size) -> _Decoding:
     """Places of this size or more. With static shapes they are kept for the next call, and the graphs that read them,
-    until the model's weights lie elsewhere."""
+    until the model's weights lie elsewhere, a call needs larger ones, or `let_go` frees them."""
     if not policy.graphs:
         return _Decoding(policy, size)
     size = _rounded(size)
@@ -327,7 +356,7 @@ def _decoding(policy: Policy, size: Size) -> _Decoding:
 
 
 def _rounded(size: Size) -> Size:
-    """What calls of about this size need."""
+    """A size no smaller, the same for calls of about this size, so that they share places and graphs."""
     width = -(-size.width // PROMPT_WIDTHS) * PROMPT_WIDTHS
     tokens = -(-size.tokens // ALIGNED) * ALIGNED
     return size._replace(width=width, tokens=tokens, prompts=min(size.rows, bucket(size.prompts)))
@@ -338,6 +367,8 @@ class _Decoding:
 
     static: whether the device does the same for a token as for the one before, until `settle` or `grow` say otherwise.
     gaps: without that, which part of the places must be free for a change to pay.
+
+    `begin`, `leave`, `shrink` and `settle` are the cache's, `step` is the decoder's. Order of calls: see `SharedCache`.
     """
 
     gaps = 1 / 16
@@ -362,6 +393,7 @@ class _Decoding:
 
     @property
     def rows(self) -> int:
+        """How many places there are now, with those whose row has ended."""
         return self.cache.rows
 
     def enter(
@@ -371,7 +403,7 @@ class _Decoding:
         read: Read,
         group: int,
     ) -> None:
-        """These rows take these places, behind their prompts."""
+        """These rows take these places, behind their prompts, which `read` has among others."""
         prompts = numbers // group
         self.cache.enter(
             places,
@@ -382,7 +414,12 @@ class _Decoding:
         )
 
     def run(self, kind: Hashable, function: Step, *inputs: Tensor) -> Tensors:
-        """The function of these, which steps all rows once; by CUDA graphs where shapes are static. kind: its name."""
+        """The function of these, which steps all rows once; by CUDA graphs where shapes are static.
+
+        Args:
+            kind: the same for the same function; another function, or other constants in it, have another.
+            function: calls `step` exactly once.
+        """
         shape = self.cache.grow()
         if self._graphs:
             return self._graphs((kind, shape), function, *inputs)
@@ -390,7 +427,10 @@ class _Decoding:
 
 
 class _Modules:
-    """By the forward pass of the whole model, its cache repeated for each completion; no place is taken over."""
+    """By the forward pass of the whole model, its cache repeated for each completion; no place is taken over.
+
+    It has the methods of `_Decoding`, and is used for one call of `by_modules`.
+    """
 
     static = False
     gaps = 0.25  # dropping rows copies the cache
@@ -409,7 +449,7 @@ class _Modules:
         self._alive[over] = False
 
     def settle(self) -> None:
-        pass
+        """Nothing: here each change is made at once."""
 
     def enter(
         self,
@@ -418,7 +458,7 @@ class _Modules:
         read: Read,
         group: int,
     ) -> None:
-        """All rows, behind their prompts."""
+        """All rows take all places, behind their prompts; the cache of `read` is taken over. Called once."""
         self._cache = read.cache
         mask = torch.from_numpy(read.mask).to(self._device).long()
         if group > 1:
@@ -428,7 +468,7 @@ class _Modules:
         self._alive = np.ones(len(self._mask), np.bool_)
 
     def shrink(self, rows: int) -> Int64Array:
-        """Keep so many rows, all that have not ended; return the old place of each."""
+        """Keep the rows that have not ended; return the old place of each. rows: how many these are."""
         order = closing_up(self._alive)
         index = torch.from_numpy(order).to(self._device)
         self._cache.reorder_cache(index)
@@ -438,7 +478,7 @@ class _Modules:
         return order
 
     def run(self, kind: Hashable, function: Step, *inputs: Tensor) -> Tensors:
-        """The function of these, which steps all rows once."""
+        """The function of these, which steps all rows once; kind plays no part."""
         return function(*inputs)
 
     def step(self, tokens: Tensor) -> Tensor:

@@ -24,9 +24,9 @@ SHARED_LEAST = 64  # tokens that prompts must share to be read once
 
 @dataclass(frozen=True, eq=False)
 class Read:
-    """Prompts that were read.
+    """Prompts that were read, one after another.
 
-    first     number of the first
+    first     number of the first, among all prompts
     logits    of what follows each, `[prompts, ≥ V]`
     cache     keys and values
     mask      which of their tokens are no padding, on the left, bool `[prompts, width]`, on the CPU
@@ -68,6 +68,8 @@ def beginning_of(
 ) -> DynamicCache | None:
     """Read what all prompts begin with: keys and values of one row, or None where it does not pay.
 
+    `read` copies it for each of its prompts, so one beginning serves all of its calls.
+
     Args:
         window: how many tokens each layer sees at least. If the longest prompt has more, nothing is shared, for
             transformers counts a window in columns, and those between a beginning and what follows it may be empty.
@@ -90,11 +92,11 @@ def read(
     first: int = 0,
     beginning: DynamicCache | None = None,
 ) -> Read:
-    """Read prompts side by side, for `decoder`.
+    """Read prompts side by side, for the native decoder. Their keys and values take memory: see `together`.
 
     Args:
         first: the number of the first of them among all prompts, which `Read` is told.
-        beginning: what they begin with, read before.
+        beginning: what they begin with, by `beginning_of`; it stays as it is. None: each is read whole.
     """
     multiple = 1
     if policy.graphs:
@@ -107,7 +109,7 @@ def read(
         cache = deepcopy(beginning)
         cache.batch_repeat_interleave(len(prompts))
     ids, mask = left_padded([prompt[begun:] for prompt in prompts], width - begun)
-    mask = torch.cat([mask.new_ones(len(prompts), begun), mask], 1)
+    mask = torch.cat([mask.new_ones(len(prompts), begun), mask], 1)  # the beginning, padding, the rest of each
     logits = _logits(policy, ids, mask, cache)
     if begun:
         _close(cache, mask)
@@ -116,7 +118,7 @@ def read(
 
 
 def _logits(policy: Policy, ids: Tensor, mask: Tensor, cache: DynamicCache) -> Tensor:
-    """Logits of what follows each row, `[rows, ≥ V]`; the cache has keys and values of the rows afterwards.
+    """Logits of what follows each row, `[rows, ≥ V]`; keys and values of the rows are added to the cache.
 
     Args:
         ids: int64 `[rows, n]`, padded on the left.
@@ -135,7 +137,7 @@ def _logits(policy: Policy, ids: Tensor, mask: Tensor, cache: DynamicCache) -> T
 
 
 def _close(cache: DynamicCache, mask: Tensor) -> None:
-    """Move what stands before padding behind it, so that every row is padded on the left only.
+    """Move what stands before padding behind it, in the cache, so that every row is padded on the left only.
 
     mask: which columns are no padding, int64 `[rows, columns]`, on the CPU.
     """
@@ -148,7 +150,7 @@ def _close(cache: DynamicCache, mask: Tensor) -> None:
 
 def read_whole(policy: Policy, prompts: Prompts) -> Read:
     """Read all prompts for transformers' modules, with the cache that these need: some at a time, where its parts can
-    be joined, for evaluation has as many prompts as rows."""
+    be joined, for evaluation has as many prompts as rows. All are padded to one width."""
     config = policy.causal_lm.config.get_text_config(decoder=True)
     size = len(prompts)
     if all(type(layer) is DynamicLayer for layer in DynamicCache(config=config).layers):
@@ -168,13 +170,15 @@ def read_whole(policy: Policy, prompts: Prompts) -> Read:
 
 
 def together(policy: Policy, prompts: Prompts) -> int:
-    """How many of the prompts are read at a time."""
+    """How many of the prompts are read at a time: as many as have `PREFILL_TOKENS`, were all as long as the longest."""
     return max(1, PREFILL_TOKENS[policy.device.type] // max(map(len, prompts)))
 
 
 @dataclass(eq=False)
 class WaitingRows:
     """Rows that wait for a place, in turn. Their prompts are read some at a time, when the first of them gets one.
+
+    Rows are numbered prompt by prompt, `group` for each.
 
     noise   see `stream.generate`; here on the device, and no more of it than is drawn with; None: greedily
     reads   the next prompts, from the one of this number on
@@ -195,7 +199,10 @@ class WaitingRows:
             self.noise = self.noise[:, : self.sampling.max_new_tokens].to(self.policy.device).contiguous()
 
     def take(self, count: int) -> Iterator[tuple[Int64Array, Read, Tensor, Tensor]]:
-        """So many rows, or all that are left: their numbers, what was read, their first tokens and these' log-probs."""
+        """So many rows, or all that are left: their numbers, what was read, their first tokens and these' log-probs.
+
+        They come in portions, one for each `Read`. A row that was taken waits no more; go through all portions.
+        """
         while count and self.left:
             number = self.count - self.left
             if self._read is None:
@@ -211,7 +218,10 @@ class WaitingRows:
                 self._read = None
 
     def _drawn(self, read: Read) -> tuple[Read, Tensor, Tensor]:
-        """These prompts with the first token of each row behind them, and its log-prob."""
+        """These prompts with the first token of each row behind them, and its log-prob, both `[prompts · group]`.
+
+        Greedily all rows of a prompt have the same. The progress that people see counts the prompts as read.
+        """
         count = len(read.mask)
         advance(read=count)
         uniform = None
@@ -231,7 +241,7 @@ class WaitingRows:
 
 
 def _joined(caches: Sequence[DynamicCache]) -> DynamicCache:
-    """One cache of all rows; the parts are emptied on the way, lest both exist at once."""
+    """One cache of all rows in order. The parts, of one width, are emptied on the way, lest both exist at once."""
     whole = _growing()
     by_layer = zip(*(cache.layers for cache in caches), strict=True)
     for index, layers in enumerate(by_layer):

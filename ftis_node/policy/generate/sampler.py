@@ -13,7 +13,8 @@ _BELOW_ONE = 1 - 2.0**-50
 
 
 def blocks_of(vocabulary: int) -> int:
-    """Columns of logits that come in whole blocks: drawing takes fewer kernels, if those beyond the ids are -inf."""
+    """Columns of logits that come in whole blocks, `vocabulary` or more: drawing takes fewer kernels, if those beyond
+    the ids are -inf."""
     block = _block(vocabulary)
     return -(-vocabulary // block) * block
 
@@ -21,7 +22,8 @@ def blocks_of(vocabulary: int) -> int:
 def noise_of(seeds: Sequence[int], group: int, tokens: int) -> Tensor:
     """Uniform numbers in [0, 1), fp64 `[prompts · group, tokens]`; a prompt's follow from its seed alone.
 
-    So the same tokens are drawn whichever prompts are generated side by side, and on whichever device.
+    So the same tokens are drawn whichever prompts are generated side by side, and on whichever device;
+    ranks of a team rely on that. Another number of `tokens` gives other ones.
     """
     rows = [np.random.default_rng(seed).random((group, tokens)) for seed in seeds]
     return torch.from_numpy(np.concatenate(rows))
@@ -33,7 +35,7 @@ def choose(
     temperature: float,
     vocabulary: int,
 ) -> tuple[Tensor, Tensor]:
-    """Tokens and their log-probs, int64 and fp32 `[rows, count]`, from logits `[rows, ≥ V]` of any dtype.
+    """Tokens and their log-probs, int64 and fp32 `[rows, count]`, from logits `[rows, ≥ V]` of any dtype, which stay.
 
     The distribution is softmax(logits / temperature) in fp32, nothing cut off; without uniform numbers it takes its
     mode, once. The exponential race of `torch.multinomial` needs V random numbers a token, which cost more than a small
@@ -41,7 +43,8 @@ def choose(
     log-prob.
 
     Args:
-        uniform: fp64 `[rows, count]`.
+        uniform: fp64 `[rows, count]`, in [0, 1); None: greedily, and count is 1.
+        temperature: above 0.
         vocabulary: V; logits of further columns are -inf.
     """
     size = max(1, CHUNK_BYTES // (4 * vocabulary))
@@ -65,12 +68,12 @@ def choose(
 
 
 def _block(vocabulary: int) -> int:
-    """A power of 2 of some √V."""
+    """How many tokens a block has: a power of 2 of some √V."""
     return 1 << ((vocabulary - 1).bit_length() + 1) // 2
 
 
 def _invert(probabilities: Tensor, uniform: Tensor) -> Tensor:
-    """Where the distribution functions of fp32 `[rows, V]` first exceed uniform fp64 `[rows, count]`.
+    """Where the distribution functions of fp32 `[rows, V]` first exceed uniform fp64 `[rows, count]`, as int64.
 
     Find first the block of some √V tokens, then the token in it. This takes one pass over the matrix where a cumulative
     sum takes several. The sums that decide are few enough for fp64. So a token far below the resolution of
@@ -83,14 +86,14 @@ def _invert(probabilities: Tensor, uniform: Tensor) -> Tensor:
     if whole < vocabulary:
         masses = torch.cat([masses, probabilities[:, whole:].sum(-1, keepdim=True)], 1)
     masses = masses.double()
-    ends = masses.cumsum(1)
+    ends = masses.cumsum(1)  # of blocks
     wanted = uniform * (ends[:, -1:] * _BELOW_ONE)
     chosen = torch.searchsorted(ends, wanted, right=True).clamp_(max=ends.shape[1] - 1)  # a NaN is beyond the last
     mass = masses.gather(1, chosen)
     depth = wanted - ends.gather(1, chosen) + mass  # how far into the block
     share = (depth / mass).clamp_(0, _BELOW_ONE)
     inside = _block_of(probabilities, chosen, block)
-    ends = inside.cumsum(-1)
+    ends = inside.cumsum(-1)  # of tokens in the block
     wanted = share[:, :, None] * ends[:, :, -1:]
     place = torch.searchsorted(ends, wanted, right=True)[:, :, 0]
     return place.add_(chosen, alpha=block)

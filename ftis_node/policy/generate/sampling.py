@@ -14,7 +14,7 @@ from ftis_node.policy.policy import Policy
 
 
 class DivergedError(FtisError):
-    """The weights are too large, or no numbers."""
+    """The weights are too large, or no numbers. The network process knows it by the name of this class."""
 
 
 Prompts = Sequence[Sequence[int]]  # token ids
@@ -23,7 +23,11 @@ CompletionGroups = list[list[Completion]]  # completions of each prompt
 
 @dataclass(frozen=True)
 class Sampling:
-    """How to sample: what the run says, and whether greedily (evaluation)."""
+    """How to sample: what the run says, and whether greedily (evaluation).
+
+    temperature: above 0; log-probs are of the tempered distribution, greedy ones too.
+    eos: ids that end a completion; none: it ends at `max_new_tokens` only.
+    """
 
     max_new_tokens: int
     temperature: float
@@ -32,7 +36,8 @@ class Sampling:
 
 
 def left_padded(prompts: Prompts, least: int = 0) -> tuple[Tensor, Tensor]:
-    """Ids and mask, int64 `[prompts, width]`; on the left, so that every row's next token is in one column.
+    """Ids and mask, int64 `[prompts, width]` on the CPU, padded on the left, so that every row's next token is in one
+    column. Both are 0 where there is padding.
 
     least: the width is no smaller.
     """
@@ -55,6 +60,11 @@ def to_completions(
 ) -> CompletionGroups:
     """Rows `[prompts · group, tokens]`, each up to its first EOS, which is its own; what follows counts for nothing.
 
+    A row without an EOS is whole, and not finished. The order stays.
+
+    Args:
+        ids, logprobs: of the same shape. group: rows of each prompt, one after another.
+
     Raises:
         FtisError: a log-prob is not finite; see `not_finite`.
     """
@@ -71,7 +81,7 @@ def to_completions(
 
 
 def not_finite(policy: Policy) -> FtisError:
-    """What to raise for a policy whose log-probs are not finite.
+    """Return what to raise for a policy whose log-probs are not finite. It reads all weights.
 
     Where weights of 16 bits are finite, activations were too large for their dtype: a UsageError names another. Else
     the weights have diverged.

@@ -23,21 +23,26 @@ def generate(
 ) -> CompletionGroups:
     """Sample `group` completions of each prompt, by the policy's server, or without one that is there in this process.
 
+    Only the thread that computes calls it; where there is a server, after `Server.prepare`. The model is not changed.
+
     Args:
         prompts: token ids of each prompt, none empty.
-        group: completions a prompt (G).
-        noise: a uniform number in [0, 1) for each token, fp64 `[prompts · group, ≥ max_new_tokens]` on the CPU.
+        group: completions a prompt (G), at least 1.
+        noise: a uniform number in [0, 1) for each token, fp64 `[prompts · group, ≥ max_new_tokens]` on the CPU. A
+            server has random numbers of its own; greedily none are used.
         generator: of the CPU, for `noise` where there is none; the default one if None.
         batch: how many sequences are decoded side by side at most. Where `decoder` does it, a row that ends gives its
             place to the next; else prompts are split into calls, groups are not.
 
     Returns:
-        For each prompt its G completions: uint32 ids and float32 log-probs `[length]` in sampling order, a
-        sampled EOS included. The log-probs are those of the distribution sampled from: temperature applied, softmax in
-        fp32 over the valid vocabulary, nothing cut off.
+        For each prompt, in their order, its G completions: uint32 ids and float32 log-probs `[length]` in sampling
+        order, a sampled EOS included. The log-probs are those of the distribution sampled from: temperature applied,
+        softmax in fp32 over the valid vocabulary, nothing cut off.
 
     Raises:
         FtisError: the weights have diverged, or are too large for their dtype (see `not_finite`).
+        Interrupted: it was asked for.
+        RuntimeError: memory is short; with a smaller `batch` it takes less (see `room.fitting`).
     """
     per_call = max(1, batch // group)
     if noise is None and not sampling.greedy:

@@ -18,8 +18,10 @@ of so many tokens at most."""
 
 @dataclass(eq=False)
 class _Episode:
-    """Grows run by run. number: among all; prompt: its prompt's. ids, given: of all tokens; logprobs: of those that
-    were sampled."""
+    """Grows by an answer, or by given tokens, at a time. number: among all; prompt: its prompt's. ids, given: of all
+    tokens behind the prompt; logprobs: of those that were sampled. answers: turns that have ended by themselves, not by
+    a cap. finished: it ends with such an answer. over: nothing is added any more.
+    """
 
     number: int
     prompt: int
@@ -40,7 +42,7 @@ class _Episode:
         return Completion(ids, logprobs, self.finished, given=given)
 
     def answer(self, answer: Completion) -> None:
-        """Go on with an answer of the policy."""
+        """Add an answer of the policy, or a part of one that a cap has cut off."""
         self.ids += answer.token_ids.tolist()
         self.logprobs += answer.logprobs.tolist()
         self.given += [False] * len(answer)
@@ -48,7 +50,7 @@ class _Episode:
         self.answers += answer.finished
 
     def go_on(self, ids: Sequence[int]) -> None:
-        """Go on with what the environment says, in token ids."""
+        """Add what the environment says, in token ids: these are given."""
         self.ids += ids
         self.given += [True] * len(ids)
         self.finished = False
@@ -69,6 +71,10 @@ def go_on(
     wider than a prompt with a whole completion, and what was cut off by another's cap goes on in the next round.
 
     Args:
+        prompts: token ids of each prompt.
+        first: the first answers to each prompt; none has more than `cap` tokens.
+        answering: called once a round, with all open episodes. following: called once for each answer that ended by
+            itself, but for the last turn's.
         turns: most answers of an episode. cap: most tokens of one, sampled and given.
 
     Returns:

@@ -67,7 +67,7 @@ class AwayError(Exception):
 
 
 class RefusedError(Exception):
-    """The server refused a request; code: of HTTP."""
+    """The server refused a request; code: of HTTP, 0 for an answer that makes no sense for this policy."""
 
     def __init__(self, code: int, text: str) -> None:
         super().__init__(text)
@@ -78,7 +78,11 @@ class RefusedError(Exception):
 class Server:
     """A vLLM server, and which of this node's weights it has.
 
+    Only the thread that computes uses it: `connect` when a run is opened, then `prepare` and `sample` for each
+    generation, `changed` when a checkpoint was restored.
+
     folder  where weights are put for it; the server has it under the same path
+    key     the server's --api-key; None: it has none
     away    why this node generates by itself now; None: the server does
     """
 
@@ -90,14 +94,15 @@ class Server:
     def __post_init__(self) -> None:
         self._model = ""
         self._name = ""  # of the weights that it has
-        self._step: int | None = None  # of the same
+        self._step: int | None = None  # of the same; None: it has to get others
         self._known: tuple[Sequence[int], str, int] = ((), "", 0)  # what `connect` was given
-        self._in_vain = 0  # failures in a row; and until when it is left alone
-        self._until = 0.0
+        self._in_vain = 0  # failures in a row
+        self._until = 0.0  # the monotonic second until which it is left alone
 
     @classmethod
     def of(cls, url: str, folder: str, key: str | None) -> Server:
-        """
+        """A server that is not asked yet. url: its address. folder: with `~`, or relative to the current directory.
+
         Raises:
             UsageError: the address is none, or leads off this machine without a key.
         """
@@ -121,8 +126,12 @@ class Server:
     ) -> None:
         """See whether it is there, has this model, and samples from its distribution; then it is used.
 
+        It gets the policy's weights, and samples some short completions. Without an answer it is `away`, and `prepare`
+        asks again.
+
         Args:
             prompt, text: one of the run's, as token ids and as text; tokens: of the longest prompt and completion.
+            step: of the weights.
 
         Raises:
             UsageError: it is there, and cannot be used as it was started.
@@ -141,7 +150,11 @@ class Server:
         self._in_vain = 0
 
     def prepare(self, policy: Policy, step: int) -> None:
-        """Give it the weights of this step, if it is there; to be called before each work for it."""
+        """Give it the weights of this step, if it is there; to be called before each work for it.
+
+        Where it has them nothing is done. One that is away is tried again once its rest is over, see `RESTS`. A server
+        that cannot be used any more is only away: this raises no UsageError.
+        """
         if self.away is not None and time.monotonic() < self._until:
             return
         try:
@@ -156,7 +169,7 @@ class Server:
             self._gone(error.what.rstrip("."))
 
     def changed(self) -> None:
-        """The weights are others than those of any step."""
+        """Note that the policy's weights are others than those of any step: `prepare` gives it them anew."""
         self._step = None
 
     def sample(self, policy: Policy, prompts: Prompts, group: int, sampling: Sampling) -> CompletionGroups | None:
@@ -174,7 +187,7 @@ class Server:
             return None
 
     def told(self, own: Mapping[str, float]) -> Generator:
-        """What a report says of it; own: a step's figures of this node's own samples."""
+        """What a step's report says of it; own: the step's figures of this node's own samples, none without such."""
         off = None
         if "k2" in own:
             off = math.sqrt(2 * max(0.0, own["k2"]))
@@ -183,7 +196,11 @@ class Server:
     # --- what is compared at the start ----------------------------------------------------------------------------
 
     def _same_model(self, policy: Policy, text: str, tokens: int) -> None:
-        """See whether it has this model's tokenizer, and room for so many tokens. Raises UsageError, AwayError."""
+        """See whether it has this model's tokenizer, and room for so many tokens; note its model's name.
+
+        Raises:
+            UsageError: it has not. AwayError: it does not answer.
+        """
         try:
             models = self._ask("/v1/models")
         except RefusedError as error:
@@ -211,7 +228,11 @@ class Server:
             )
 
     def _same_distribution(self, policy: Policy, prompt: Sequence[int]) -> None:
-        """Score a short completion both ways."""
+        """Score short completions of the server's both ways; it has the weights already.
+
+        Raises:
+            UsageError: the log-probs are apart, or it refuses to sample. AwayError: it does not answer.
+        """
         sampling = Sampling(PROBE_TOKENS, PROBE_TEMPERATURE, ())
         try:
             made = self._sampled(policy, [prompt], PROBES, sampling)[0]
@@ -237,7 +258,11 @@ class Server:
     # --- weights ------------------------------------------------------------------------------------------------------
 
     def _publish(self, policy: Policy, step: int) -> None:
-        """Give it the policy's layers."""
+        """Give it the policy's LoRA layers, as files in the folder, under a name that is new; remove older ones.
+
+        Raises:
+            UsageError: it refuses them. AwayError: it does not answer, or they cannot be written.
+        """
         old = self._name
         name = f"ftis-{step}-{uuid.uuid4().hex[:8]}"
         self._clean()
@@ -256,7 +281,7 @@ class Server:
         self._clean(name)
 
     def _clean(self, kept: str = "") -> None:
-        """Remove older weights from the folder."""
+        """Remove older weights from the folder: all but those of this name, and those that the server has."""
         for old in self.folder.glob("ftis-[0-9]*-" + "[0-9a-f]" * 8):  # it may be a folder with other things, too
             if old.name not in (kept, self._name):
                 shutil.rmtree(old, ignore_errors=True)
@@ -281,7 +306,13 @@ class Server:
         return [made[start : start + group] for start in range(0, wanted, group)]
 
     def _must(self, path: str, body: Mapping[str, Any], flags: str = "") -> Any:
-        """`_ask`, where a refusal means that it was started in another way, unless it is broken."""
+        """`_ask`, where a refusal means that it was started in another way, unless it is broken.
+
+        flags: what it should have been started with; empty: nothing special.
+
+        Raises:
+            UsageError: it refuses. AwayError: it does not answer, or is broken.
+        """
         try:
             return self._ask(path, body, SAMPLE_SECONDS)
         except RefusedError as error:
@@ -294,7 +325,7 @@ class Server:
             raise UsageError(what, fix) from None
 
     def _healthy(self) -> bool:
-        """Whether it says that it works."""
+        """Whether it answers now, and says that it works."""
         with contextlib.suppress(AwayError, RefusedError):
             self._ask("/health")
             return True
@@ -306,7 +337,14 @@ class Server:
         body: Mapping[str, Any] | None = None,
         seconds: float = ANSWER_SECONDS,
     ) -> Any:
-        """Return the server's answer. Raises AwayError, RefusedError; Interrupted if asked to while it waits."""
+        """Return the server's answer: parsed JSON, or the text of another one.
+
+        Args:
+            body: POSTed as JSON; None: a GET. seconds: how long it may be silent.
+
+        Raises:
+            AwayError: there is no answer. RefusedError: its code is not 200. Interrupted: asked for while it waits.
+        """
         parts = urlsplit(self.url)
         kind: type[http.client.HTTPConnection] = http.client.HTTPConnection
         if parts.scheme == "https":
@@ -355,7 +393,10 @@ class Server:
 
 
 def server_of(settings: Settings) -> Server | None:
-    """The server of the settings, not asked yet, if they name one. Raises UsageError as `Server.of`."""
+    """The server of the settings, not asked yet; None if they name none. Raises UsageError as `Server.of`.
+
+    Where they name no folder, a new one under the system's temporary files is made, and stays.
+    """
     if settings.engine != "vllm":
         return None
     folder = settings.vllm_folder or tempfile.mkdtemp(prefix="ftis-vllm-")
@@ -369,7 +410,11 @@ def body_of(
     sampling: Sampling,
     padding: Sequence[int],
 ) -> dict[str, Any]:
-    """The question for a group of completions of each prompt; padding: ids that have a row but no token."""
+    """The question for a group of completions of each prompt, as JSON; it leaves the distribution as the model has it.
+
+    Args:
+        model: the name of the weights. padding: ids that have a row but no token.
+    """
     body = {
         "model": model,
         "prompt": [list(prompt) for prompt in prompts],
@@ -395,7 +440,11 @@ def body_of(
 
 
 def _meanwhile(work: Callable[[], T]) -> T:
-    """The result of work in a thread of its own. Raises Interrupted as soon as that is asked for."""
+    """The result of work in a thread of its own, or what it raises.
+
+    Raises:
+        Interrupted: as soon as that is asked for. The thread goes on until its work ends, so the caller cuts it short.
+    """
     future: Future[T] = Future()
 
     def run() -> None:
@@ -413,7 +462,7 @@ def _meanwhile(work: Callable[[], T]) -> T:
 
 @contextlib.contextmanager
 def _sense() -> Iterator[None]:
-    """An answer that says something else is no answer."""
+    """An answer that says something else is no answer: what code within stumbles over becomes AwayError."""
     try:
         yield
     except (KeyError, TypeError, ValueError, AttributeError, StopIteration, OverflowError) as error:
@@ -424,7 +473,7 @@ def _completion(choice: Mapping[str, Any], sampling: Sampling, vocabulary: int) 
     """A choice of the server's answer as a completion.
 
     Raises:
-        RefusedError: it is none of this policy's. FtisError: the weights have diverged.
+        RefusedError: it is none of this policy's, with code 0. FtisError: the weights have diverged.
     """
     ids = choice.get("token_ids")
     logprobs = (choice.get("logprobs") or {}).get("token_logprobs")

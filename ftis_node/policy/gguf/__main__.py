@@ -10,7 +10,10 @@ from ftis_node.policy.gguf.header import UnusableFile
 
 
 def main() -> None:
-    """Turn the file into the folder; exit code 2: it was refused."""
+    """Turn the file into the folder, which exists and is empty; exit code 2: it was refused. `folder._make` starts it.
+
+    An empty TOKENIZER means the file's own. After a refusal the caller removes the folder.
+    """
     file, tokenizer, folder = sys.argv[1:]
     os.umask(0o022)
     try:

@@ -28,7 +28,7 @@ _TOLD_EVERY = 10.0  # seconds
 
 
 class _GgufTensors:
-    """The weights of a file as float32, some rows at a time."""
+    """The weights of a file as float32, some rows at a time. The file is mapped, not read into memory."""
 
     def __init__(self, file: Path, header: GgufHeader, family: Family) -> None:
         self.header = header
@@ -36,10 +36,15 @@ class _GgufTensors:
         self.bytes = np.memmap(file, mode="r", dtype=np.uint8)
 
     def rows(self, name: str, every: int = 1) -> Iterator[AnyArray]:
-        """A tensor, or one of so many of its rows, in chunks of (rows, columns).
+        """A tensor, or one of so many of its rows, in chunks `[rows, columns]` of about `_CHUNK` elements.
+
+        Rows are in transformers' order, and values as transformers means them. A vector is one row.
+
+        Args:
+            name: in the file. every: take each row of that number, 0 first.
 
         Raises:
-            UnusableFile: it holds values that are no numbers.
+            UnusableFile: it holds values that are no numbers, or has a quantisation or an order that is not read.
         """
         stored = self.header.tensors[name]
         packed = self.bytes[stored.start : stored.start + stored.size].reshape(_height(stored), -1)
@@ -52,14 +57,18 @@ class _GgufTensors:
                 values = dequantize(chunk, kind).astype(np.float32, copy=False)
             except NotImplementedError:
                 raise UnusableFile(f"the tensor {name!a} is of the type {kind.name}, which is not read") from None
-            if self.family.gemma and name.endswith("norm.weight"):
+            if self.family.gemma and name.endswith("norm.weight"):  # stored with one added
                 values = values - np.float32(1)
             if not np.isfinite(values).all():
                 raise UnusableFile(f"the tensor {name!a} holds values that are no numbers")
             yield values
 
     def _order(self, name: str, stored: Stored) -> AnyArray:
-        """The rows in transformers' order; llama.cpp lays the two halves of a head's rows in pairs."""
+        """The numbers of rows in transformers' order; llama.cpp lays the two halves of a head's rows in pairs.
+
+        Raises:
+            UnusableFile: the order is not known, or makes no sense.
+        """
         height = _height(stored)
         order = np.arange(height)
         part = name.split(".")[-2]
@@ -76,11 +85,15 @@ class _GgufTensors:
 
 
 def _height(stored: Stored) -> int:
+    """How many rows a tensor has as a matrix; a vector has one."""
     return stored.elements // stored.shape[-1]
 
 
 def _tied(weights: _GgufTensors, names: dict[str, str]) -> bool:
-    """Whether head and embedding are one matrix: rounded in two ways, they are alike and not the same."""
+    """Whether head and embedding are one matrix: rounded in two ways, they are alike and not the same.
+
+    About `_SAMPLE` elements of each are compared. names: by `named`, of weights in the file by transformers' names.
+    """
     if HEAD not in names:
         return True
     one = weights.header.tensors[names[HEAD]]
@@ -97,6 +110,9 @@ def _tied(weights: _GgufTensors, names: dict[str, str]) -> bool:
 
 def convert(file: Path, tokenizer: Path | None, folder: Path) -> None:
     """Fill an empty folder with the model of a file, and with the tokenizer of another folder where one is named.
+
+    For the process of `gguf.__main__`: it takes minutes, and says on stderr how far it is. `FACTS` comes last; a folder
+    without it is not whole.
 
     Raises:
         UnusableFile: it is no model that can be read here.
@@ -122,7 +138,7 @@ def convert(file: Path, tokenizer: Path | None, folder: Path) -> None:
         "eos_token_id": ends or None,
         "pad_token_id": told.get("tokenizer.ggml.padding_token_id"),
     }
-    if len(ends) == 1:
+    if len(ends) == 1:  # as transformers writes a single one
         ids["eos_token_id"] = ends[0]
     config |= ids | {"tie_word_embeddings": tied}
     _write(folder / "config.json", config)
@@ -158,11 +174,15 @@ def convert(file: Path, tokenizer: Path | None, folder: Path) -> None:
 
 
 def _write(path: Path, value: Mapping[str, Any]) -> None:
+    """Write a JSON file."""
     path.write_text(json.dumps(value, indent=1), encoding="utf-8")
 
 
 def _refuse_other_shapes(folder: Path, shapes: dict[str, list[int]]) -> None:
-    """Raise UnusableFile unless these are the weights of the model that config.json describes."""
+    """Raise UnusableFile unless these are the weights of the model that the folder's config.json describes.
+
+    shapes: of weights by transformers' names. No memory is taken for the model.
+    """
     try:
         config = AutoConfig.from_pretrained(folder)
         with torch.device("meta"):
@@ -188,10 +208,14 @@ def _write_weights(
     shapes: dict[str, list[int]],
     metadata: dict[str, str],
 ) -> None:
-    """A file of safetensors in bfloat16, some rows at a time.
+    """Write a file of safetensors in bfloat16, some rows at a time.
 
     Args:
-        names: of a weight in the GGUF file, by its name here. shapes: by its name here.
+        names: of a weight in the GGUF file, by its name here; weights are written in this order. shapes: by its name
+            here. metadata: for the file's own `__metadata__`.
+
+    Raises:
+        UnusableFile: as `_GgufTensors.rows`.
     """
     table: dict[str, Any] = {"__metadata__": metadata}
     end = 0

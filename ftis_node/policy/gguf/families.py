@@ -81,7 +81,7 @@ _LAYERS_OF_27B = {"gemma2": 46, "gemma3_text": 62}  # Gemma's largest model scal
 
 
 def named(header: GgufHeader, family: Family) -> dict[str, str]:
-    """The name of each weight in transformers, and its name in the file.
+    """The name of each weight in transformers, and its name in the file, in the file's order. There is an embedding.
 
     Raises:
         UnusableFile: the file has a part that the family has not.
@@ -102,7 +102,7 @@ def named(header: GgufHeader, family: Family) -> dict[str, str]:
 
 
 def names_in(part: str, family: Family) -> str | None:
-    """The name in a file of a parameter of transformers; None: the family has no such one."""
+    """The name in a GGUF file of a parameter of transformers; None: the family has no such one. See `named`."""
     layer = re.fullmatch(r"model\.layers\.(\d+)\.([\w.]+)\.(weight|bias)", part)
     path, _, kind = part.rpartition(".")
     known: Mapping[str, str] = _WHOLE
@@ -119,7 +119,9 @@ def names_in(part: str, family: Family) -> str | None:
 
 
 def configuration(header: GgufHeader, family: Family, factors: list[float]) -> dict[str, Any]:
-    """What config.json says, but for token ids and the head.
+    """What config.json says, but for the ids of tokens and whether head and embedding are one: `convert` adds these.
+
+    Call it after `named`, for the embedding must be there.
 
     Args:
         factors: by which `rope_freqs` divides the frequencies of positions; empty where there is none.
@@ -173,7 +175,7 @@ def configuration(header: GgufHeader, family: Family, factors: list[float]) -> d
 
 
 def _number(header: GgufHeader, key: str, otherwise: float) -> float:
-    """A fact that is a number. Raises UnusableFile for anything else."""
+    """A fact of the architecture that is a number; `otherwise` where it is missing. Raises UnusableFile for others."""
     found = header.fact(key, otherwise)
     if not isinstance(found, int | float):
         raise UnusableFile(f"its {key} is no number")
@@ -181,7 +183,11 @@ def _number(header: GgufHeader, key: str, otherwise: float) -> float:
 
 
 def _size(header: GgufHeader, key: str, otherwise: int | None = None) -> int:
-    """A fact that is a size, in [1, 2³¹). Raises UnusableFile for anything else."""
+    """A fact of the architecture that is a size, in [1, 2³¹); `otherwise` where it is missing.
+
+    Raises:
+        UnusableFile: it is anything else, or is missing while `otherwise` is None.
+    """
     found = header.fact(key, otherwise)
     if isinstance(found, bool) or not isinstance(found, int) or not 1 <= found < 1 << 31:
         raise UnusableFile(f"its {key} is missing, or no size")
@@ -189,7 +195,7 @@ def _size(header: GgufHeader, key: str, otherwise: int | None = None) -> int:
 
 
 def llama3_factors(rope: Mapping[str, Any], count: int) -> list[float]:
-    """By what Llama 3.1's rule divides so many frequencies of positions, fast ones first: these stay as they are.
+    """By what Llama 3.1's rule divides so many frequencies of positions, fast ones first: these stay as they are (1).
 
     Args:
         rope: the parameters of rotary positions, as transformers has them.
@@ -206,7 +212,13 @@ def llama3_factors(rope: Mapping[str, Any], count: int) -> list[float]:
 
 
 def _positions(header: GgufHeader, factors: list[float]) -> dict[str, Any]:
-    """The parameters of rotary positions, as transformers has them."""
+    """The parameters of rotary positions, as transformers has them.
+
+    factors: as for `configuration`.
+
+    Raises:
+        UnusableFile: positions are scaled in a way that is not known here.
+    """
     made: dict[str, Any] = {"rope_type": "default", "rope_theta": _number(header, "rope.freq_base", 1e4)}
     scaling = header.fact("rope.scaling.type", "none")
     if factors:  # Llama 3.1 and later: only slow frequencies are divided

@@ -44,6 +44,9 @@ _OTHERS = (
 def folder_of(file: Path, tokenizer: Path | None = None) -> Path:
     """The folder that was made of a GGUF file, which takes minutes the first time.
 
+    Other processes may ask at the same time: one makes it, and the others wait. Later calls read nothing of a file that
+    has not changed since. Nothing removes a folder.
+
     Args:
         tokenizer: a folder whose tokenizer is taken in place of the file's.
 
@@ -86,7 +89,7 @@ def told_of(folder: Path) -> str:
 
 
 def _seal(parts: Any) -> str:
-    """A name that no other texts have."""
+    """A name for a file, that no other texts have: the sha256 of these, each on a line. parts: texts, in this order."""
     return hashlib.sha256("\n".join(parts).encode(errors="surrogateescape")).hexdigest()
 
 
@@ -97,7 +100,7 @@ def _stamp(file: Path) -> str:
 
 
 def _small_files(folder: Path) -> list[Path]:
-    """The files of a tokenizer in a folder. Raises UsageError where there is none."""
+    """The files of a tokenizer in a folder, in the order of `FILES`. Raises UsageError where there is none."""
     found = [folder / name for name in FILES if (folder / name).is_file()]
     if not {"tokenizer.json", "vocab.json", "tokenizer.model"} & {file.name for file in found}:
         raise UsageError(
@@ -109,7 +112,10 @@ def _small_files(folder: Path) -> list[Path]:
 
 @contextmanager
 def _alone(lock: Path) -> Iterator[None]:
-    """While another process makes the folder, wait for it."""
+    """Within it no other process makes the folder; while one does, wait for it, as long as it takes.
+
+    lock: a file, which stays.
+    """
     with lock.open("w") as held:
         try:
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -120,7 +126,7 @@ def _alone(lock: Path) -> Iterator[None]:
 
 
 def blocks() -> dict[int, tuple[int, int]]:
-    """Elements and bytes of a block of every quantisation. Raises UsageError without the package `gguf`."""
+    """Elements and bytes of a block, by number of the quantisation. Raises UsageError without the package `gguf`."""
     try:
         from gguf import GGML_QUANT_SIZES
     except ImportError:
@@ -132,7 +138,11 @@ def blocks() -> dict[int, tuple[int, int]]:
 
 
 def read(file: Path) -> GgufHeader:
-    """The header of a file. Raises UnusableFile, OSError."""
+    """The header of a GGUF file, of any architecture.
+
+    Raises:
+        UnusableFile: the file is none, or damaged. OSError: it cannot be read. UsageError: as `blocks`.
+    """
     sizes = blocks()
     with file.open("rb") as opened:
         number = opened.fileno()
@@ -189,7 +199,13 @@ def _opened(file: Path) -> GgufHeader:
 
 
 def _make(file: Path, header: GgufHeader, tokenizer: Path | None, target: Path) -> None:
-    """Make the folder, in a process of its own: it needs torch, and what it takes is given back."""
+    """Make the folder, in a process of its own: it needs torch, and what it takes is given back.
+
+    Call it within `_alone`. `target` appears whole at the end, or not at all.
+
+    Raises:
+        UsageError: the process refused the file. UserError: there is no room, or it ended otherwise.
+    """
     partial = target.with_name(f"{target.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed
     need = 2 * sum(one.elements for one in header.tensors.values()) + _ROOM
@@ -228,7 +244,7 @@ def _make(file: Path, header: GgufHeader, tokenizer: Path | None, target: Path) 
 
 
 def _why(file: Path, ended: subprocess.CompletedProcess[bytes]) -> UserError:
-    """The error for a process that made no folder: its own refusal, or else how it ended."""
+    """Return the error for a process that made no folder: its own refusal, or else how it ended."""
     try:
         what, fix = json.loads(ended.stdout)
         return UsageError(what, fix)
@@ -240,7 +256,7 @@ def _why(file: Path, ended: subprocess.CompletedProcess[bytes]) -> UserError:
 
 
 def quantisation(header: GgufHeader) -> str:
-    """The name of a file's quantisation, as Q4_K_M; by its tensors where it does not say."""
+    """The name of a file's quantisation, as Q4_K_M; by its largest tensor where it does not say. For people only."""
     from gguf import LlamaFileType
 
     with suppress(ValueError):
@@ -251,7 +267,7 @@ def quantisation(header: GgufHeader) -> str:
 
 
 def kind_of(number: int) -> GGMLQuantizationType:
-    """The quantisation of that number."""
+    """The quantisation of that number, one of `blocks`; ValueError for others."""
     from gguf import GGMLQuantizationType
 
     return GGMLQuantizationType(number)

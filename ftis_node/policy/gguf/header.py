@@ -36,7 +36,11 @@ _SCALARS = {
 
 
 class UnusableFile(ValueError):
-    """The bytes are no sound GGUF file; the message says where."""
+    """The bytes are no sound GGUF file, or hold a model that is not read here; the message says what is wrong.
+
+    It is a part of a sentence about the file, such as "it is empty": others put words in front. If it has the word
+    "tokenizer", `gguf.__main__` advises to name another one.
+    """
 
 
 class Bytes(Protocol):
@@ -51,8 +55,8 @@ class Stored:
     """A tensor in the file.
 
     Attributes:
-        shape: slowest dimension first, as torch has it. kind: the number of its quantisation.
-        start, size: the place of its bytes in the file.
+        shape: slowest dimension first, as torch has it. kind: the number of its quantisation, see `folder.kind_of`.
+        start, size: the place of its bytes in the file, from its beginning.
     """
 
     shape: tuple[int, ...]
@@ -77,9 +81,9 @@ class _Row(NamedTuple):
 
 @dataclass(frozen=True)
 class GgufHeader:
-    """facts: values by key; of a list that was not asked for, its length. tensors: by name.
+    """facts: values by key; of a list that was not asked for, its length. tensors: by name, in the file's order.
 
-    kinds: the numbers of the facts' kinds.
+    kinds: the numbers of the facts' kinds, as the format has them; for an export that writes the facts again.
     """
 
     facts: dict[str, Any]
@@ -87,14 +91,18 @@ class GgufHeader:
     kinds: dict[str, int] = field(default_factory=dict)
 
     def fact(self, key: str, otherwise: Any = None) -> Any:
-        """A value of the file's own architecture, whose name its key begins with."""
+        """A value of the file's own architecture, with whose name its key begins in the file: here it is left out.
+
+        It is of any type, for a stranger may have written it.
+        """
         return self.facts.get(f"{self.facts.get('general.architecture')}.{key}", otherwise)
 
 
 def read_header(data: Bytes, blocks: dict[int, tuple[int, int]], lists: Collection[str]) -> GgufHeader:
-    """The facts and the places of all tensors; no tensor is read.
+    """The facts and the places of all tensors; no tensor is read, and nothing of `data` is kept.
 
     Args:
+        data: the whole file.
         blocks: of each known quantisation the elements and the bytes of a block.
         lists: keys whose lists are wanted.
 
@@ -109,7 +117,7 @@ def read_header(data: Bytes, blocks: dict[int, tuple[int, int]], lists: Collecti
         raise UnusableFile("its numbers are in the order of another kind of machine (big endian)")
     if version not in (2, 3):
         raise UnusableFile(f"it is of version {version}, and 2 and 3 are read")
-    tensors = reader.count(TENSORS_MAX, 24, "tensors")
+    tensors = reader.count(TENSORS_MAX, 24, "tensors")  # of no fewer bytes each
     fields = reader.count(FIELDS_MAX, 13, "fields")
     facts: dict[str, Any] = {}
     kinds = {}
@@ -136,6 +144,8 @@ def _placed(
     blocks: dict[int, tuple[int, int]],
 ) -> Iterator[tuple[str, Stored]]:
     """Tensors that lie in the file, and none over another: so together they are no larger than the file.
+
+    Take all of them before any is believed: whether one lies over another is checked after the last.
 
     Args:
         begin, end: bytes of the file before its tensors, and in all.
@@ -167,7 +177,10 @@ def _placed(
 
 
 class _Reader:
-    """Reads one value after the other, and never beyond the end."""
+    """Reads one value after the other, and never beyond the end. All methods go on at `place`, a byte of the file.
+
+    All raise UnusableFile where what is there is not what they should read.
+    """
 
     def __init__(self, data: Bytes) -> None:
         self.data = data
@@ -182,10 +195,14 @@ class _Reader:
         return self.data[self.place - size : self.place]
 
     def number(self, form: str) -> Any:
+        """The next number of this form of `struct`, little-endian."""
         return struct.unpack(f"<{form}", self.take(struct.calcsize(f"<{form}")))[0]
 
     def count(self, most: int, each: int, of: str) -> int:
-        """A count of things of which each takes so many bytes at least."""
+        """A count of things, of which at most so many are believed, and of which each takes so many bytes at least.
+
+        of: their name, for the message.
+        """
         found = int(self.number("Q"))
         if found > most or found * each > self.end - self.place:
             raise UnusableFile(f"it claims {found} {of}, more than it can hold")
@@ -202,7 +219,7 @@ class _Reader:
             raise UnusableFile("one of its texts is no UTF-8") from None
 
     def value(self, kind: int, *, wanted: bool) -> Any:
-        """The next value of this kind; of a list that is not wanted, its length."""
+        """The next value of this kind; of a list that is not wanted, its length. There are no lists in lists."""
         if kind in _SCALARS:
             return self.number(_SCALARS[kind])
         if kind == _TEXT:

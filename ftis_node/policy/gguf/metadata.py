@@ -25,7 +25,7 @@ _ENDS = ("eos", "eot", "eom")
 
 
 def refused(model: str, why: str) -> UsageError:
-    """The error for a model that cannot be written so that llama.cpp computes what is computed here."""
+    """Return the error for a model that cannot be written so that llama.cpp computes what is computed here."""
     what = f"{model} cannot be written as GGUF here: {why}."
     fix = (
         "A node that trains from a GGUF file (--model FILE.gguf) exports one; else use --to, and llama.cpp's converter."
@@ -34,7 +34,10 @@ def refused(model: str, why: str) -> UsageError:
 
 
 def architecture(config: Any, model: str) -> str:
-    """The name that llama.cpp has for the family of a model. Raises UsageError for another family."""
+    """The name that llama.cpp has for the family of a model. Raises UsageError for a family that is not written here.
+
+    config: of transformers. model: its public name, for messages.
+    """
     names = {family.kind: name for name, family in FAMILIES.items()} | {"mistral": "llama"}
     found = names.get(config.model_type)
     if found is None:
@@ -43,7 +46,11 @@ def architecture(config: Any, model: str) -> str:
 
 
 def names_for(parts: Iterable[str], config: Any, model: str) -> dict[str, str]:
-    """The names in a file of a model's parameters. Raises UsageError for one that the family has not."""
+    """The names in a file of a model's parameters, by transformers' names, in their order.
+
+    Raises:
+        UsageError: the family has no such parameter, or a head is tied to the embedding and named all the same.
+    """
     family = FAMILIES[architecture(config, model)]
     found = {}
     for part in parts:
@@ -63,6 +70,7 @@ def factors_of(config: Any) -> list[float]:
 
 
 def _across(config: Any) -> int:
+    """How many numbers a head has."""
     return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
@@ -72,10 +80,10 @@ def facts_of(
     shapes: Mapping[str, tuple[int, ...]],
     model: str,
 ) -> dict[str, Any]:
-    """All facts but those of the file itself, as llama.cpp's converter writes them.
+    """All facts but those of the file itself, as llama.cpp's converter writes them, by their whole keys.
 
     Args:
-        shapes: of the tensors, by their names in the file.
+        config, tokenizer: of transformers. shapes: of the tensors, by their names in the file. model: its public name.
 
     Raises:
         UsageError: read again they would be another model, or its tokenizer would be another.
@@ -123,7 +131,7 @@ def facts_of(
         "unknown": tokenizer.unk_token_id,
         "padding": tokenizer.pad_token_id,
     }
-    ends = sorted(end_ids(tokenizer), key=lambda end: end != tokenizer.eos_token_id)
+    ends = sorted(end_ids(tokenizer), key=lambda end: end != tokenizer.eos_token_id)  # its EOS first; three are written
     ids |= dict(zip(_ENDS, ends, strict=False))
     facts |= {f"tokenizer.ggml.{key}_token_id": place for key, place in ids.items() if place is not None}
     facts["tokenizer.ggml.add_bos_token"] = bool(front_ids(tokenizer))
@@ -140,7 +148,7 @@ def _refuse_unlike(
     tokenizer: PreTrainedTokenizerBase,
     model: str,
 ) -> None:
-    """Read the facts as those of a stranger's file are read, and compare."""
+    """Raise UsageError unless the facts, read as those of a stranger's file, give this model and tokenizer again."""
     header = GgufHeader(facts, {name: Stored(tuple(shape), 0, 0, 0) for name, shape in shapes.items()})
     try:
         made = configuration(header, FAMILIES[facts["general.architecture"]], factors_of(config))

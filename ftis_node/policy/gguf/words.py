@@ -65,7 +65,10 @@ Properties = dict[str, Any]  # by their names: of a GGUF file, or of tokenizer.j
 
 
 def ends_of(header: GgufHeader) -> list[int]:
-    """Ids that end a completion: the file's own, its end first, and special ones of known names."""
+    """Ids that end a completion: the file's own, its end first, and special ones of known names; each once.
+
+    They may be none. config.json gets them in this order, and `asking.usual_end` takes the first.
+    """
     facts = header.facts
     own = [facts.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
     kinds = facts.get("tokenizer.ggml.token_type") or []
@@ -78,7 +81,7 @@ def ends_of(header: GgufHeader) -> list[int]:
 
 
 def write_tokenizer(header: GgufHeader, folder: Path) -> None:
-    """Write tokenizer.json and tokenizer_config.json.
+    """Write tokenizer.json and tokenizer_config.json into a folder, over those that are there.
 
     Raises:
         UnusableFile: the file has none, or one that is not known here.
@@ -122,7 +125,7 @@ def _told(header: GgufHeader, words: list[str]) -> Properties:
 
 
 def _begins(facts: Properties) -> bool:
-    """Whether texts begin with a token of their own."""
+    """Whether a special token, the BOS, is put in front of every text."""
     byte_level = facts.get("tokenizer.ggml.model") == "gpt2"
     by_itself = not byte_level or facts.get("tokenizer.ggml.pre") in ("llama3", "llama-v3", "llama-bpe")
     return bool(facts.get("tokenizer.ggml.add_bos_token", by_itself))
@@ -152,7 +155,7 @@ def _filler(place: int, word: str) -> bool:
 
 
 def _template(facts: Properties, words: list[str]) -> Properties:
-    """What is put around a text: the token that it begins with, if there is one."""
+    """What is put around a text, as tokenizer.json has it: the BOS in front, if there is to be one; nothing behind."""
     place = facts.get("tokenizer.ggml.bos_token_id")
     text: list[Properties] = [{"Sequence": {"id": "A", "type_id": 0}}]
     tokens: Properties = {}
@@ -170,7 +173,11 @@ def _template(facts: Properties, words: list[str]) -> Properties:
 
 
 def _by_bytes(facts: Properties, words: list[str]) -> Properties:
-    """Merges of bytes, as in GPT-2."""
+    """The content of tokenizer.json for merges of bytes, as in GPT-2. words: by id.
+
+    Raises:
+        UnusableFile: it splits texts in an unknown way, or lacks merges or kinds of tokens.
+    """
     before = facts.get("tokenizer.ggml.pre", "default")
     if before not in _SPLITS:
         raise UnusableFile(f"its tokenizer splits texts in a way {before!a} that is not known here")
@@ -224,7 +231,11 @@ def _by_bytes(facts: Properties, words: list[str]) -> Properties:
 
 
 def _by_pieces(facts: Properties, words: list[str]) -> Properties:
-    """Pieces of SentencePiece: transformers knows how each family's are merged."""
+    """The content of tokenizer.json for pieces of SentencePiece: transformers knows how each family's are merged.
+
+    Raises:
+        UnusableFile: it is damaged, or transformers is too old.
+    """
     try:
         from transformers.integrations.gguf import convert_gguf_tokenizer
     except ImportError:
@@ -245,9 +256,13 @@ def _by_pieces(facts: Properties, words: list[str]) -> Properties:
 
 
 def spelled(state: Properties, rows: int, *, spaced: bool) -> Properties:
-    """The facts of a tokenizer, by what tokenizer.json says; of a model with so many rows.
+    """The facts of a tokenizer as a GGUF file has them, with their whole keys; `write_tokenizer` the other way round.
 
-    spaced: a text gets a space in front.
+    Nothing is refused: `metadata` reads them again and compares.
+
+    Args:
+        state: the content of tokenizer.json. rows: of the model's embedding; those without a word get one.
+        spaced: a text gets a space in front.
     """
     model = state["model"]
     added = {entry["id"]: entry for entry in state["added_tokens"]}
@@ -281,7 +296,10 @@ def spelled(state: Properties, rows: int, *, spaced: bool) -> Properties:
 
 
 def _split_of(state: Properties) -> str | None:
-    """The name that llama.cpp has for how a tokenizer splits texts into bytes' words; None: none that is known here."""
+    """The name that llama.cpp has for how a tokenizer splits texts into bytes' words; None: none that is known here.
+
+    Of several names for one way it is the first of `_SPLITS`.
+    """
     for name in _SPLITS:
         empty = {"tokenizer.ggml.pre": name, "tokenizer.ggml.merges": [], "tokenizer.ggml.token_type": []}
         if _splitting(_by_bytes(empty, [])) == _splitting(state):
@@ -290,5 +308,5 @@ def _split_of(state: Properties) -> str | None:
 
 
 def _splitting(state: Properties) -> list[Any]:
-    """What of a tokenizer says how it splits texts."""
+    """What of tokenizer.json says how it splits texts; compare it by ==."""
     return [state["model"].get("ignore_merges", False), state["normalizer"], state["pre_tokenizer"]]
