@@ -22,7 +22,8 @@ from ftis_node.swarm.pool import Newcomers, Pool, Scored, Want
 
 
 class HorizontalSource:
-    """As `VerticalSource`: batches of groups that are made of several authors' parts. All counts are parts."""
+    """As `VerticalSource`: batches of groups that are made of several authors' parts. All counts are parts, of which a
+    group has `Run.parts`. A key is (epoch, row) of a group (`parts.Key`)."""
 
     def __init__(self, means: Means, rng: random.Random | None) -> None:
         self.parts = Parts(means.run, means.age_clock, rng, means.takes)
@@ -46,10 +47,12 @@ class HorizontalSource:
         return self._means.batch_groups * self._means.run.parts
 
     def _epoch(self) -> int:
+        """The present epoch by the wall clock, which may be set back."""
         return self._means.run.epoch_at(self._means.unix())
 
     def want(self) -> Want:
-        """As `VerticalSource.want`: first parts of groups that have an own part, then of those that may get one."""
+        """As `VerticalSource.want`, up to two batches: first parts of groups that have an own part, then of those that
+        may get one, in this epoch or the one before."""
         newcomers = self._newcomers()
         most = 2 * self._whole
         waiting = waiting_in(self.pool, newcomers)
@@ -63,7 +66,7 @@ class HorizontalSource:
         return Want(missing, newcomers, most, rows)
 
     def _keys(self, epoch: int) -> list[Key]:
-        """The groups of an epoch by their slots."""
+        """The groups of an epoch; the index is the slot, from which `slots` reads them."""
         run = self._means.run
         begins = epoch * run.epoch
         row_of = self._means.context.row_of
@@ -76,8 +79,9 @@ class HorizontalSource:
         return newcomers
 
     def slots(self, count: int, issued_at: int) -> list[int]:
-        """As `VerticalSource.slots`. Only parts that were admitted say what goes first, for an announcement costs its
-        author nothing."""
+        """As `VerticalSource.slots`, of the epoch of `issued_at`; ascending, each once in an epoch. Those that others'
+        parts wait for come first. Only parts that were admitted say so, for an announcement costs its author
+        nothing."""
         run = self._means.run
         admitted = self.parts.counts(self._newcomers())
         by_slot = {}
@@ -90,7 +94,8 @@ class HorizontalSource:
     # --- the batch ------------------------------------------------------------------------------------------------
 
     async def batch(self, stopping: asyncio.Event) -> StepBatch | None:
-        """As `VerticalSource.batch`."""
+        """As `VerticalSource.batch`, of fewer parts where not enough come. None also if nothing can be closed: then it
+        has waited for a moment, and the caller calls again."""
         means = self._means
         self.inbox.raise_failed()
         most = self._most()
@@ -110,7 +115,8 @@ class HorizontalSource:
         return None
 
     async def _make_parts(self, most: int, stopping: asyncio.Event) -> None:
-        """Make own parts, up to `most`, until enough groups can be closed."""
+        """Make own parts, up to `most`, until enough groups can be closed; half a batch at a time, so that others'
+        parts that arrive meanwhile count. What is not trained on in this step stays for the next."""
         at_a_time = math.ceil(self._means.batch_groups / 2)
         made = 0
         while not self.inbox.hurries(stopping) and made < most and self._lacking():
@@ -132,7 +138,7 @@ class HorizontalSource:
         return math.ceil(share * self._whole)
 
     def _lacking(self) -> int:
-        """The parts that the groups that can be closed lack to fill a batch."""
+        """The parts that are missing to a whole batch, if all groups that can be closed were; 0: none is."""
         waiting = self.parts.by_group()
         there = 0
         for key in self.parts.ready(self._mine, self._epoch()):
@@ -152,7 +158,7 @@ class HorizontalSource:
 
     def _take(self, newcomers: Newcomers) -> tuple[list[OwnGroup], list[Scored]]:
         """Close groups until a batch is full: those that are ready, then the fullest. A group without a signal counts
-        if this node made a part of it, as in other runs."""
+        if this node made a part of it, as in other runs. The last group may make it larger. newcomers: counted down."""
         ready = self.parts.ready(self._mine, self._epoch())
         own: list[OwnGroup] = []
         foreign: list[Scored] = []
