@@ -39,7 +39,7 @@ def make_packet(
     policy_step: int,
     right: int,
 ) -> tuple[Packet, bytes]:
-    """A group of two answers, of which so many are right."""
+    """A group of two answers, of which so many are right; the packet, and its bytes."""
     wrong = RUN.group - right
     completions = []
     for answer in [_RIGHT] * right + [_WRONG] * wrong:
@@ -69,7 +69,7 @@ PACKET_BYTES = len(_body)
 
 
 class SimulatedStore:
-    """What a node holds and has dealt with."""
+    """What a node holds and has dealt with. It has no quota and forgets nothing. See `PacketStore` for each method."""
 
     def __init__(self) -> None:
         self._bodies: dict[bytes, bytes] = {}
@@ -120,7 +120,8 @@ class Checked(Announcement, frozen=True):
 
 
 class Reader:
-    """Decodes announcements as the daemon does, each once, however many nodes receive it."""
+    """Decodes announcements as the daemon does, each once, however many nodes receive it. It keeps all of a
+    simulation."""
 
     def __init__(self) -> None:
         self._read: dict[bytes, Checked] = {}
