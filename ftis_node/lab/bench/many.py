@@ -70,7 +70,7 @@ class MemoryHost(host.Host):
 
 
 async def in_memory(stack: contextlib.AsyncExitStack, prefix: Sequence[str] = ()) -> Host:
-    """As `swarm.Host.start`."""
+    """As `swarm.Host.start`, for a plan whose nodes are all in one process."""
     return cast(Host, MemoryHost(stack))
 
 
@@ -113,6 +113,7 @@ def predicted(plan: Plan, **pace: Any) -> Figures:
 
 
 def main() -> None:
+    """Measures, predicts and prints both; exits with 1 as the file's docstring says."""
     about = (__doc__ or "").split(":")[0]
     parser = argparse.ArgumentParser(prog="python -m ftis_node.lab.bench.many", description=about)
     parser.add_argument("--nodes", type=int, default=32)

@@ -15,6 +15,8 @@ EVENTS = ("started", "changed", "resumed", "restored", "step")
 
 
 class _Line(BaseModel):
+    """A line of `metrics.jsonl`; what else it has is ignored. The daemon writes the names, see `step_report`."""
+
     model_config = ConfigDict(frozen=True)
 
 
@@ -106,9 +108,10 @@ _NEEDED = LoggedStep.model_fields.keys()  # of a line; most of the rest are diag
 
 @dataclass(frozen=True)
 class Link:
-    """What made the weights of the count `step` of those of the count `after`.
+    """What made the weights at `step` out of those at `after`, both counts of steps.
 
-    step: a step was taken, or (where `logged` is None) nothing but the count, or the process, is another.
+    logged: the step that was taken. None: none was; only the count, the process or its settings changed.
+    start: the process and settings of from then on.
     """
 
     step: int
@@ -119,7 +122,8 @@ class Link:
 
 @dataclass(frozen=True)
 class Lineage:
-    """links: the first is a fresh start. void: steps that were logged and whose weights were lost."""
+    """links: the first is a fresh start, and each begins where the one before ends. void: how many steps were logged
+    whose weights were lost."""
 
     links: Sequence[Link]
     void: int
@@ -214,7 +218,7 @@ class _History:
             self._add(self._start, restored.step, restored.weights_of_step)
 
     def chain(self) -> list[_Entry]:
-        """The way from the first to the present weights."""
+        """The way from the first to the present weights; empty for a log without a start."""
         found = []
         place = self._head
         while place >= 0:
@@ -224,19 +228,20 @@ class _History:
         return found[::-1]
 
     def _add(self, start: Start, step: int, after: int, line: Mapping[str, Any] | None = None) -> None:
-        """Something that followed from the present weights."""
+        """Adds something that followed from the present weights, and makes what came of it the present ones."""
         self._entries.append(_Entry(step, after, start, line, self._head))
         self._head = len(self._entries) - 1
         self._latest[start.branch, step] = self._head
 
     def _go_back(self, step: int) -> None:
-        """The present weights are those after `step`, on the way here."""
+        """The present weights are the latest of count `step` or less on the way here; −1: there are none."""
         while self._head >= 0 and self._entries[self._head].step > step:
             self._head = self._entries[self._head].before
 
 
 def _count(event: Mapping[str, Any]) -> int:
-    """The number of a step. Raises UserError if there is none."""
+    """The number of a step's line, all that is checked before it is known to be needed. Raises UserError without
+    one."""
     count = event.get("step")
     if not isinstance(count, int):
         raise _damaged(event, f"its step is {count!r}")
