@@ -64,11 +64,13 @@ class Crew:
         return self
 
     def __exit__(self, *_: object) -> None:
+        """Asks what is under way to save and stop, waits for it, and gives Ctrl-C back."""
         self._stop.set()
         self._pool.shutdown(wait=True, cancel_futures=True)
         signal.signal(signal.SIGINT, self._before)
 
     def _interrupt(self, *_: object) -> None:
+        """On Ctrl-C: the first is noted, and `finish` heeds it; the second kills all processes and ends this one."""
         self._interrupts += 1
         if self._interrupts > 1:  # the first one is being heeded; whoever asks again does not want to wait
             for child in multiprocessing.active_children():

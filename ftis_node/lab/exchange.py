@@ -92,9 +92,11 @@ class MemorySwarm:
             self._pulling = asyncio.create_task(self._pull())
 
     def recent_authors(self, seconds: float) -> set[bytes]:
+        """See `means.Exchange`."""
         return self._table.recent_authors(seconds) - {self.author}
 
     def has_peers(self) -> bool:
+        """Whether the trial has other members, whether or not they generate."""
         return len(self._network.members) > 1
 
     async def collect(self) -> None:

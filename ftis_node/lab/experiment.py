@@ -69,6 +69,7 @@ class WarmUp(_Table):
 
     @model_validator(mode="after")
     def _known(self) -> WarmUp:
+        """Raises ValueError for a recipe or tokenizer that is not known."""
         _refer("a warm-up", "recipe", self.recipe, NAMED)
         _refer("a warm-up", "tokenizer", self.tokenizer, ("", *TOKENIZERS))
         return self
@@ -91,6 +92,7 @@ class NodeSpec(_Table):
 
     @model_validator(mode="after")
     def _one_origin(self) -> NodeSpec:
+        """Raises ValueError unless the node is exactly one of a named model, a warm-up, and a known script."""
         of_a_model = bool(self.model) and not self.script  # beside a script it is its tokenizer's
         origins = [of_a_model, self.warm is not None, bool(self.script)]
         if sum(origins) != 1:
@@ -131,6 +133,7 @@ class EvaluationSet(_Table):
 
     @model_validator(mode="after")
     def _of_a_task(self) -> EvaluationSet:
+        """Raises ValueError for a set without a task, but `own data`, or for that with one."""
         if bool(self.task) == (self.name == OWN_DATA):
             raise ValueError(f"a set needs a task, and {OWN_DATA!r}, which is each node's own rows, has none")
         return self
@@ -167,6 +170,7 @@ class CellSpec(_Table):
 
     @model_validator(mode="after")
     def _averaged(self) -> CellSpec:
+        """Raises ValueError unless `average` is there in federated cells, in lock step, and in no others."""
         federated = self.collaboration == "federated"
         averages = self.average is not None
         if federated != averages or (federated and self.pace == "free"):

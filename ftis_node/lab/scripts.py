@@ -59,6 +59,7 @@ class Scripted(InProcess):
         self._seed = seed
 
     async def call(self, request: Request[Answer]) -> Answer:
+        """As `InProcess.call`; what is to be generated is written by the script."""
         if isinstance(request, Generate):
             return cast(Answer, self._generate(request))
         return await super().call(request)

@@ -208,6 +208,7 @@ class Trial:
         }
 
     def _compute(self, member: NodeSpec) -> Compute:
+        """What a member computes with, not started yet; a script is always in this process."""
         if member.script:
             return Scripted(member.script, self.spec.seed)
         if self._processes:
@@ -303,6 +304,7 @@ class Trial:
                 raise Interrupted
 
     def _out_of_time(self) -> bool:
+        """Whether the trial's simulated seconds are over; never if it has no limit."""
         return self.spec.seconds is not None and asyncio.get_running_loop().time() >= self.spec.seconds
 
     def _all_there(self) -> bool:

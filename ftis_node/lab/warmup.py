@@ -127,6 +127,7 @@ def _lessons(recipe: Recipe, task: Task, rng: random.Random) -> Callable[[], lis
     hard = round(recipe.harder * recipe.batch)
 
     def taught() -> list[tuple[str, str]]:
+        """A batch of the teacher's; the harder examples come last."""
         examples = rng.choices(task.train, k=recipe.batch - hard)
         examples += rng.choices(beyond, k=hard)
         return [(task.prompt(e), teacher.completion(e.question)) for e in examples]

@@ -104,7 +104,7 @@ def quotas(settings: Settings, checkpoint_bytes: int) -> Quotas:
     room = round(settings.disk_gb * GB) - CHECKPOINTS * checkpoint_bytes - LOG_BYTES
     older = min(OLDER_METRICS_BYTES, room // 8)
     if room - older < LEAST_PACKETS:
-        need = CHECKPOINTS * checkpoint_bytes + LOG_BYTES + LEAST_PACKETS * 8 // 7
+        need = CHECKPOINTS * checkpoint_bytes + LOG_BYTES + LEAST_PACKETS * 8 // 7  # an eighth is for older metrics
         raise UsageError(
             f"The home may take {rounded(settings.disk_gb * GB)} on disk, but checkpoints, packets and logs need "
             f"{rounded(need)} at least.",
@@ -234,7 +234,7 @@ def refill_pool(stepper: Stepper) -> None:
     for author, body, age in stepper.means.store.waiting(source.pool.max_age()):
         made = unix_seconds() - age
         born = boot_seconds() - age
-        for late in (0, epoch, -epoch):
+        for late in (0, epoch, -epoch):  # the first that admission takes; in other runs all are alike
             group = admit(context, author, body, issued_at=int(made - late))
             if isinstance(group, Group):
                 if not source.pool.knows(group.key):

@@ -314,6 +314,7 @@ class Saving:
         self._metrics.write("restored", step=progress.step, weights_of_step=self._good_step)
 
     def _hopeless(self) -> UserError:
+        """The error that ends the training; the caller raises it."""
         return UserError(
             "The training gives no finite numbers any more, and older checkpoints did not help.",
             f"Start again with a smaller learning_rate; the checkpoints under {self._path} remain.",

@@ -97,6 +97,7 @@ class Dashboard:
         return node.row()
 
     def _metrics(self) -> bytes:
+        """The present metrics as Prometheus reads them, for page and local API; made anew for each request."""
         return exposition(self._node.row(), self._node.peers())
 
     def invitation(self) -> dict[str, str | None]:

@@ -64,7 +64,7 @@ class Demand:
         """
         if self._supply is None:
             return part
-        expected = max(int(self._left + self._supply), waiting.usable())
+        expected = max(int(self._left + self._supply), waiting.usable())  # foreign groups, until the batch is taken
         return min(batch, max(part, batch - expected))
 
 

@@ -133,6 +133,7 @@ class EvaluationSchedule:
         self._questions = max(self._questions, found.prompts)
 
     def _note(self, step: int, pass_at_1: float, low: float) -> None:
+        """Add a point to the curve; that of step 0 is what later ones are compared with. low: of its interval."""
         self.curve.append((step, pass_at_1))
         if step == 0:
             self._before = (pass_at_1, low)
@@ -148,8 +149,11 @@ class EvaluationSchedule:
         )
 
     def parts(self) -> int:
-        """Return into how many parts the questions are divided, 1 or more: each evaluation asks the next one. So many
-        that one is due every five minutes; fewer if a part would then have under 16 questions."""
+        """Return into how many parts the questions are divided, 1 or more: each evaluation asks the next one.
+
+        They are so many that one is due every five minutes, but each has 16 questions at least. Where one would then be
+        due more seldom than every half an hour, they are as many as that takes.
+        """
         often = math.ceil(self._whole / (SHARE * OFTEN))
         seldom = math.ceil(self._whole / (SHARE * SELDOM))
         return max(1, min(often, self._questions // FEWEST), min(seldom, self._questions))

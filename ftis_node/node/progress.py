@@ -65,7 +65,8 @@ class Progress:
             self.pass_at_1_before = pass_at_1
 
     def _fold_small_authors(self) -> None:
-        """Above a thousand authors, count those with the fewest groups together, because identities are free."""
+        """Above 1024 authors, count all but the 512 with most groups together, because identities are free: a stranger
+        with many keys must not make checkpoints grow."""
         used = self.foreign_groups_used
         if len(used) > AUTHORS_MAX:
             small = [author for author, _ in used.most_common()[AUTHORS_MAX // 2 :] if author != OTHERS]
@@ -82,6 +83,7 @@ class Progress:
 
 
 def _sides() -> dict[str, int]:
+    """A count each of own ones and of those of others."""
     return {"own": 0, "foreign": 0}
 
 

@@ -126,6 +126,7 @@ def with_begun(home: Home, settings: Settings, origins: Mapping[str, str]) -> tu
 
 
 def _as_text(value: object) -> str:
+    """A setting's value as a person would type it."""
     if isinstance(value, tuple):
         return ",".join(value)
     return str(value)

@@ -50,5 +50,6 @@ class Telling:
             self._log(now)
 
     def _log(self, now: Condition) -> None:
+        """Log a condition, and remember it as the latest in the log."""
         logger.info("%s: %s", now.state, f"{now.reason} {now.advice}".rstrip())
         self._logged = (now.state, now.advice)

@@ -51,7 +51,7 @@ class VerticalSource:
             batches = 1 + min(1.0, PREFETCH_SECONDS / seconds)
         waiting = waiting_in(self.pool, newcomers)
         waiting = waiting._replace(groups=waiting.groups + len(self.inbox.scoring))
-        newcomers.room = max(0, waiting.left(batches))
+        newcomers.room = max(0, waiting.left(batches))  # of newcomers' groups, those that wait are there already
         part = means.batch_groups - self._own_part()
         return Want(foreign(part, batches, waiting), newcomers, 2 * means.batch_groups)
 

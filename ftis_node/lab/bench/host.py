@@ -64,6 +64,7 @@ class PushedPackets(ServicerBase):  # type: ignore[misc]
     async def rpc_push(
         self, requests: AsyncIterator[ftis_pb2.FetchChunk], context: P2PContext
     ) -> AsyncIterator[ftis_pb2.FetchRequest]:
+        """Takes one stream of packets, and answers each with an empty message."""
         async for chunk in requests:
             if self.keeps:
                 self._keep(context.remote_id.to_bytes(), chunk)
@@ -164,6 +165,7 @@ class BenchNode:
         await asyncio.gather(*map(self._push, others))
 
     async def _push(self, other: bytes) -> None:
+        """See `push`, to one other: a packet is answered before many more are sent."""
         received = asyncio.Event()
         unanswered = asyncio.Semaphore(SENT_AHEAD)  # a stream with more is ended
 
@@ -216,6 +218,7 @@ class BenchNode:
         return Want(self.appetite - self.admitted, Newcomers(), sys.maxsize)
 
     async def _take(self, arrived: Sequence[Arrival]) -> None:
+        """Stores and counts admitted packets of others, which the swarm has pulled."""
         self.store.add([one.group for one in arrived], own=False)
         self.admitted += len(arrived)
 

@@ -46,6 +46,7 @@ class MemoryNode(host.BenchNode):
         self._network = network
 
     async def open(self, stack: contextlib.AsyncExitStack, setup: Figures) -> None:
+        """Takes a place in the simulated network; nothing is started."""
         machine = Machine(group_seconds=1.0, train_seconds=1.0, uplink=UPLINK, outbound_only=False)
         transport: Any = MemoryTransport(self._network, self.identity.author, machine, _addresses(self))
         transport.pid = os.getpid()  # whose CPU time is read as p2pd's, and not told

@@ -49,6 +49,7 @@ class Stopwatch(Usage):
 
     @contextlib.contextmanager
     def of(self, part: str) -> Iterator[None]:
+        """See `Usage.of`."""
         with record_function(part), self.cpu.of(part), super().of(part):
             yield
 
@@ -79,6 +80,7 @@ class BenchEngine(Engine):
         return self._settings
 
     def generate(self, rows: Sequence[int], *given: Any, **more: Any) -> Generated:
+        """As `Engine.generate`, with made-up rewards in place of those found."""
         made = super().generate(rows, *given, **more)
         groups = []
         for group in made.groups:
@@ -86,6 +88,7 @@ class BenchEngine(Engine):
         return Generated(groups, made.seconds, made.generation_batch)
 
     def score(self, row: int, packet: bytes) -> list[float]:
+        """As `Engine.score`, with made-up rewards in place of those found."""
         return rewards(len(super().score(row, packet)))
 
 

@@ -43,6 +43,7 @@ class Start(_Line):
     @field_validator("settings", mode="before")
     @classmethod
     def _known(cls, settings: Any) -> Any:
+        """Settings of earlier versions as this one has them. Raises UserError for an objective that was removed."""
         if not isinstance(settings, dict):
             return settings
         raise_all(refusals(settings, "recorded in metrics.jsonl"))
@@ -264,5 +265,6 @@ def _read(model: type[_Model], event: Mapping[str, Any]) -> _Model:
 
 
 def _damaged(event: Mapping[str, Any], why: str) -> UserError:
+    """The error to raise for a line of the log."""
     what = f"The log's line {event['event']!r} of step {event.get('step')} cannot be used ({why})."
     return UserError(what, "Restore metrics.jsonl as the daemon wrote it.")

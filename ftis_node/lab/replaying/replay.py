@@ -95,6 +95,7 @@ class _Gap:
     own_data: int
 
     def error(self, store: Path, report: dict[str, Any] | None) -> UserError:
+        """The error to raise, with what came of the steps before. report: theirs; None: there were none."""
         what = f"Step {self.step} cannot be replayed: "
         if self.digests:
             first = self.digests[0].hex()[:16]
@@ -214,6 +215,7 @@ class _Replay:
         self._updates = 0
 
     def _device(self, start: Start) -> str:
+        """The daemon's device, or the CPU where there is no GPU, which a note says."""
         if start.device == "cpu" or torch.cuda.is_available():
             return start.device
         self._note(f"The daemon trained on {start.device}, which is not to be had here; replayed on the CPU.")

@@ -41,6 +41,7 @@ class StoredPackets:
             raise UserError(f"The database {path} cannot be read: {error}.", "Check the file and its disk.") from error
 
     def close(self) -> None:
+        """Closes the database, and removes the copy if there is one."""
         self._db.close()
         self._copies.cleanup()
 

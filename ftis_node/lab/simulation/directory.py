@@ -78,12 +78,15 @@ class MemoryDirectory(PeerDirectory):
     latency: float
 
     async def join(self, peers: Collection[bytes], outside: Collection[bytes]) -> None:
+        """From now on this node may be named as who gave an answer."""
         self.records.taking_part[self.author] = None
 
     async def publish(self, addresses: Sequence[str], *, settled: bool) -> None:
+        """Leaves this node's record, at once and at no cost."""
         self.records.leave(self.author, addresses)
 
     async def find(self, take: Callable[[Answer], None], *, alone: bool) -> None:
+        """Hands one random part of the records to `take`, as the answer of each of some random nodes."""
         self.counts()["look_ups"] += 1
         referrers = list(self.records.taking_part)
         count = min(dht.REFERRERS_ENOUGH, len(referrers))

@@ -165,6 +165,7 @@ class MemoryTransport:
         self.meter.counts["connections"] += 1
 
     async def disconnect(self, peer: bytes) -> None:
+        """Closes a connection at both ends at once, and ends the peer's streams here; nothing happens without one."""
         if self._inbound is not None:
             self._inbound.end_streams(peer)
         self.links.discard(peer)
@@ -173,6 +174,7 @@ class MemoryTransport:
             other.links.discard(self.author)
 
     async def neighbours(self) -> dict[bytes, list[str]]:
+        """The peers with an open connection that are still there, with their addresses but for the peer id."""
         found = {}
         for peer in self.links:
             node = self._network.nodes.get(peer)
@@ -181,11 +183,13 @@ class MemoryTransport:
         return found
 
     async def serve(self, handlers: Handlers) -> None:
+        """From now on it answers, and can be dialled if it has addresses."""
         self._inbound = Inbound(handlers)
         if self.machine_addresses:
             self._network.doors[self.author] = self.machine_addresses[0]
 
     async def serve_no_more(self) -> None:
+        """Calls under way are given up; those that come later get no answer."""
         self._inbound = None
         self._network.doors.pop(self.author, None)
         self._end_tasks()
@@ -206,6 +210,7 @@ class MemoryTransport:
         request: ftis_pb2.ExchangeRequest,
         seconds: float,
     ) -> ftis_pb2.ExchangeResponse:
+        """As `_call`. Two calls of one exchange count as one in the meter."""
         now = self._network.loop.time
         is_second_call = self._answered.pop(peer, None) == now()  # an exchange that goes on at once is one
         if not is_second_call:
@@ -221,6 +226,7 @@ class MemoryTransport:
         return answer
 
     async def fetch(self, peer: bytes, requests: _Requests) -> _Chunks:
+        """A stream of packets, see `_chunks`."""
         other = self._linked(peer)
         if other is None:
             await asyncio.Event().wait()  # as silence: the caller's patience ends it
@@ -385,5 +391,6 @@ class MemoryTransport:
         return self._free_at - now
 
     def _end_tasks(self) -> None:
+        """Gives up all calls of peers that are being answered."""
         for task in self._tasks:
             task.cancel()

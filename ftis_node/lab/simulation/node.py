@@ -82,6 +82,7 @@ class SimulatedNode:
         await self.swarm.close()
 
     async def _live(self, bootstraps: Sequence[str], midway: bool) -> None:
+        """The node's whole life after its start."""
         await self.swarm.start(bootstraps)
         await self.stepper.live(midway=midway)
 

@@ -77,12 +77,14 @@ class SimulatedStore:
         self._round = int(1000 * unix_seconds())
 
     def upcoming_round(self) -> int:
+        """Begins near the simulated clock, in milliseconds, and counts on by one."""
         return self._round
 
     def take_round(self, number: int) -> None:
         self._round = number + 1
 
     def add(self, groups: Sequence[Group], *, own: bool, ages: Sequence[float] = ()) -> None:
+        """Holds these packets for ever; own ones count as seen too."""
         for group in groups:
             self._bodies[group.digest] = group.data
             self._seen.add(group.key)

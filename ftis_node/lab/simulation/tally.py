@@ -35,6 +35,7 @@ class Presence:
 
     @property
     def seconds(self) -> float:
+        """The time that it was there and that counts; 0 for one that left at once."""
         return self.until - self.meter.since
 
     @property
