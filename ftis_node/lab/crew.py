@@ -133,7 +133,7 @@ def _check(job: Future[None]) -> None:
 
 # --- in the processes -------------------------------------------------------------------------------------------------
 
-_told: Any = None
+_told: Any = None  # both are set by `_begin`; in the process that started the others they stay None
 _stop: Any = None
 
 

@@ -48,7 +48,8 @@ Written: TypeAlias = tuple[list[int], list[float]]
 
 
 class Scripted(InProcess):
-    """The compute of such a partner: an engine for everything but sampling. The trial's task must be arithmetic.
+    """The compute of such a partner: an engine for everything but sampling. The task must be of
+    arithmetic's kind, as `lab.sums` is too.
 
     script: a name of `payloads.SCRIPTS`. seed: the trial's; what is written follows from it and the rows asked for.
     """

@@ -277,8 +277,7 @@ class Node:
         return run_file
 
     def _new_run(self, facts: Mapping[str, Any]) -> RunFile:
-        """A run for what is loaded (`ModelFacts.shared`); the same facts give the same run, so it can be shown
-        before."""
+        """A run for what is loaded (`ModelFacts.shared`). The same facts give the same run, whenever this is called."""
         founder = ""
         if self.options.private:
             founder = Identity.load(self.home.key).peer_id

@@ -58,8 +58,7 @@ class EvaluationSchedule:
         self._before: tuple[float, float] | None = None  # pass@1 before training, and the low end of its interval
 
     def recall(self, metrics: Path) -> None:
-        """Read the curve of earlier starts from their log, as far as its last MiB has it. Call it once, at the
-        start."""
+        """Read the curve of earlier starts from the last MiB of their log; once, at the start."""
         for event in read_events(metrics, "evaluation", "started", last_bytes=CURVE_BYTES):
             if event["event"] == "started":
                 self.went_back(event["step"])
@@ -167,5 +166,5 @@ class EvaluationSchedule:
         """
         if self._began is None:
             return None
-        spent = self._spent + self._whole / self.parts() + self._besides
-        return max(ahead, spent / SHARE - (self._clock() - self._began))
+        with_next = self._spent + self._whole / self.parts() + self._besides
+        return max(ahead, with_next / SHARE - (self._clock() - self._began))

@@ -103,7 +103,7 @@ class HorizontalSource:
         generated = means.clock()
         if not means.own_only:
             await self._wait(stopping)
-        if stopping.is_set() or (most == 0 and self._lacking()):
+        if stopping.is_set() or (most == 0 and self._lacking()):  # a listener takes whole batches only
             return None
         own, foreign = self._take(self._newcomers())
         if own or foreign:
@@ -115,8 +115,8 @@ class HorizontalSource:
         return None
 
     async def _make_parts(self, most: int, stopping: asyncio.Event) -> None:
-        """Make own parts, up to `most`, until enough groups can be closed; half a batch at a time, so that others'
-        parts that arrive meanwhile count. What is not trained on in this step stays for the next."""
+        """Make own parts, up to `most`, until enough groups can be closed; a few at a time, so that others' parts
+        that arrive meanwhile count. What is not trained on in this step stays for the next."""
         at_a_time = math.ceil(self._means.batch_groups / 2)
         made = 0
         while not self.inbox.hurries(stopping) and made < most and self._lacking():
@@ -138,7 +138,7 @@ class HorizontalSource:
         return math.ceil(share * self._whole)
 
     def _lacking(self) -> int:
-        """The parts that are missing to a whole batch, if all groups that can be closed were; 0: none is."""
+        """The parts that a batch would lack if every group that can be closed were in it; 0: it would be full."""
         waiting = self.parts.by_group()
         there = 0
         for key in self.parts.ready(self._mine, self._epoch()):

@@ -30,7 +30,8 @@ class Maker:
     refused           own groups that admission refused since the start
     unsound           it refused one of the latest round
     latest            the latest own groups' rewards: the mean, and whether they differ; the latest last
-    generation_batch  sequences that the compute process had room to generate side by side in the latest round
+    generation_batch  sequences that the compute process had room to generate side by side in the latest round; before
+                      the first a number that is no limit
     """
 
     def __init__(self, means: Means, slots: Slots) -> None:

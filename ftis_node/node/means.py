@@ -122,8 +122,7 @@ class Means:
 
     @property
     def own_data_groups(self) -> int:
-        """The groups of a batch on rows of the owner's own, rounded up; at least one group is left for the run's
-        rows."""
+        """The groups of a batch on rows of the owner's own, rounded up; one at least is left for the run's rows."""
         if not self.own_data:
             return 0
         batch = self.settings.batch_groups

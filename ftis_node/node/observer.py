@@ -38,8 +38,7 @@ logger = logging.getLogger(__name__)
 
 
 class Observer:
-    """Looks at one swarm until it is stopped. It has a home and a key of its own, pulls no packets and trains
-    nothing."""
+    """Looks at one swarm until it is stopped. It has a home and a key of its own, and pulls no packets."""
 
     def __init__(
         self,

@@ -137,10 +137,10 @@ def check_run(found: RunFile, options: JoinOptions, *, ours: bool) -> None:
 def roster_of(home: Home, run: Run, identity: Identity, invitation: Invitation | None) -> OpenRun:
     """The members of a run; an open run's roster (`OpenRun`) takes everybody.
 
-    Each call reads the files of the home's members anew, so a node keeps one roster for its life.
+    Each call reads the home's file of members anew; a node's parts share the one of `assembly.build_components`.
 
     Raises:
-        UserError: this key is no member, and has no invitation either.
+        UserError: this key is no member, and has no invitation either; or the file of members is damaged.
     """
     if not run.founder:
         return OpenRun()

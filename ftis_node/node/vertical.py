@@ -52,8 +52,8 @@ class VerticalSource:
         waiting = waiting_in(self.pool, newcomers)
         waiting = waiting._replace(groups=waiting.groups + len(self.inbox.scoring))
         newcomers.room = max(0, waiting.left(batches))  # of newcomers' groups, those that wait are there already
-        part = means.batch_groups - self._own_part()
-        return Want(foreign(part, batches, waiting), newcomers, 2 * means.batch_groups)
+        foreign_part = means.batch_groups - self._own_part()
+        return Want(foreign(foreign_part, batches, waiting), newcomers, 2 * means.batch_groups)
 
     def own_quota(self) -> int:
         """The groups of the next batch that this node generates before it waits for foreign ones; 0 for a listener."""

@@ -336,8 +336,7 @@ class Host:
             task.cancel()
 
     async def figures(self) -> Facts:
-        """cpu: of this process, p2pd apart, in seconds; at: when, on the machine's clock; nodes:
-        `BenchNode.figures`."""
+        """cpu: seconds of this process, without p2pd; at: when, on the machine's clock; nodes: each one's figures."""
         usage = resource.getrusage(resource.RUSAGE_SELF)
         return {
             "cpu": usage.ru_utime + usage.ru_stime,

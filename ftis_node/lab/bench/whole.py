@@ -118,8 +118,7 @@ def asked(
 def engine_of(
     model: str | None, data: Path | None, given: Mapping[str, str], size: Size
 ) -> Iterator[tuple[BenchEngine, Size]]:
-    """An engine of what is `asked`, with an open run, and the size with the longest of its prompts; closed
-    afterwards."""
+    """An engine of what is `asked`, with an open run, and the size with its longest prompt; closed afterwards."""
     with tempfile.TemporaryDirectory() as folder, contextlib.closing(BenchEngine()) as engine:
         settings, task = asked(model, data, given, size, Path(folder))
         engine.start(settings, size, task)

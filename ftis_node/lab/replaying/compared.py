@@ -85,8 +85,7 @@ def _same_bits(one: Tensor, other: Tensor) -> bool:
 
 
 def max_difference(one: dict[str, Tensor], other: dict[str, Tensor]) -> float | None:
-    """The largest absolute difference over all weights; None if they are not of the same names and shapes, or not
-    finite."""
+    """The largest absolute difference over all weights; None if names or shapes differ, or one is not finite."""
     if not _alike(one, other):
         return None
     largest = 0.0

@@ -193,7 +193,7 @@ class _History:
         if kind == "started":
             start = _read(Start, event)
             self._start = start
-            self._go_back(-1 if start.fresh else start.step)
+            self._go_back(-1 if start.fresh else start.step)  # fresh: nothing of before leads to its weights
             self._add(start, start.step, start.step)
         elif self._start is None:
             return  # nothing can follow from what the log does not tell
@@ -210,7 +210,7 @@ class _History:
             resumed = _read(Resumed, event)
             if resumed.branch is not None:
                 written = (resumed.branch, resumed.step)
-                self._head = self._latest.get(written, self._head)
+                self._head = self._latest.get(written, self._head)  # it may have been given up before
             self._go_back(resumed.step)
             self._add(self._start, resumed.step, resumed.step)
         else:
@@ -241,8 +241,7 @@ class _History:
 
 
 def _count(event: Mapping[str, Any]) -> int:
-    """The number of a step's line, all that is checked before it is known to be needed. Raises UserError without
-    one."""
+    """The number in a step's line; the rest is read only if it is needed. Raises UserError without a number."""
     count = event.get("step")
     if not isinstance(count, int):
         raise _damaged(event, f"its step is {count!r}")

@@ -44,8 +44,8 @@ NO_GPU_IS_EXACT = (
 
 
 def replay(home: Path, *, task: str | None = None) -> dict[str, Any]:
-    """Takes the steps of the daemon of `home` again and compares with what it logged and saved. A step costs
-    its training again, but no generation; no daemon can start on the home meanwhile.
+    """Takes the steps of the daemon of `home` again and compares with what it logged and saved. A step
+    costs its training again, but no generation; no daemon can start on the home meanwhile.
 
     Args:
         task: that of the home, if it is Python code: nothing is imported that nobody here has named.
@@ -222,8 +222,8 @@ class _Replay:
         return "cpu"
 
     def _go_over(self, link: Link) -> None:
-        """Goes on to another process's settings, or another count of steps, with the same weights, optimiser and
-        gate."""
+        """Goes on to another process's settings, or another count of steps, with the same weights, optimiser and level
+        of the gate (`Objective.next_gate`)."""
         other = _made_of(link.start) != _made_of(self._start)
         if not other and link.step == self._updates:
             return

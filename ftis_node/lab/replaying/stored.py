@@ -50,8 +50,7 @@ class StoredPackets:
         return self.read(digest) is not None
 
     def read(self, digest: bytes) -> tuple[bytes, bytes] | None:
-        """Author (a 38-byte peer id) and bytes of a packet, or None. Raises sqlite3.DatabaseError for a damaged
-        page."""
+        """Author (a 38-byte peer id) and bytes of a packet, or None. Raises sqlite3.DatabaseError if it is damaged."""
         row = self._db.execute("SELECT author, body FROM packets WHERE digest = ?", (digest,)).fetchone()
         if row is None:
             return None

@@ -30,8 +30,7 @@ class Speed:
         return [seconds for seconds in self.times.values() if math.isfinite(seconds)]
 
     def gain(self) -> Interval:
-        """The geometric mean of the gains with its 95 % interval, of their logarithms. Raises ValueError without
-        gains."""
+        """The geometric mean of the gains with its 95 % interval, of their logarithms. There must be gains."""
         logs = list(map(math.log, self.gains.values()))
         around = mean_interval(logs)
         mean, low, high = map(math.exp, (around.mean, around.low, around.high))

@@ -226,7 +226,7 @@ class SimulatedDht:
         return self._near(shard)[: dht.REPLICAS]
 
     def _near(self, shard: str) -> list[int]:
-        """The places nearest to a key, nearest first."""
+        """The places nearest to a key, nearest first; kept for the next call, for places do not move."""
         if shard not in self._nearest:
             key = random.Random(f"key {shard}").getrandbits(63)
             distances = self._ids ^ np.uint64(key)

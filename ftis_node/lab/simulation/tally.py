@@ -104,7 +104,7 @@ def figures(
         **directory_figures(scenario),
     }
     for name, value in found.items():
-        if value != value:
+        if value != value:  # NaN alone
             found[name] = None  # JSON knows no NaN
     return found
 
@@ -235,7 +235,7 @@ def table(results: Sequence[dict[str, Any]]) -> str:
         told = [_told(form, result) for result in results]
         all_told += told
         lines.append(f"| {label} | {' | '.join(told)} |")
-    lines.insert(1, "|---" * (len(results) + 1) + "|")
+    lines.insert(1, "|---" * (len(results) + 1) + "|")  # the numbers of nodes are the header
     if _NOTHING in all_told:
         lines += ["", f"{_NOTHING}: there was nothing to count in the seconds counted."]
     short = [3600 / result["alone_steps_per_node_hour"] for result in results if not result["steps"]]
