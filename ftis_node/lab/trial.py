@@ -185,7 +185,7 @@ class Trial:
 
         Args:
             also: the set's name; None: the held-out prompts.
-            time: when it was at this step, if that is not now.
+            time: the simulated second at which it was at this step, if that is not now.
         """
         key = f"{node.name}/{also or ''}"
         step = node.stepper.progress.step

@@ -272,7 +272,8 @@ async def open_network(
 
 
 async def open_lan(stack: AsyncExitStack, swarm: Swarm, transport: Libp2p, about: dict[str, str]) -> None:
-    """Meet nodes of the same local network; without multicast go on without. A node that only dials tells nothing.
+    """Meet nodes of the same local network by mDNS, until the stack ends; a failure is logged, and the node goes on
+    without. A node that only dials tells nothing.
 
     Args:
         about: what an open run's node tells of itself; a private one's keeps it to itself.

@@ -216,7 +216,8 @@ class Saving:
         self._writing = asyncio.create_task(self._write(worker, directory, progress.step, facts, copied_at))
 
     async def _write(self, worker: Worker, directory: Path, step: int, facts: Facts, copied_at: float) -> None:
-        """Write what was copied into main memory, and make it the newest whole checkpoint."""
+        """Write what was copied into main memory, and make it the newest whole checkpoint. A task beside the training;
+        `flush` raises its errors. A failure leaves no part of it on the disk."""
         with removed_if_it_fails(directory):
             await worker.call(Write(str(directory)))
             self.next_bytes = await asyncio.to_thread(bytes_under, directory)
@@ -244,7 +245,9 @@ class Saving:
             self._asked = step
 
     def status(self) -> CheckpointStatus:
-        """The status of the newest checkpoint."""
+        """The status of the newest checkpoint: its step, the bytes of the next, the seconds since its state was copied,
+        the seconds until the next is due, and whether the owner waits for one. Step and age are None without one, the
+        seconds until the next if no good step is unsaved."""
         age = None
         step = None
         if self._saved_at is not None:

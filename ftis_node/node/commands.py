@@ -53,7 +53,8 @@ class Schedule:
         self._overruled = False
 
     async def why_not(self) -> str:
-        """Look, and return why the node should not train now, as a sentence, or "". Sets `why`.
+        """Look, and return why the node should not train now, as a sentence, or "". Sets `why`; if the owner overruled
+        that, the answer is "" all the same.
 
         Raises:
             OSError: a battery is being unplugged; the next look succeeds.

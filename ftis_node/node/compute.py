@@ -207,7 +207,8 @@ class ComputeProcess:
 
     async def failed(self, fault: FtisError) -> bool:
         """End what is left of the process and pause for 2 to 30 s, longer each time; return whether to try an older
-        checkpoint. Call it once for each failure, before the next `start`.
+        checkpoint. Call it once for each failure, before the next `start`. A death for want of memory halves the next
+        one's micro-batches. Too many open files are no failure of the process: no pause, and not counted.
 
         Raises:
             UserError: it failed six times in a row without a checkpoint between them.

@@ -204,7 +204,7 @@ def _machine_troubles(signs: Signs) -> Iterator[tuple[str, str]]:
 
 
 def _training_troubles(signs: Signs) -> Iterator[tuple[str, str]]:
-    """As `_machine_troubles`, of steps and own groups."""
+    """Reason and advice of what is wrong with steps and own groups, the worst first."""
     if signs.bad_steps:
         yield (
             f"The latest {counted(signs.bad_steps, 'step')} had no finite gradient and changed nothing.",

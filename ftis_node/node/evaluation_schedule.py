@@ -47,11 +47,11 @@ class EvaluationSchedule:
             clock: seconds.
         """
         self._clock = clock
-        self._began: float | None = None
-        self._spent = 0.0  # seconds, in all
-        self._whole = 0.0  # seconds that all questions would take
-        self._besides = 0.0  # seconds for own data
-        self._questions = 0
+        self._began: float | None = None  # when the first evaluation of this start had ended
+        self._spent = 0.0  # seconds, in all, without the first one's
+        self._whole = 0.0  # seconds that all questions would take, by the latest
+        self._besides = 0.0  # seconds for own data, of the latest
+        self._questions = 0  # the most that one of them asked
         self._asked = 0  # parts so far
         self.curve: deque[tuple[int, float]] = deque(maxlen=CURVE)
         self.warning = ""

@@ -52,11 +52,11 @@ class HorizontalSource:
 
     def want(self) -> Want:
         """As `VerticalSource.want`, up to two batches: first parts of groups that have an own part, then of those that
-        may get one, in this epoch or the one before."""
+        may get one, in this epoch or the one before. The swarm pulls in the order of these rows."""
         newcomers = self._newcomers()
         most = 2 * self._whole
         waiting = waiting_in(self.pool, newcomers)
-        newcomers.room = max(0, waiting.left(2))
+        newcomers.room = max(0, waiting.left(2))  # of newcomers' parts, those that wait are there already
         keys = self.parts.fullest(self._mine)
         epoch = self._epoch()
         for may_get_one in (epoch, max(0, epoch - 1)):
@@ -146,7 +146,8 @@ class HorizontalSource:
         return max(0, self._whole - there)
 
     async def _wait(self, stopping: asyncio.Event) -> None:
-        """Wait for parts, at most as long as making the missing ones would take, or a node's share of a batch."""
+        """Wait for parts, at most as long as making the missing ones would take, or a node's share of a batch; a
+        listener waits a quarter of a second, and is called again."""
         means = self._means
         patience = WAIT_SECONDS
         if means.settings.own_share != 0:

@@ -74,7 +74,8 @@ async def run_to_watch(
 
 
 def known_run(home: Home, file: Path | None) -> RunFile | None:
-    """The run of the named file, or of a previous start of the home; None if there is neither.
+    """The run of the named file, or of a previous start of the home; None if there is neither. The file counts for more
+    where both are of one run: it may name other addresses.
 
     Raises:
         UsageError: they are two different runs, or a file cannot be read.
