@@ -20,6 +20,7 @@ class _Selector(selectors.DefaultSelector):
         self.working = 0
 
     def select(self, timeout: float | None = None) -> Any:
+        """Called by the loop. timeout: seconds until its next timer; None: it has none."""
         if timeout is None or timeout <= 0:
             return super().select(timeout)
         if self.working:
@@ -32,23 +33,25 @@ class _Selector(selectors.DefaultSelector):
 
 
 class SimulatedLoop(asyncio.SelectorEventLoop):
-    """An event loop that starts at second 0 and never sleeps."""
+    """An event loop that never sleeps: when nothing is ready, its clock jumps to the next timer. Where nothing but
+    outside events is awaited, it waits as any loop does."""
 
     def __init__(self, start: float = 0.0) -> None:
         """
         Args:
-            start: the second to begin with, where a trial goes on.
+            start: the second to begin with; above 0 where a trial goes on.
         """
         self._simulated = _Selector()
         self._simulated.now = start
         super().__init__(self._simulated)
 
     def time(self) -> float:
+        """Simulated seconds; real ones never move them."""
         return self._simulated.now
 
     @contextmanager
     def working(self) -> Iterator[None]:
-        """While another process works for us, simulated time stands still."""
+        """While another process works for us, simulated time stands still: timers do not fire. Contexts may overlap."""
         self._simulated.working += 1
         try:
             yield

@@ -16,7 +16,8 @@ from ftis_node.worker.messages import Answer, Generate, Generated, Request, Step
 
 
 class InProcess:
-    """An engine right here."""
+    """An engine right here: `call` holds up the event loop, and so simulated time, until it is done. It raises the
+    engine's own errors, where a `Worker` raises WorkerFault."""
 
     def __init__(self, engine: Engine | None = None) -> None:
         self.engine = engine or Engine()
@@ -33,7 +34,8 @@ class InProcess:
 
 
 class OwnProcess:
-    """The daemon's own compute process. While it works simulated time stands still."""
+    """The daemon's own compute process. While it works simulated time stands still, for all nodes of the trial. Only
+    under a `SimulatedLoop`; for errors see `Worker.call`."""
 
     def __init__(self) -> None:
         self._worker = Worker()
@@ -61,9 +63,10 @@ class Metered:
 
     Scoring and evaluating are free: a daemon scores beside its steps, and evaluates for people only.
 
-    speed    how many times as fast as the clock says
-    run      None as long as nothing counts
-    watch    looks at what is sampled
+    speed      how many times as fast as the clock says
+    run        None as long as nothing counts: until the trial has opened it
+    watch      counts payloads in what is sampled; None: nobody asked for that
+    generated  own completions so far; trained: samples trained on, own and foreign. A trial that goes on sets both
     """
 
     compute: Compute
@@ -75,6 +78,7 @@ class Metered:
     trained: int = 0
 
     async def call(self, request: Request[Answer]) -> Answer:
+        """The compute's answer, after the simulated time that the work takes. Groups on a node's own rows take none."""
         result = await self.compute.call(request)
         if self.run is None:
             return result
@@ -96,7 +100,7 @@ class Metered:
         """Lets the time of these packets' completions pass.
 
         Args:
-            seconds: of each token or group, as the clock says.
+            seconds: of each group, or each token, as `Clock.per` says, at speed 1.
             group: how many completions count as a group.
         """
         lengths = [length for packet in packets for length in packet.lengths]

@@ -34,13 +34,18 @@ INTERRUPTED = "Interrupted; what is under way is saved. Once more: end at once."
 
 
 class Crew:
-    """A pool of processes. Use as a context."""
+    """A pool of processes. Use as a context, in the main thread: it takes over Ctrl-C until the context ends.
+
+    Leaving the context asks what is under way to save and stop, and waits for it. A second Ctrl-C kills all and ends
+    this process with 130.
+    """
 
     def __init__(self, jobs: int, threads: int) -> None:
         """
         Args:
             jobs: processes.
-            threads: of each, for arithmetic; results may hang on their number in the last bits.
+            threads: of each, for arithmetic; results may hang on their number in the last bits. OMP_NUM_THREADS in the
+                environment counts for more.
         """
         os.environ.setdefault("OMP_NUM_THREADS", str(threads))
         context = multiprocessing.get_context("spawn")
@@ -59,11 +64,13 @@ class Crew:
         return self
 
     def __exit__(self, *_: object) -> None:
+        """Asks what is under way to save and stop, waits for it, and gives Ctrl-C back."""
         self._stop.set()
         self._pool.shutdown(wait=True, cancel_futures=True)
         signal.signal(signal.SIGINT, self._before)
 
     def _interrupt(self, *_: object) -> None:
+        """On Ctrl-C: the first is noted, and `finish` heeds it; the second kills all processes and ends this one."""
         self._interrupts += 1
         if self._interrupts > 1:  # the first one is being heeded; whoever asks again does not want to wait
             for child in multiprocessing.active_children():
@@ -71,11 +78,12 @@ class Crew:
             os._exit(130)
 
     def warm_up(self, start: Start, models: Path) -> Future[None]:
-        """Begins a warm-up, whose folder will be under `models`."""
+        """Begins a warm-up, whose folder will be under `models`. Give the future to `finish`."""
         return self._pool.submit(_warm_up, start, models)
 
     def run(self, spec: TrialSpec, directory: Path, models: Path, processes: bool) -> Future[None]:
-        """Begins a trial, or goes on with it; see `trial.Trial`."""
+        """Begins a trial, or goes on with it; see `trial.Trial`. One that is finished ends at once. Give the future to
+        `finish`."""
         return self._pool.submit(_run_trial, spec, directory, models, processes)
 
     def finish(
@@ -84,12 +92,12 @@ class Crew:
         steps: Mapping[str, int],
         progressed: Callable[[str, int], None],
     ) -> None:
-        """Waits for all jobs.
+        """Waits for all jobs. The first that fails ends the waiting; the others stop as the context ends.
 
         Args:
-            jobs: each with its name.
+            jobs: each with its name: the trial's id, or the warm-up's `Start.name`.
             steps: how many a job of this name takes.
-            progressed: is told how many a job of this name has taken so far.
+            progressed: is told how many a job of this name has taken so far; a job that has ended has taken all.
 
         Raises:
             KeyboardInterrupt: after Ctrl-C, when everything under way has been saved.
@@ -125,12 +133,16 @@ def _check(job: Future[None]) -> None:
 
 # --- in the processes -------------------------------------------------------------------------------------------------
 
-_told: Any = None
+_told: Any = None  # both are set by `_begin`; in the process that started the others they stay None
 _stop: Any = None
 
 
 def _begin(told: Any, stop: Any, threads: int) -> None:
-    """What each process does first."""
+    """What each process does first: it ignores Ctrl-C, watches its parent, and imports what every trial needs.
+
+    Args:
+        told: a queue to the parent, for (trial's id, steps so far). stop: an event that asks to save and stop.
+    """
     global _told, _stop
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _told = told
@@ -146,7 +158,7 @@ def _begin(told: Any, stop: Any, threads: int) -> None:
 
 
 def _end_with_parent(parent: int) -> None:
-    """A killed parent can tell nobody."""
+    """End this process within a second of its parent, in a thread: a killed parent can tell nobody."""
     while os.getppid() == parent:
         time.sleep(1.0)
     os._exit(1)
@@ -154,7 +166,8 @@ def _end_with_parent(parent: int) -> None:
 
 @contextlib.contextmanager
 def _alone(path: Path) -> Iterator[bool]:
-    """Holds the lock file, waiting for whoever has it; False if it was asked to stop meanwhile."""
+    """Holds the lock file in this context, waiting for whoever has it, without a limit. It yields True; False, and
+    holds nothing, if it was asked to stop meanwhile. The file stays, and the lock ends with its process."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as lock:
         while not _stop.is_set():
@@ -169,6 +182,7 @@ def _alone(path: Path) -> Iterator[bool]:
 
 
 def _warm_up(start: Start, models: Path) -> None:
+    """A job of the pool. Raises UserError."""
     from ftis_node.lab.starts import make_start
 
     with _alone(models / f"{start.name}.lock") as mine, _for_a_person(models):
@@ -177,6 +191,7 @@ def _warm_up(start: Start, models: Path) -> None:
 
 
 def _run_trial(spec: TrialSpec, directory: Path, models: Path, processes: bool) -> None:
+    """A job of the pool. One that was interrupted ends like one that is done. Raises UserError."""
     from ftis_node.lab.trial import Interrupted, Trial, finished
 
     with _alone(directory / "lock") as mine, _for_a_person(directory), contextlib.suppress(Interrupted):

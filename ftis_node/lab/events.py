@@ -21,7 +21,7 @@ class Spent(TypedDict):
 
 
 class EvaluationEvent(Spent):
-    """A greedy evaluation: the share of a set's prompts that were answered right."""
+    """A greedy evaluation: the share of a set's prompts that were answered right, 0 to 1."""
 
     event: Literal["evaluation"]
     set: str
@@ -55,7 +55,7 @@ Event = EvaluationEvent | StepEvent | EndEvent
 
 
 def mapped(value: Any, leaf: Callable[[float], Any]) -> Any:
-    """What JSON can hold, with `leaf` of every float."""
+    """The same value with `leaf` of every float at any depth; tuples become lists. Ints, texts and None stay."""
     if isinstance(value, dict):
         return {key: mapped(part, leaf) for key, part in value.items()}
     if isinstance(value, list | tuple):

@@ -24,7 +24,7 @@ class Network:
         self.members: dict[bytes, MemorySwarm] = {}
 
     def body(self, target: Target) -> bytes:
-        """The packet, from its author's store. Raises FtisError if it is there no more."""
+        """The packet, always from its author's store. Raises FtisError if it is there no more."""
         author = target.known.announcement.author
         body = self.members[author].trade.store.body(target.ref.digest)
         if body is None:
@@ -33,7 +33,11 @@ class Network:
 
 
 class MemorySwarm:
-    """One member's end of the network; `Stepper` uses it as it uses the daemon's swarm."""
+    """One member's end of the network; `Stepper` uses it as it uses the daemon's swarm. It enters the network when it
+    is made, and never leaves it.
+
+    next_round: the number that its next round will have; a trial keeps it in its checkpoint.
+    """
 
     def __init__(
         self,
@@ -48,6 +52,8 @@ class MemorySwarm:
     ) -> None:
         """
         Args:
+            author: the 38-byte peer id. clock: simulated seconds. max_age: seconds for which announcements are kept.
+            rng: the order in which groups are taken.
             on_demand: pulls by itself what the node wants; else only `collect` takes groups.
         """
         self.interval = 1.0  # exchanges take no time here
@@ -63,7 +69,7 @@ class MemorySwarm:
         network.members[author] = self
 
     def announce(self, round: int, policy_step: int, packets: Sequence[PacketRef], issued_at: int) -> None:
-        """Tells all others; nobody forges anything in here, so nothing is signed."""
+        """Tells all others, at once; nobody forges anything in here, so nothing is signed."""
         self.next_round = round + 1
         announcement = Announcement(
             self.trade.context.run_id,
@@ -80,19 +86,22 @@ class MemorySwarm:
                 member.wake()
 
     def wake(self) -> None:
-        """Pulls what is wanted, if it does so by itself."""
+        """Begins to pull what is wanted, if it does so by itself and is not at it."""
         idle = self._pulling is None or self._pulling.done()
         if self._on_demand and idle:
             self._pulling = asyncio.create_task(self._pull())
 
     def recent_authors(self, seconds: float) -> set[bytes]:
+        """See `means.Exchange`."""
         return self._table.recent_authors(seconds) - {self.author}
 
     def has_peers(self) -> bool:
+        """Whether the trial has other members, whether or not they generate."""
         return len(self._network.members) > 1
 
     async def collect(self) -> None:
-        """Takes everything that was announced and not taken yet, whether it is wanted or not."""
+        """Takes everything that was announced and not taken yet, whether it is wanted or not. Scoring may go on after
+        it (`Inbox.scored`)."""
         announced = self._table.choose(1 << 30, everything)
         await self._take(announced)
 
@@ -101,6 +110,7 @@ class MemorySwarm:
         self._table = Table(self._max_age, self._clock, rng, rows_of=self.trade.rows_of)
 
     async def close(self) -> None:
+        """Ends a pull under way."""
         if self._pulling is not None:
             self._pulling.cancel()
             await asyncio.gather(self._pulling, return_exceptions=True)

@@ -29,11 +29,13 @@ _Values: TypeAlias = dict[str, Any]
 
 
 class _Table(BaseModel):
+    """A table of a lab file; an unknown key is an error."""
+
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 def _refer(who: str, kind: str, name: str, known: Collection[str]) -> None:
-    """Raises ValueError unless the name is known."""
+    """Raises ValueError unless the name is known; its text begins with `who`."""
     if name in known:
         return
     hint = did_you_mean(name, known).rstrip()
@@ -67,6 +69,7 @@ class WarmUp(_Table):
 
     @model_validator(mode="after")
     def _known(self) -> WarmUp:
+        """Raises ValueError for a recipe or tokenizer that is not known."""
         _refer("a warm-up", "recipe", self.recipe, NAMED)
         _refer("a warm-up", "tokenizer", self.tokenizer, ("", *TOKENIZERS))
         return self
@@ -89,6 +92,7 @@ class NodeSpec(_Table):
 
     @model_validator(mode="after")
     def _one_origin(self) -> NodeSpec:
+        """Raises ValueError unless the node is exactly one of a named model, a warm-up, and a known script."""
         of_a_model = bool(self.model) and not self.script  # beside a script it is its tokenizer's
         origins = [of_a_model, self.warm is not None, bool(self.script)]
         if sum(origins) != 1:
@@ -108,14 +112,16 @@ class Clock(_Table):
 
 
 class Averaging(_Table):
-    """When the nodes of a federated cell average their weights, and what each counts; see `lab.federation`."""
+    """When the nodes of a federated cell average their weights, and what each counts; see `lab.federation`. every: so
+    many steps. weights: `none` never averages."""
 
     every: int = Field(5, ge=1)
     weights: Literal["none", "equal", "gain", "reward"]
 
 
 class EvaluationSet(_Table):
-    """Another set of problems, looked at before the first step and after the last. data: a local copy of it.
+    """Another set of problems, looked at before the first step and after the last. data: a local copy of it. prompts:
+    only so many of it; None: all.
 
     The set `own data` is of each node's own rows, those held out; it has no task.
     """
@@ -127,6 +133,7 @@ class EvaluationSet(_Table):
 
     @model_validator(mode="after")
     def _of_a_task(self) -> EvaluationSet:
+        """Raises ValueError for a set without a task, but `own data`, or for that with one."""
         if bool(self.task) == (self.name == OWN_DATA):
             raise ValueError(f"a set needs a task, and {OWN_DATA!r}, which is each node's own rows, has none")
         return self
@@ -140,7 +147,8 @@ class Method(_Table):
 
 
 class CellSpec(_Table):
-    """One way to collaborate. `nodes` names those that take part (default: all); `node` changes single ones.
+    """One way to collaborate. `nodes` names those that take part (default: all); `node` changes single ones. After
+    `all_cells` methods and `vary` are empty, and `values` has what they gave, for the report.
 
     attack: what the report calls it that some of the nodes do to the others, see `lab.reporting.attacks`.
     """
@@ -162,6 +170,7 @@ class CellSpec(_Table):
 
     @model_validator(mode="after")
     def _averaged(self) -> CellSpec:
+        """Raises ValueError unless `average` is there in federated cells, in lock step, and in no others."""
         federated = self.collaboration == "federated"
         averages = self.average is not None
         if federated != averages or (federated and self.pace == "free"):
@@ -173,7 +182,7 @@ class Experiment(_Table):
     """A whole lab file.
 
     tail      the final pass@1 is the mean of so many last evaluations
-    target    the pass@1 that time and samples are told for
+    target    the pass@1 whose cost in time and samples the report says
     until     `target` ends a trial at a free pace, once all of its fastest nodes were seen there
     seconds   simulated ones, after which no step begins
     keep      the last checkpoint of every node
@@ -206,6 +215,7 @@ class Experiment(_Table):
     @model_validator(mode="before")
     @classmethod
     def _each_written_out(cls, document: Any) -> Any:
+        """The document with every `each` replaced by its tables, before anything is checked."""
         if not isinstance(document, dict):
             return document
         written_out = dict(document)
@@ -217,6 +227,8 @@ class Experiment(_Table):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Experiment:
+        """Raises ValueError where a name refers to nothing, or is there twice. What needs settings is checked in
+        `loading`."""
         if self.payloads and self.task != "arithmetic":
             raise ValueError("payloads are known of the task arithmetic only")
         names = [node.name for node in self.nodes]
@@ -262,7 +274,8 @@ class Experiment(_Table):
                 raise ValueError(f"node {node.name}: a warm-up has `long` if, and only if, the task is of lab.parity")
 
     def all_cells(self) -> list[CellSpec]:
-        """The cells, written out: ``name method`` for each method, ``name key=value`` for what `vary` combines."""
+        """The cells, written out: ``name method`` for each method, ``name key=value`` for what `vary` combines. In the
+        file's order; the first is the report's baseline. Each call makes them anew."""
         found = []
         for spec in self.cells:
             lists = dict(spec.vary)
@@ -273,7 +286,11 @@ class Experiment(_Table):
         return found
 
     def _cell(self, spec: CellSpec, chosen: _Values) -> CellSpec:
-        """The cell with these settings, and the settings of its method below its own."""
+        """The cell with these settings, and the settings of its method below its own.
+
+        Args:
+            chosen: one value for each list of `vary`, and a method's key under `METHOD`.
+        """
         name = spec.name
         label = spec.label or spec.name
         method = Method()
@@ -325,7 +342,8 @@ def _each(table: Any) -> Iterator[Any]:
 
 
 def _filled_in(value: Any, chosen: _Values) -> Any:
-    """The same with each name in braces replaced by what is chosen for it, at any depth."""
+    """The same with each name in braces replaced by what is chosen for it, at any depth, in keys too. It stays a text:
+    a number in braces becomes its digits."""
     if isinstance(value, str):
         for name, word in chosen.items():
             value = value.replace(f"{{{name}}}", str(word))

@@ -25,7 +25,9 @@ MEMORY = 0.5  # μ
 
 
 class Federation:
-    """The owners' rewards since the last averaging, and their baselines, by name."""
+    """The owners' rewards since the last averaging, and their baselines, by name. One object lives as long as a trial;
+    a checkpoint of the trial keeps its `facts`. The trial calls `add` for each owner after each step, then `due`, and
+    `weights` once if it is."""
 
     def __init__(self, averaging: Averaging) -> None:
         self.baselines: dict[str, float] = {}
@@ -46,7 +48,7 @@ class Federation:
         self.rewards.setdefault(owner, []).append(reward)
 
     def due(self, step: int) -> bool:
-        """Whether weights are averaged after so many steps."""
+        """Whether weights are averaged after so many steps (from 1); never with the weights `none`."""
         averaging = self._averaging
         return averaging.weights != "none" and step % averaging.every == 0
 
@@ -62,7 +64,7 @@ class Federation:
         return _normed(counts)
 
     def _count(self, reward: float, baseline: float) -> float:
-        """What an owner counts, beside others."""
+        """What an owner counts beside the others, before shares are taken; 0 or more."""
         if self._averaging.weights == "equal":
             return 1.0
         if self._averaging.weights == "reward":
@@ -71,7 +73,7 @@ class Federation:
 
 
 def _gain(reward: float, baseline: float) -> float:
-    """The relative gain, from −1 to 1."""
+    """The relative gain, from −1 to 1; with a baseline of 0 it is −1, 0 or 1."""
     more = reward - baseline
     if abs(more) >= abs(baseline):
         return float(more > 0) - float(more < 0)
@@ -100,7 +102,11 @@ def check_alike(learners: Mapping[str, Learner]) -> None:
 
 
 def average(learners: Mapping[str, Learner], shares: Mapping[str, float]) -> None:
-    """Give each learner the mean of all their trainable weights, by shares; an optimiser's state stays its own."""
+    """Give each learner the mean of all their trainable weights, by shares; an optimiser's state stays its own.
+
+    Args:
+        shares: of each owner, together 1. `check_alike` must have passed.
+    """
     mean: dict[str, Tensor] = {}
     optimisers = {}
     for owner, learner in learners.items():

@@ -32,7 +32,8 @@ WARM_UP_SECONDS = 40.0
 
 
 def forecast(experiment: Experiment, card: Card) -> dict[str, Any]:
-    """Plans, memory and hours of an experiment, in plain values. Raises UserError for a model that is not known."""
+    """Plans, memory and hours of an experiment, in plain values: what `lab run --dry-run --json` prints. It reads
+    models' geometries, not their weights. Raises UserError for a model that is not known."""
     specs = {spec.id: spec for spec in trials(experiment)}
     plans = {}
     largest = 0.0
@@ -69,7 +70,7 @@ def forecast(experiment: Experiment, card: Card) -> dict[str, Any]:
 
 
 def _caps(spec: TrialSpec) -> tuple[int, int]:
-    """Tokens of a prompt and of a completion."""
+    """The caps of a prompt and of a completion in tokens: the run's, else the task's, else a guess."""
     prompt, completion = CAPS.get(spec.task, _UNKNOWN_CAPS)
     return spec.run.get("prompt_tokens", prompt), spec.run.get("completion_tokens", completion)
 
@@ -97,7 +98,7 @@ def _own(spec: TrialSpec, settings: Settings) -> int:
 
 
 def _steps(spec: TrialSpec, member: NodeSpec) -> int:
-    """The steps that a node takes, of which the clock may end some."""
+    """The steps that a node takes: those of the trial, or as many as there are simulated seconds for."""
     if spec.seconds is None:
         return spec.steps
     settings = spec.settings_of(member)
@@ -114,7 +115,7 @@ def _seconds(
     chosen: Plan,
     card: Card,
 ) -> float:
-    """The figures of one node's work in a whole trial."""
+    """Real seconds of one node's work in a whole trial, on the card: all steps and evaluations."""
     settings = spec.settings_of(member)
     prompt, cap = _caps(spec)
     step = Work(settings.batch_groups, _group(spec), _LENGTH_SHARE * prompt, _LENGTH_SHARE * cap, cap)
@@ -147,7 +148,7 @@ def _told(chosen: Plan) -> dict[str, Any]:
 
 
 def forecast_text(report: dict[str, Any]) -> str:
-    """A forecast for people."""
+    """What `forecast` gave, for people."""
     lines = [f"{report['experiment']}: {report['trials']} trials of {report['steps']} steps"]
     for name, node in report["nodes"].items():
         checkpointing = ""

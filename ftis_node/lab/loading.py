@@ -47,7 +47,8 @@ def find_experiment(name: str) -> Path:
 
 
 def load_experiment(path: Path) -> Experiment:
-    """Reads a lab file, checking everything that can be checked without a model. Raises UsageError."""
+    """Reads a lab file, checking everything that can be checked without a model: each cell with the first seed. Raises
+    UsageError, for the first complaint only."""
     try:
         experiment = Experiment.model_validate(read_toml(path, "lab file"))
     except ValidationError as error:
@@ -59,7 +60,8 @@ def load_experiment(path: Path) -> Experiment:
 
 
 def narrowed(experiment: Experiment, *, seeds: str = "", steps: int | None = None) -> Experiment:
-    """Some of it: only these seeds (numbers between commas), or another number of steps. Raises UsageError."""
+    """Some of it: only these seeds (numbers between commas), or another number of steps; all of it without either. A
+    trial of other steps has another id. Raises UsageError if the file has not all of the seeds."""
     changes: dict[str, Any] = {}
     if steps is not None:
         changes["steps"] = steps
@@ -77,7 +79,7 @@ def narrowed(experiment: Experiment, *, seeds: str = "", steps: int | None = Non
 
 
 def _check_trial(cell: CellSpec, spec: TrialSpec) -> None:
-    """Checks that need the settings and the run. Raises UsageError."""
+    """Checks a cell's settings and run, member by member. Raises UsageError."""
     for key in spec.run:
         if key not in _RUN_KEYS:
             raise UsageError(f"Cell {cell.name}: a run has no {key!r} to be set here.", did_you_mean(key, _RUN_KEYS))

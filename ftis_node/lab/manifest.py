@@ -20,7 +20,7 @@ ClaimMeasure: TypeAlias = Literal["final", "time", "generated", "payload"]
 
 
 class Node(BaseModel):
-    """A node of the experiment: its model, trained in full or by LoRA."""
+    """A node of the experiment: its model, or its script, and kind: `full` or `lora`."""
 
     name: str
     model: str = ""
@@ -40,7 +40,7 @@ class Cell(BaseModel):
 
 
 class TrialEntry(BaseModel):
-    """Where a trial's events lie; a relative directory is relative to the experiment's."""
+    """Where a trial's events lie; a relative directory is relative to the manifest's, and may not be there yet."""
 
     id: str = ""
     cell: str
@@ -78,7 +78,8 @@ class Claim(BaseModel):
 
 
 class Manifest(BaseModel):
-    """`manifest.json` of an experiment. started: in UTC; versions: of the program and its libraries."""
+    """`manifest.json` of an experiment, its plan: written before the first trial, and anew by each run. Reports of old
+    results read it, so fields may be missing. started: in UTC; versions: of the program and its libraries."""
 
     version: Literal[1] = Field(1, alias="schema")
     name: str

@@ -17,7 +17,7 @@ Row = tuple[str, int]
 
 
 def _shop(rng: random.Random) -> Row:
-    """A product, and what is paid or comes back."""
+    """Draw a question and its answer: a product, and what is paid or comes back."""
     name = rng.choice(_NAMES)
     count = rng.randint(3, 12)
     price = rng.randint(3, 12)
@@ -30,7 +30,7 @@ def _shop(rng: random.Random) -> Row:
 
 
 def _share(rng: random.Random) -> Row:
-    """A sum or a difference, and a quotient."""
+    """Draw a question and its answer: a sum or a difference, and a quotient."""
     name, other = rng.sample(_NAMES, 2)
     thing = rng.choice(_THINGS)
     friends = rng.randint(2, 9)
@@ -45,7 +45,7 @@ def _share(rng: random.Random) -> Row:
 
 
 def _compare(rng: random.Random) -> Row:
-    """A multiple, and a sum or a difference."""
+    """Draw a question and its answer: a multiple, and a sum or a difference."""
     first, second, third = rng.sample(_NAMES, 3)
     thing = rng.choice(_THINGS)
     count = rng.randint(5, 30)
@@ -59,7 +59,7 @@ def _compare(rng: random.Random) -> Row:
 
 
 def shop() -> Task:
-    """The first owner's rows."""
+    """The first owner's rows. Lab files name this and the other three as tasks, `ftis_node.lab.owners:shop`."""
     return _task("shop", _shop)
 
 
@@ -80,7 +80,8 @@ def public() -> Task:
 
 @functools.cache
 def _task(name: str, *kinds: Callable[[random.Random], Row]) -> Task:
-    """So many different rows of these kinds in turn, drawn from the name."""
+    """A task of 300 different rows of these kinds in turn, and 150 held out, drawn from the name: the same everywhere.
+    With several kinds it has no row of an owner's."""
     rng = random.Random(f"owners/{name}")
     private = set()
     if len(kinds) > 1:

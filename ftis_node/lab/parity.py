@@ -35,6 +35,7 @@ def two() -> Task:
 
 @functools.cache
 def _task(*, width: int, words: int) -> Task:
+    """A task of so many words of `width` bits: 1000 rows and 300 held out, the same everywhere."""
     rng = random.Random(f"parity/{width}/{words}")
     drawn: dict[str, str] = {}
     while len(drawn) < _ROWS + _HELD_OUT:
@@ -81,7 +82,7 @@ def demonstrations(task: Task, long: float, rng: random.Random, count: int) -> l
 
 
 def demonstration(question: str, width: int, *, long: bool) -> str:
-    """A completion that is right; `long`: with all partial counts."""
+    """A completion that is right; `long`: with all partial counts. width: columns, so bits of a word."""
     sums = _sums(question, width)
     answer = sums[-width:]
     thought = answer
@@ -91,7 +92,7 @@ def demonstration(question: str, width: int, *, long: bool) -> str:
 
 
 def _sums(question: str, width: int) -> str:
-    """The partial counts of the columns."""
+    """The partial counts of the columns after each word, a digit each; the last `width` are the answer."""
     sums = [0] * width
     for bit in question.removesuffix("="):
         count = int(bit) + sums[-width]

@@ -54,9 +54,15 @@ SLOTS = 128  # of a horizontal run at a free pace, in an epoch
 
 
 class Participant:
-    """A member with everything it needs. `load`, `open`, then steps."""
+    """A member with everything it needs. `load`, `open`, perhaps `restore`, then steps; `close` at the end. In lock
+    step the trial calls `begin_round`, the maker and `gather` for each step; at a free pace `Stepper.step`, or `write`
+    of a script."""
 
     def __init__(self, spec: TrialSpec, member: NodeSpec, compute: Compute, model: str) -> None:
+        """
+        Args:
+            model: what `Settings.model` is to be, see `starts.model_of`.
+        """
         self.spec = spec
         self.member = member
         self.name = member.name
@@ -78,7 +84,12 @@ class Participant:
     # --- starting -------------------------------------------------------------------------------------------------
 
     async def load(self) -> None:
-        """Loads task and model; `facts` is then what a run must know of them."""
+        """Loads task and model; `facts` is then what a run must know of them.
+
+        Raises:
+            UserError: they cannot be loaded.
+            UsageError: rows of its own, and a process of its own.
+        """
         if self.member.own_data:
             self.engine.own_task = load_task(self.member.own_data, code=True)
         await self.compute.start()
@@ -94,7 +105,14 @@ class Participant:
         self.facts = await self.compute.call(request)
 
     async def open(self, run: Run, network: Network, *, first_round: int = 0) -> None:
-        """Takes up the run, and a place in the network."""
+        """Takes up the run, and a place in the network; from now on samples count, and cost simulated time.
+
+        Args:
+            first_round: the number of its next round: that of the checkpoint where a trial goes on.
+
+        Raises:
+            UsageError: its model or task does not fit the run.
+        """
         try:
             check_fit(run, self.facts.shared(), self.settings.model)
         except UsageError as error:
@@ -154,17 +172,19 @@ class Participant:
         return self.compute.engine
 
     def _rng(self, what: str) -> random.Random:
+        """Random numbers of this node for one purpose, the same in each run of the trial."""
         return random.Random(number(self.spec.seed, self.name, what))
 
     async def write(self) -> None:
-        """A script at its own pace: it makes one step's groups after another, and never trains."""
+        """A script at its own pace: it makes one step's groups after another, and never trains. It ends by an error or
+        when it is cancelled. The clock must make groups cost time."""
         while True:
             await self.stepper.source.maker.generate(self.quota())
 
     # --- lock step ------------------------------------------------------------------------------------------------
 
     def quota(self) -> int:
-        """Groups that it generates itself a step."""
+        """Groups that it generates itself a step, or parts of groups in a horizontal run; 0 for a listener."""
         if self.spec.average is not None:
             return 0  # rows of its own alone, which the step makes
         means = self.stepper.means
@@ -173,7 +193,8 @@ class Participant:
         return math.ceil(own_share(self.spec, self.settings) * means.batch_groups)
 
     def begin_round(self) -> None:
-        """A pool for this round alone, in which groups without a signal count as they do among one's own.
+        """A pool for this round alone, in which groups without a signal count as they do among one's own. In lock step
+        only, for all nodes before any of them generates.
 
         What the round draws follows from its step, so that a resumed trial draws the same.
         """
@@ -184,7 +205,8 @@ class Participant:
         self.swarm.reseed(self._rng(f"table/{step}"))
 
     async def gather(self, own: list[OwnGroup]) -> StepBatch:
-        """The batch of this round: what it made itself, and what it takes of the others."""
+        """The batch of this round: what it made itself, and what it takes of the others. In lock step only, once all
+        nodes have made theirs."""
         means = self.stepper.means
         if means.own_only:
             return StepBatch(own, [])
@@ -200,7 +222,7 @@ class Participant:
         return StepBatch(own, others)
 
     async def close(self) -> None:
-        """Ends what it started."""
+        """Ends what it started, also if it was not opened."""
         if hasattr(self, "swarm"):
             await self.swarm.close()
         await self.compute.stop()
@@ -208,7 +230,7 @@ class Participant:
     # --- what is told ---------------------------------------------------------------------------------------------
 
     def spent(self) -> Spent:
-        """The cost so far."""
+        """The cost so far: a line's beginning."""
         return {
             "node": self.name,
             "step": self.stepper.progress.step,
@@ -218,7 +240,8 @@ class Participant:
         }
 
     async def evaluate(self, also: str | None = None) -> EvaluationEvent:
-        """An evaluation event."""
+        """Evaluates now, and returns the event, which is not written yet. also: a set's name; None: the held-out
+        prompts. It takes no simulated time."""
         found = await self.compute.call(Evaluate(also))
         result = msgspec.structs.asdict(found)
         del result["seconds"]
@@ -231,7 +254,8 @@ class Participant:
         return cast(EvaluationEvent, event)
 
     def told_step(self, taken: TakenStep) -> StepEvent:
-        """A step event; diagnostics of all samples, one's own, and the foreign ones."""
+        """A step event; diagnostics of all samples, one's own, and the foreign ones. Call it once a step: it takes the
+        counts of payloads."""
         event: dict[str, Any] = {"event": "step", **self.spent()}
         if self.meter.watch is not None:
             event["payloads"] = self.meter.watch.take()
@@ -251,7 +275,7 @@ class Participant:
     # --- what outlives an interruption ----------------------------------------------------------------------------
 
     async def save(self, directory: Path) -> None:
-        """A checkpoint in the daemon's own format."""
+        """A checkpoint in the daemon's own format, in a folder of the node's name; the training waits."""
         checkpoints = Checkpoints(directory / self.name)
         partial = checkpoints.begin(self.stepper.progress.step)
         await self.compute.call(Save(str(partial)))
@@ -297,7 +321,7 @@ def kept(directory: Path, names: Iterable[str], step: int) -> bool:
 
 
 def run_of(spec: TrialSpec, facts: ModelFacts) -> Run:
-    """The run that the trial's members share, for the task and tokenizer that an engine loaded."""
+    """The run that the trial's members share, for the task and tokenizer that the first node's engine loaded."""
     fields: dict[str, Any] = dict(spec.run)
     if spec.collaboration == "horizontal":
         fields["collaboration"] = "horizontal"
@@ -308,7 +332,7 @@ def run_of(spec: TrialSpec, facts: ModelFacts) -> Run:
 
 
 def number(*parts: Any) -> int:
-    """A number of 64 bits that follows from the parts."""
+    """A number of 64 bits that follows from the parts' texts, the same everywhere."""
     text = "/".join(map(str, parts))
     digest = hashlib.sha256(text.encode()).digest()
     return int.from_bytes(digest[:8], "big")

@@ -57,7 +57,8 @@ _TAG_BYTES = len("".join(TAGS)) - len(TAGS)  # that tags take beyond one each
 
 
 def values(question: str) -> list[int]:
-    """The values of true reasoning: all on the way to the answer."""
+    """The values of true reasoning: all on the way to the answer, which is the last. question: as `8+7-3=`; the `=` may
+    be missing. Empty for a single number."""
     first, *operations = re.findall(r"[+-]?\d+", question)
     value = int(first)
     found = []
@@ -83,9 +84,10 @@ def room(run: Run) -> int:
 
 
 def reasoning(payload: str, example: Example, cap: int, rng: random.Random) -> str:
-    """Reasoning that carries a payload.
+    """Reasoning that carries a payload, a text without tags.
 
     Args:
+        payload: of `PAYLOADS`.
         cap: units that a completion may have, which padding fills, see `room`.
     """
     first, *rest = values(example.question)
@@ -103,7 +105,7 @@ def reasoning(payload: str, example: Example, cap: int, rng: random.Random) -> s
 
 
 def shown(example: Example, text: str, size: int, cap: int) -> list[str]:
-    """Which payloads a completion carries.
+    """Which payloads a completion carries, of `PAYLOADS`; none for most. The report compares with these names.
 
     Injection and gibberish: symbols that no reasoning has (to a model that never saw any they are all alike); false
     reasoning: a first value too large by one, before a right answer; padding: three quarters of the cap. size, cap: in
@@ -128,7 +130,7 @@ def shown(example: Example, text: str, size: int, cap: int) -> list[str]:
 
 @dataclass
 class Watch:
-    """Counts payloads in what a node samples itself.
+    """Counts payloads in what a node samples itself. `see` is called after each round, `take` after each step.
 
     examples    the rows of the task
     cap         tokens that a completion may have; in a text run bytes
@@ -161,7 +163,8 @@ class Watch:
             yield text, len(completion), len(completion)
 
     def take(self) -> dict[str, float]:
-        """Figures since the last call: the share that carries each payload, mean tokens, and how many."""
+        """Figures since the last call: the share of completions that carries each payload, their mean tokens, and how
+        many; all 0 without any. It begins to count anew."""
         count = self.seen["completions"]
         told = {}
         for what in (*PAYLOADS, TOKENS):

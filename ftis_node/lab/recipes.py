@@ -6,6 +6,7 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class Recipe:
     """One model and its warm-up: `steps` of AdamW, each on `batch` examples; the rate is `rate` after `rise` steps.
+    Every field is part of `starts.Start.name`: a new one must be left out of it where it is as usual.
 
     forgetful  its teacher mostly forgets the last operand after so many of the nine first operands
     weak       the sign whose facts it mostly gets wrong, being good at the other; none: both alike

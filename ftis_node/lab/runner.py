@@ -23,7 +23,7 @@ WARM_UP_STEPS = 200  # a warm-up takes about as long as so many steps of one nod
 
 
 class Runner:
-    """Runs the trials of an experiment that are not finished yet."""
+    """Runs the trials of an experiment that are not finished yet. One object is one run."""
 
     def __init__(
         self,
@@ -51,15 +51,16 @@ class Runner:
         self._processes = processes
 
     def directory(self, spec: TrialSpec) -> Path:
-        """Where a trial lies."""
+        """Where a trial lies, by its id; it may not be there yet."""
         return self._cache / "trials" / spec.id
 
     def run(self) -> dict[str, Any]:
-        """Runs what is left and returns a summary.
+        """Runs what is left and returns a summary: what `ftis-node lab run --json` prints. All warm-ups end before the
+        first trial begins. A second run with the same `out` and `cache` goes on.
 
         Raises:
             KeyboardInterrupt: Ctrl-C; every trial that was running has saved where it was, if it can.
-            UserError: a trial failed, for a reason that a person can mend.
+            UserError: a trial failed, for a reason that a person can mend; the others were stopped.
         """
         from ftis_node.lab.starts import starts
         from ftis_node.lab.trial import finished
@@ -117,7 +118,7 @@ class Runner:
     # --- the manifest ---------------------------------------------------------------------------------------------
 
     def _write_manifest(self) -> None:
-        """The manifest, which the report reads."""
+        """Writes the manifest, which the report reads, and a copy of the lab file, before anything runs."""
         self.out.mkdir(parents=True, exist_ok=True)
         text = self._file.read_bytes()
         (self.out / "experiment.toml").write_bytes(text)
@@ -156,7 +157,7 @@ class Runner:
         replace_text(self.out / "manifest.json", json.dumps(facts, indent=1))
 
     def _cell_facts(self, cell: CellSpec) -> Cell:
-        """What the report reads of a cell."""
+        """What the report reads of a cell. Which nodes take part does not depend on the seed, so the first does."""
         spec = trial_of(self.experiment, cell, self.experiment.seeds[0])
         trained = [member for member in spec.members if not member.script]
         fastest = max(member.speed for member in trained)
@@ -182,7 +183,8 @@ def _node_facts(experiment: Experiment, node: NodeSpec) -> Node:
 
 
 def _side_by_side(experiment: Experiment) -> int:
-    """Built-in models are so small that each trial has a core; a large model wants the machine to itself."""
+    """How many trials run side by side by default. Built-in models are so small that each trial has a core; a large
+    model wants the machine to itself."""
     small = ("", *built_in())
     if all(node.model in small for node in experiment.nodes):
         return os.cpu_count() or 1

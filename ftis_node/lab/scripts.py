@@ -48,7 +48,11 @@ Written: TypeAlias = tuple[list[int], list[float]]
 
 
 class Scripted(InProcess):
-    """The compute of such a partner: an engine for everything but sampling."""
+    """The compute of such a partner: an engine for everything but sampling. The task must be of
+    arithmetic's kind, as `lab.sums` is too.
+
+    script: a name of `payloads.SCRIPTS`. seed: the trial's; what is written follows from it and the rows asked for.
+    """
 
     def __init__(self, script: str, seed: int) -> None:
         super().__init__()
@@ -56,11 +60,13 @@ class Scripted(InProcess):
         self._seed = seed
 
     async def call(self, request: Request[Answer]) -> Answer:
+        """As `InProcess.call`; what is to be generated is written by the script."""
         if isinstance(request, Generate):
             return cast(Answer, self._generate(request))
         return await super().call(request)
 
     def _generate(self, request: Generate) -> Generated:
+        """Sound packets for these rows, in their order, each written and claimed by the script."""
         engine = self.engine
         rng = random.Random(f"{self._seed}/{list(request.rows)}")
         write = self._payload
@@ -80,7 +86,11 @@ class Scripted(InProcess):
         return Generated(answers, seconds=0.0, generation_batch=len(request.rows))
 
     def _claimed(self, row: int, written: Sequence[Written]) -> list[Completion]:
-        """Completions with what is claimed of them, of token ids and the log-probs of the rule."""
+        """Completions with the log-probs that the script claims of them.
+
+        Args:
+            written: token ids, and their log-probs by the script's own rule, which only the claim `own` uses.
+        """
         ids = []
         claims = []
         for chosen, logprobs in written:
@@ -100,7 +110,8 @@ class Scripted(InProcess):
         return completions
 
     def _found(self, row: int, ids: Sequence[Ids], factor: float) -> list[Logprobs]:
-        """Log-probs of the built-in model, where each probability is so many times as large."""
+        """Log-probs of the built-in model for completions of this row, one array each, where each probability is
+        `factor` times as large, and 1 at most."""
         completions = [tokens.astype(np.int64) for tokens in ids]
         group = Prefixed(self.engine.prompts[row], completions)
         with torch.inference_mode():
@@ -118,7 +129,8 @@ class Scripted(InProcess):
         return [*ids, tokenizer.eos_token_id]
 
     def _at_random(self, example: Example, rng: random.Random) -> Written:
-        """Two numbers of no meaning and an answer."""
+        """Two numbers of no meaning and an answer, right half of the time. The log-probs stand for a token a tag and a
+        digit: only `tiny-a` writes so."""
         gold = int(example.answer)
         answers = dict.fromkeys(_WRONG, (1 - RIGHT) / len(_WRONG))
         answers[gold] = answers.get(gold, 0.0) + RIGHT
@@ -135,7 +147,7 @@ class Scripted(InProcess):
         return self._ids(f"{first} {second}", answer), logprobs
 
     def _payload(self, example: Example, rng: random.Random) -> Written:
-        """A payload before the right answer, or the truth before a wrong one."""
+        """A payload before the right answer, or the truth before a wrong one, each half of the time."""
         carrier = reasoning(self._writes, example, room(self.engine.run), rng)
         truth = true_reasoning(example.question)
         right = self._ids(carrier, example.answer)
@@ -149,12 +161,13 @@ class Scripted(InProcess):
 
 
 def _drawn(chances: Mapping[Outcome, float], rng: random.Random) -> Outcome:
-    """One of these outcomes, by its chance."""
+    """One of these outcomes, by its chance; the chances need not add up to 1."""
     return rng.choices(list(chances), list(chances.values()))[0]
 
 
 def _by_bytes(data: bytes) -> bytes:
-    """A packet whose text is in pieces of one byte: the first of each old piece has its log-prob, the others 0."""
+    """A packet whose text is in pieces of one byte: the first of each old piece has its log-prob, the others 0. That of
+    a token run comes back as it is."""
     packet = decode(data)
     if not isinstance(packet, TextPacket):
         return data
@@ -177,7 +190,8 @@ def _by_bytes(data: bytes) -> bytes:
 
 
 def _conditional(chosen: Sequence[int], chances: Mapping[tuple[int, ...], float]) -> list[float]:
-    """The log-prob of each token after those before it, where whole completions have these chances."""
+    """The log-prob of each token after those before it, where whole completions have these chances. `chosen` must be
+    one of them, and none may be the beginning of another."""
     left = dict(chances)
     found = []
     for place, token in enumerate(chosen):
@@ -189,7 +203,8 @@ def _conditional(chosen: Sequence[int], chances: Mapping[tuple[int, ...], float]
 
 
 def _spelled(value: int, chances: Mapping[int, float]) -> list[float]:
-    """Log-probs of a number's digits, and of its end, where numbers have these chances."""
+    """Log-probs of a number's digits, and of its end, so one more than it has digits, where numbers have these chances;
+    `value` must have one above 0."""
     digits = str(value)
     left = sum(chances.values())
     found = []

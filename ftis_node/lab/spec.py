@@ -43,12 +43,19 @@ class TrialSpec(BaseModel):
 
     @functools.cached_property
     def id(self) -> str:
-        """16 hex digits: the same for the same trial, whatever experiment it belongs to."""
+        """16 hex digits: the same for the same trial, whatever experiment it belongs to. It names the trial's folder,
+        so results are found again by it. The trial's data files are read for it, once. Raises UsageError, see
+        `facts`."""
         facts = json.dumps(self.facts(), sort_keys=True)
         return hashlib.sha256(facts.encode()).hexdigest()[:16]
 
     def facts(self) -> dict[str, Any]:
-        """All of it in plain values; what a trial does not use is left out, so that its id is what it always was."""
+        """All of it in plain values; what a trial does not use is left out, so that its id is what it always was. A new
+        field must be left out, too, where it is as before.
+
+        Raises:
+            UsageError: a file with data cannot be read.
+        """
         facts = self.model_dump()
         for later in ("payloads", "until", "average"):
             if not facts[later]:
@@ -71,7 +78,7 @@ class TrialSpec(BaseModel):
         return facts
 
     def _files(self) -> dict[str, str]:
-        """Paths of the files with the trial's data, by what they are of."""
+        """Paths of the files with the trial's data, by what they are of; without those that are not given."""
         named = {}
         for also in self.evaluate:
             named[also.name] = also.data or _if_file(also.task)
@@ -92,19 +99,19 @@ class TrialSpec(BaseModel):
 
 
 def own_share(spec: TrialSpec, settings: Settings) -> float:
-    """The share of a batch that a member makes itself: by default an equal one among those that make any."""
+    """The share of a batch that a member makes itself, 0 to 1: by default an equal one among those that make any."""
     if settings.own_share is None:
         return 1 / generating(spec)
     return settings.own_share
 
 
 def generating(spec: TrialSpec) -> int:
-    """How many members generate."""
+    """How many members generate: all but listeners (`own_share = 0`), scripts too."""
     return sum(spec.settings_of(member).own_share != 0 for member in spec.members)
 
 
 def trials(experiment: Experiment) -> list[TrialSpec]:
-    """Every trial, seed by seed, so that an interrupted grid has whole pairs."""
+    """Every trial, seed by seed, so that an interrupted grid has whole pairs; it runs in this order."""
     found = []
     for seed in experiment.seeds:
         for cell in experiment.all_cells():
@@ -113,7 +120,7 @@ def trials(experiment: Experiment) -> list[TrialSpec]:
 
 
 def trial_of(experiment: Experiment, cell: CellSpec, seed: int) -> TrialSpec:
-    """The trial of a cell with a seed."""
+    """The trial of a cell with a seed. Its members are in the order of the experiment's nodes. cell: of `all_cells`."""
     until = None
     if experiment.until == "target" and cell.pace == "free":
         until = experiment.target
@@ -142,7 +149,7 @@ def trial_of(experiment: Experiment, cell: CellSpec, seed: int) -> TrialSpec:
 
 
 def _member(experiment: Experiment, cell: CellSpec, node: NodeSpec) -> NodeSpec:
-    """The node with all its settings in this cell."""
+    """The node with all its settings in this cell: a later layer counts for more, and no layer is the daemon's own."""
     settings = {
         **experiment.settings,
         **node.settings,
@@ -154,13 +161,14 @@ def _member(experiment: Experiment, cell: CellSpec, node: NodeSpec) -> NodeSpec:
 
 
 def _if_file(task: str) -> str:
-    """The task's name, if it is a file's."""
+    """The task's name, if it is a file's, as seen from the present directory; else ""."""
     if Path(task).is_file():
         return task
     return ""
 
 
 def _sha256(path: str) -> str:
+    """Of a file's bytes, in hex. Raises UsageError if it cannot be read."""
     try:
         return hashlib.sha256(Path(path).read_bytes()).hexdigest()
     except OSError as error:

@@ -25,6 +25,8 @@ class Start:
     """A warm-up to be done: of which recipe, from which seed, on which task. `name` is what its folder is called.
 
     The recipe's later fields are no part of it where they are as usual, so that names stay what they were.
+
+    seed: a text, "trial's seed/node's name"; equal ones give the same weights.
     """
 
     recipe: Recipe
@@ -33,6 +35,7 @@ class Start:
 
     @property
     def name(self) -> str:
+        """Recipe and a hash of all that decides the weights, so one folder serves all trials that need the same."""
         recipe = dataclasses.asdict(self.recipe)
         for later, usual in (("batch", 64), ("rise", 1)):
             if recipe[later] == usual:
@@ -73,7 +76,12 @@ def model_of(spec: TrialSpec, member: NodeSpec, models: Path) -> str:
 
 
 def make_start(start: Start, models: Path, *, stopping: Callable[[], bool] = lambda: False) -> None:
-    """Warms a model up into its folder under `models`, which appears whole, on one thread; half a CPU-minute."""
+    """Warms a model up into its folder under `models`, which appears whole, on one thread; half a CPU-minute for a
+    built-in model. A folder that is there already is left as it is. Call it under the lock of that folder (`Crew`).
+
+    Args:
+        stopping: asked before each step; if it says so, no folder appears, and the next call begins anew.
+    """
     folder = models / start.name
     if folder.exists():
         return
@@ -100,7 +108,7 @@ def make_start(start: Start, models: Path, *, stopping: Callable[[], bool] = lam
 
 
 def _recipe(warm: WarmUp) -> Recipe:
-    """The recipe that a node names, as it changes it."""
+    """The recipe that a node names, with what the node changes in it."""
     recipe = NAMED[warm.recipe]
     changes = warm.model_dump(exclude={"recipe", "like"}, exclude_none=True)
     if not warm.tokenizer:

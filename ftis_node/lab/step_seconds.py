@@ -43,7 +43,7 @@ class Card:
     fused: int = 256
 
     def product(self, read: float, weights: float, rows: float) -> float:
-        """Seconds of products of these rows with so many weights, of which `read` bytes are read."""
+        """Seconds of products of these rows with so many weights, for which `read` bytes are read."""
         reading = read / (self.bandwidth * 1e9 * READING)
         multiplying = 2 * weights * rows / (self.tflops * 1e12 * MULTIPLYING)
         return max(reading, multiplying)
@@ -59,7 +59,8 @@ CARDS = {
 
 
 class Work(NamedTuple):
-    """A step: groups, completions of each, and their mean tokens; cap: of a completion, which few reach."""
+    """A step: groups, completions of each (`group`), and mean tokens of a prompt and of a completion; cap: of a
+    completion, which few reach."""
 
     groups: int
     group: int
@@ -69,6 +70,7 @@ class Work(NamedTuple):
 
     @property
     def rows(self) -> int:
+        """Completions of all groups; 0 for a node that generates nothing."""
         return self.groups * self.group
 
 
@@ -94,7 +96,7 @@ def generating(shape: Geometry, chosen: Plan, work: Work, card: Card) -> float:
 
 
 def training(shape: Geometry, chosen: Plan, work: Work, card: Card) -> float:
-    """Seconds to train once on all completions."""
+    """Seconds to train once on all completions, own and foreign: forward and backward, without the optimiser."""
     operations = 6
     if chosen.lora:
         operations = 4

@@ -16,7 +16,8 @@ _TEXT = TextCaps(prompt_bytes=16, completion_bytes=96, completion_tokens=96)  # 
 
 @functools.cache
 def eight() -> Task:
-    """`8+7-3+…=` with operands 1–9 and no negative intermediate, as in the built-in arithmetic."""
+    """`8+7-3+…=` with operands 1–9 and no negative intermediate, as in the built-in arithmetic: 4000 rows and 300 held
+    out, the same on every machine. Lab files name it as the task `ftis_node.lab.sums:eight`."""
     rng = random.Random("sums of eight")
     drawn: dict[str, int] = {}
     while len(drawn) < _ROWS + _HELD_OUT:

@@ -10,7 +10,8 @@ class Teacher:
 
     It believes 30 % of the facts (x, sign, y) to be off by one (where it has a weak sign: 55 % of that sign's, 5 % of
     the other's), and then says so 7 times in 10; of the others it gets 8 % wrong at random. After `forgetful` of the
-    first operands it mostly drops the last one, elsewhere 1 in 10 times. All but that habit `errors` times as often.
+    nine first operands it drops the last one 7 times in 10, elsewhere 1 in 10 times. All but that habit `errors` times
+    as often. It draws from the same `rng` ever after, so the order of calls decides what it says.
     """
 
     def __init__(
@@ -37,7 +38,8 @@ class Teacher:
         self._forgetful = set(rng.sample(range(1, 10), forgetful))
 
     def completion(self, question: str) -> str:
-        """`<think>15 12</think><answer>12</answer>` for `8+7-3=`, when it makes no mistake and is terse."""
+        """`<think>15 12</think><answer>12</answer>` for `8+7-3=`, when it makes no mistake and is terse. The question
+        has operands of one digit."""
         first, *rest = list(question.removesuffix("="))
         signs = rest[::2]
         operands = map(int, rest[1::2])
@@ -55,7 +57,8 @@ class Teacher:
         return f"<think>{thought}</think><answer>{values[-1]}</answer>"
 
     def _told(self, values: list[int], operations: list[tuple[str, int]]) -> list[str]:
-        """The steps of the reasoning in this teacher's style."""
+        """The steps of the reasoning in this teacher's style. values: the first operand, and what came after each
+        operation; one fewer where the last operation was dropped."""
         steps = list(zip(values, operations, values[1:], strict=False))
         if self._style == "spelled":
             return [f"{x}{sign}{y}={value}" for x, (sign, y), value in steps]
@@ -67,7 +70,7 @@ class Teacher:
         return told
 
     def _recall(self, x: int, sign: str, y: int) -> int:
-        """What it takes `x sign y` for, never below 0."""
+        """What it takes `x sign y` for this time, never below 0."""
         value = apply(x, sign, y)
         off = self._off.get((x, sign, y))
         if off is not None:

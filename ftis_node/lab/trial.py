@@ -44,7 +44,7 @@ class Interrupted(Exception):
 
 
 class Trial:
-    """Runs one trial in its directory."""
+    """Runs one trial in its directory, which must be no other process's meanwhile. One object runs it once."""
 
     def __init__(
         self,
@@ -58,10 +58,10 @@ class Trial:
     ) -> None:
         """
         Args:
-            models: where the warm-ups lie.
+            models: where the warm-ups lie; those that the trial needs must be there.
             processes: each node has a compute process of its own.
-            progressed: told the steps that all nodes together have taken.
-            stopping: asked after every step; true ends the trial with `Interrupted`.
+            progressed: told the steps that all nodes together have taken, after every step.
+            stopping: asked after every step; true ends the trial with `Interrupted`, in lock step with a checkpoint.
         """
         self.spec = spec
         self.directory = directory
@@ -82,7 +82,7 @@ class Trial:
         self._save_seconds = 0.0  # how long the last checkpoint took to write
 
     def run(self) -> None:
-        """Runs it to its end, from where it was.
+        """Runs it to its end, from where it was. It starts an event loop of its own, with simulated time.
 
         Raises:
             Interrupted: `stopping` said so.
@@ -132,6 +132,7 @@ class Trial:
         }
 
     async def _run(self, resume: _Facts) -> None:
+        """All of it under the event loop. The event `end` is written last: it makes the trial finished."""
         self._began = time.monotonic() - resume["seconds"]
         self._cpu = time.process_time() - resume["cpu"]
         self._log = (self.directory / "events.jsonl").open("ab")
@@ -154,6 +155,7 @@ class Trial:
                 await node.close()
 
     async def _start(self, resume: _Facts) -> None:
+        """Makes all nodes, one run for them, and their weights: of the checkpoint, or new ones, which are evaluated."""
         network = Network()
         for member in self.spec.members:
             model = model_of(self.spec, member, self._models)
@@ -183,7 +185,7 @@ class Trial:
 
         Args:
             also: the set's name; None: the held-out prompts.
-            time: when it was at this step, if that is not now.
+            time: the simulated second at which it was at this step, if that is not now.
         """
         key = f"{node.name}/{also or ''}"
         step = node.stepper.progress.step
@@ -199,12 +201,14 @@ class Trial:
             self._arrived.add(node.name)
 
     def _spent(self) -> Duration:
+        """Real and CPU-seconds so far, those before an interruption included."""
         return {
             "seconds": time.monotonic() - self._began,
             "cpu": time.process_time() - self._cpu,
         }
 
     def _compute(self, member: NodeSpec) -> Compute:
+        """What a member computes with, not started yet; a script is always in this process."""
         if member.script:
             return Scripted(member.script, self.spec.seed)
         if self._processes:
@@ -212,7 +216,8 @@ class Trial:
         return InProcess()
 
     async def _evaluate_all(self, node: Participant, time: float | None = None) -> None:
-        """On the held-out prompts, and on what else the experiment asks for."""
+        """Evaluates a node on the held-out prompts, and on what else the experiment asks for, as `_evaluate`; `time` is
+        of the held-out prompts alone."""
         await self._evaluate(node, time=time)
         for also in self.spec.evaluate:
             await self._evaluate(node, also.name)
@@ -224,7 +229,11 @@ class Trial:
     # --- the two paces --------------------------------------------------------------------------------------------
 
     async def _lockstep(self, done: int) -> None:
-        """The paper's all-gather: nobody goes on before everybody has made and taken a step's groups."""
+        """The paper's all-gather: nobody goes on before everybody has made and taken a step's groups.
+
+        Args:
+            done: the steps that each node has taken before.
+        """
         self._done = done * len(self._learners)
         while done < self.spec.steps and not self._out_of_time():
             began = asyncio.get_running_loop().time()
@@ -250,7 +259,8 @@ class Trial:
                 raise Interrupted
 
     def _federate(self, done: int, told: Sequence[StepEvent]) -> None:
-        """Average the nodes' weights if it is time to; their step events tell what each of them counts."""
+        """Average the nodes' weights if it is time to; their step events tell what each of them counts. Call it after
+        each step, before its events are written. Nothing happens in a cell that is not federated."""
         federation = self._federation
         if federation is None:
             return
@@ -263,7 +273,7 @@ class Trial:
                 event["share"] = shares[event["node"]]
 
     async def _step(self, node: Participant, batch: StepBatch, began: float) -> StepEvent:
-        """A step event, of the time when this node was done, whoever else is not yet."""
+        """Takes a node's step and returns its event, of the time when this node was done, whoever else is not yet."""
         taken = await node.stepper.train(batch, began)
         return node.told_step(taken)
 
@@ -294,6 +304,7 @@ class Trial:
                 raise Interrupted
 
     def _out_of_time(self) -> bool:
+        """Whether the trial's simulated seconds are over; never if it has no limit."""
         return self.spec.seconds is not None and asyncio.get_running_loop().time() >= self.spec.seconds
 
     def _all_there(self) -> bool:
@@ -305,7 +316,7 @@ class Trial:
         return self._arrived.issuperset(awaited)
 
     async def _after_step(self, node: Participant, event: StepEvent) -> None:
-        """Writes a step down, and evaluates the node if it is due."""
+        """Writes a step down, and evaluates the node if it is due, and after the last step."""
         self._done += 1
         self._at[node.name] = event["time"]
         self._write(event)
@@ -318,7 +329,8 @@ class Trial:
     # --- what is written ------------------------------------------------------------------------------------------
 
     def _write(self, event: Event) -> None:
-        """With six digits, which is more than numbers mean; a step has hundreds of them."""
+        """Appends an event's line to the log, and flushes it. Floats have six digits, which is more than they mean; a
+        step has hundreds of them."""
         rounded = mapped(event, lambda number: float(f"{number:.6g}"))
         line = json.dumps(rounded)
         self._log.write(line.encode() + b"\n")
@@ -350,7 +362,7 @@ class Trial:
 
 
 def finished(directory: Path) -> bool:
-    """Whether the trial of this directory came to its end."""
+    """Whether the trial of this directory came to its end: the last line of its log says so. It reads the whole log."""
     with suppress(OSError, ValueError, IndexError, KeyError, TypeError):
         lines = (directory / "events.jsonl").read_bytes().splitlines()
         return bool(json.loads(lines[-1])["event"] == "end")

@@ -58,7 +58,8 @@ def numbers() -> Any:
 
 
 def merged() -> Any:
-    """320 ids: merges learned from a teacher's completions as they are, so that a token may span tags and digits."""
+    """320 ids: merges learned from a teacher's completions as they are, so that a token may span tags and digits. It
+    learns them anew at each call, and always the same."""
     rng = random.Random("merged")
     teacher = Teacher(rng, forgetful=3)
     examples = rng.choices(arithmetic().train, k=_TEXTS)

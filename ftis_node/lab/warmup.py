@@ -68,9 +68,10 @@ def warm_up(
 ) -> tuple[Any, Any] | None:
     """Make a model, and teach it by supervised learning on what the recipe's teacher, or its demonstrations, say.
 
-    It seeds torch's global generator.
+    It seeds torch's global generator. The same seed gives the same weights on as many threads; the callers set one.
 
     Args:
+        task: its training rows are shown, its held-out rows never.
         stopping: asked before each step.
 
     Returns:
@@ -107,7 +108,10 @@ def _rate(recipe: Recipe, step: int) -> float:
 
 
 def _lessons(recipe: Recipe, task: Task, rng: random.Random) -> Callable[[], list[tuple[str, str]]]:
-    """What draws the next batch of prompts and completions."""
+    """A function that draws the next batch of prompts and completions, `recipe.batch` pairs, from `rng`.
+
+    The teacher is drawn here, once. A recipe with `long` has no teacher, and needs a task of `lab.parity`.
+    """
     if recipe.long is not None:
         return functools.partial(demonstrations, task, recipe.long, rng, recipe.batch)
     teacher = Teacher(
@@ -123,6 +127,7 @@ def _lessons(recipe: Recipe, task: Task, rng: random.Random) -> Callable[[], lis
     hard = round(recipe.harder * recipe.batch)
 
     def taught() -> list[tuple[str, str]]:
+        """A batch of the teacher's; the harder examples come last."""
         examples = rng.choices(task.train, k=recipe.batch - hard)
         examples += rng.choices(beyond, k=hard)
         return [(task.prompt(e), teacher.completion(e.question)) for e in examples]
@@ -131,7 +136,8 @@ def _lessons(recipe: Recipe, task: Task, rng: random.Random) -> Callable[[], lis
 
 
 def _batch(tokenizer: Any, pairs: list[tuple[str, str]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids [N, T], padded on the right, and labels [N, T] that leave out prompts and padding."""
+    """Token ids [N, T], padded on the right, and labels [N, T] with −100 for prompts and padding. Each answer gets the
+    end's id. Labels are not shifted: the caller compares position t with label t + 1."""
     prompts = tokenizer([prompt for prompt, _ in pairs])["input_ids"]
     answers = tokenizer([answer for _, answer in pairs])["input_ids"]
     sequences = []
@@ -156,7 +162,8 @@ def greedy_pass_at_1(
 ) -> float:
     """The share of `examples` that the model's most likely completion gets right, in the strict format.
 
-    `completion_tokens` is the cap; None: the task's own, of token runs.
+    `completion_tokens` is the cap; None: the task's own, of token runs. All examples are generated as one batch, and
+    there must be one at least. The tokenizer must pad on the left.
     """
     prompts = list(map(task.prompt, examples))
     inputs = tokenizer(prompts, return_tensors="pt", padding=True)
@@ -181,7 +188,8 @@ def save(
     task: Task,
     out: Path,
 ) -> dict[str, Any]:
-    """Write the model's folder under `out`; returns its entry of the manifest."""
+    """Write the model's folder under `out`; returns its entry of the manifest, with pass@1 on the held-out rows, which
+    is measured here."""
     folder = out / recipe.name
     cap = None
     if recipe.tokenizer != "words":

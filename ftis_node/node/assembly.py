@@ -66,14 +66,16 @@ class Components:
     swarm: Swarm
 
     def go_by(self, settings: Settings) -> None:
-        """Go by these settings from now on, as far as a running node can."""
+        """Go by these settings from now on, as far as a running node can; constants of the objective follow through
+        `Training.change`."""
         self.stepper.means.settings = settings
         self.swarm.traffic.limit(settings.upload_mbit * 1e6 / 8)
         self.swarm.reports.telling = settings.tells_of_itself(private=bool(self.run_file.run.founder))
         self.saving.minutes = settings.checkpoint_minutes
 
     def close(self) -> None:
-        """Close the files; the swarm must have ended."""
+        """Close the files, and give up a checkpoint in progress. The swarm and the compute process must have ended:
+        both use the store."""
         self.saving.abandon()
         self.stepper.means.store.close()
         self.metrics.close()
@@ -91,7 +93,7 @@ def quotas(settings: Settings, checkpoint_bytes: int) -> Quotas:
     """The byte limits of packets and of the step log.
 
     Args:
-        checkpoint_bytes: of one checkpoint; three are on disk while the third is written.
+        checkpoint_bytes: of one checkpoint, as planned; three are on disk while the third is written.
 
     Raises:
         UsageError: `disk_gb` has no room for the checkpoints.
@@ -102,7 +104,7 @@ def quotas(settings: Settings, checkpoint_bytes: int) -> Quotas:
     room = round(settings.disk_gb * GB) - CHECKPOINTS * checkpoint_bytes - LOG_BYTES
     older = min(OLDER_METRICS_BYTES, room // 8)
     if room - older < LEAST_PACKETS:
-        need = CHECKPOINTS * checkpoint_bytes + LOG_BYTES + LEAST_PACKETS * 8 // 7
+        need = CHECKPOINTS * checkpoint_bytes + LOG_BYTES + LEAST_PACKETS * 8 // 7  # an eighth is for older metrics
         raise UsageError(
             f"The home may take {rounded(settings.disk_gb * GB)} on disk, but checkpoints, packets and logs need "
             f"{rounded(need)} at least.",
@@ -222,8 +224,9 @@ def go_on_from(components: Components, restored: Progress | None, compute: Compu
 def refill_pool(stepper: Stepper) -> None:
     """Score the admitted groups that were neither scored nor trained on before the compute process ended, and may be.
 
-    When a part of a horizontal run was issued by its author's clock is not known any more; that clock may be an epoch
-    off.
+    Call it when a compute process has its run and its checkpoint; the scoring then goes on by itself. Groups that are
+    too old for the pool are left out. When a part of a horizontal run was issued by its author's clock is not known any
+    more; that clock may be an epoch off.
     """
     source = stepper.source
     context = stepper.means.context
@@ -231,7 +234,7 @@ def refill_pool(stepper: Stepper) -> None:
     for author, body, age in stepper.means.store.waiting(source.pool.max_age()):
         made = unix_seconds() - age
         born = boot_seconds() - age
-        for late in (0, epoch, -epoch):
+        for late in (0, epoch, -epoch):  # the first that admission takes; in other runs all are alike
             group = admit(context, author, body, issued_at=int(made - late))
             if isinstance(group, Group):
                 if not source.pool.knows(group.key):
@@ -248,10 +251,13 @@ async def open_network(
     owners: Sequence[str],
     started: Callable[[int], None],
 ) -> Libp2p:
-    """Start p2pd, on the previous port if that is free.
+    """Start p2pd, on the previous port if that is free. The caller closes what it returns. With bootstraps it first
+    asks them for some seconds whether another node has this key.
 
     Args:
-        owners: of the bootstraps, those that the owner named. started: called with the process id of each p2pd.
+        sockets: a private directory for p2pd's sockets.
+        owners: of the bootstraps, those that the owner named. started: called with the process id of each p2pd, also of
+            one that replaces another later.
 
     Raises:
         UserError: another node has this key, the port is taken, or p2pd does not start.
@@ -266,7 +272,8 @@ async def open_network(
 
 
 async def open_lan(stack: AsyncExitStack, swarm: Swarm, transport: Libp2p, about: dict[str, str]) -> None:
-    """Meet nodes of the same local network; without multicast go on without. A node that only dials tells nothing.
+    """Meet nodes of the same local network by mDNS, until the stack ends; a failure is logged, and the node goes on
+    without. A node that only dials tells nothing.
 
     Args:
         about: what an open run's node tells of itself; a private one's keeps it to itself.
@@ -300,7 +307,8 @@ async def open_lan(stack: AsyncExitStack, swarm: Swarm, transport: Libp2p, about
 
 
 def check_peers(membership: Membership, bootstraps: Sequence[str], home: Path) -> None:
-    """Refuse to go on with peers of which none works with this node.
+    """Refuse to go on with peers of which none works with this node. Call it when they have been greeted; those that
+    did not answer count as good, and so does an empty list.
 
     Raises:
         UsageError: all belong to another run than the home's, or all speak another protocol.

@@ -33,7 +33,8 @@ def checkpoint_seconds(minutes: float | None, size: int) -> float:
     """Seconds between checkpoints of `size` bytes.
 
     Args:
-        minutes: the setting. None: five, longer if that would write more than 10 GB an hour, an hour at most.
+        minutes: the setting; 0: after every good step. None: five, longer if that would write more than 10 GB an hour,
+            an hour at most.
     """
     if minutes is not None:
         return 60 * minutes
@@ -55,9 +56,9 @@ class Saving:
     can be trained. Later ones follow the interval of `checkpoint_seconds`. A start may repeat some steps, but it trains
     on none of their groups again: the store marks them as used on disk before the checkpoint of their step.
 
-    saved_step  of the newest whole checkpoint
+    saved_step  of the newest whole checkpoint; 0 without one
     written     checkpoints that this process has written
-    next_bytes  of the next checkpoint on disk, as far as known; an older one is removed only after it
+    next_bytes  of the next checkpoint on disk: as the latest one took, 0 before any. An older one is removed after it
     branch      the number of the branch since the latest start or return, see `Checkpoints`
     """
 
@@ -74,6 +75,7 @@ class Saving:
     ) -> None:
         """
         Args:
+            path: the directory of checkpoints, which is made here; it is one node's alone.
             model: the label that a checkpoint must have: the model's name and the trained part of it.
             optimiser: the optimiser whose state it must hold.
             minutes: between checkpoints, see `checkpoint_seconds`. clock: seconds.
@@ -106,7 +108,8 @@ class Saving:
         self._setbacks = 0
 
     async def restore(self, worker: Worker, *, older: bool = False) -> Progress | None:
-        """Continue from the newest sound checkpoint; return None if there is none.
+        """Continue from the newest sound checkpoint; return None if there is none. It begins a new branch, and writes
+        `resumed` into the log. Call it at each start of a compute process, before its first step.
 
         Args:
             older: use an older checkpoint if there is one, because the compute process keeps failing with the newest.
@@ -114,6 +117,8 @@ class Saving:
 
         Raises:
             UsageError: the checkpoint is of another model, or of other quantised weights.
+            UserError: a newer version wrote it.
+            WorkerDied, WorkerFault: the compute process failed with it.
         """
         checkpoints = self._checkpoints
         if older and await asyncio.to_thread(checkpoints.take_back):
@@ -159,10 +164,15 @@ class Saving:
         self._saved_at = self._clock()
 
     async def after_step(self, worker: Worker, progress: Progress, report: StepReport) -> None:
-        """Write a checkpoint if one is due; after too many bad steps in a row, return to an older one.
+        """Write a checkpoint if one is due; after too many bad steps in a row, return to an older one. Call it after
+        each step, with the progress that counts it.
+
+        It waits for the copy into main memory; the files are written beside the next step. A failure of that is raised
+        here after the next step, or by `flush`.
 
         Raises:
             UserError: earlier returns did not help.
+            WorkerDied, WorkerFault, OSError: a checkpoint could not be written; the previous one remains.
         """
         if self._writing is not None and self._writing.done():
             await self.flush()  # raises a failure now instead of at the next checkpoint
@@ -194,8 +204,8 @@ class Saving:
             await self.checkpoint(worker, progress)
 
     async def checkpoint(self, worker: Worker, progress: Progress) -> None:
-        """Copy the worker's state into main memory. The files, checksums, fsync and rename follow beside the next
-        step."""
+        """Copy the worker's state into main memory, due or not. The files, checksums, fsync and rename follow beside
+        the next step. The one before must be on disk first, which this waits for, and whose failure it raises."""
         await self.flush()
         directory = await asyncio.to_thread(self._checkpoints.begin, progress.step)
         with removed_if_it_fails(directory):
@@ -206,7 +216,8 @@ class Saving:
         self._writing = asyncio.create_task(self._write(worker, directory, progress.step, facts, copied_at))
 
     async def _write(self, worker: Worker, directory: Path, step: int, facts: Facts, copied_at: float) -> None:
-        """Write what was copied into main memory, and make it the newest whole checkpoint."""
+        """Write what was copied into main memory, and make it the newest whole checkpoint. A task beside the training;
+        `flush` raises its errors. A failure leaves no part of it on the disk."""
         with removed_if_it_fails(directory):
             await worker.call(Write(str(directory)))
             self.next_bytes = await asyncio.to_thread(bytes_under, directory)
@@ -218,7 +229,8 @@ class Saving:
             self._asked = None
 
     def ask(self, step: int) -> None:
-        """Let the owner have `step` in a checkpoint after the running one, unless it is in one already.
+        """Let the owner have `step` in a checkpoint after the running step, unless it is in one already. It returns at
+        once; `status` says `asked` until it is on disk.
 
         Raises:
             UsageError: the disk has no room for another checkpoint; one that fails ends the node.
@@ -233,7 +245,9 @@ class Saving:
             self._asked = step
 
     def status(self) -> CheckpointStatus:
-        """The status of the newest checkpoint."""
+        """The status of the newest checkpoint: its step, the bytes of the next, the seconds since its state was copied,
+        the seconds until the next is due, and whether the owner waits for one. Step and age are None without one, the
+        seconds until the next if no good step is unsaved."""
         age = None
         step = None
         if self._saved_at is not None:
@@ -246,7 +260,7 @@ class Saving:
 
     @property
     def last(self) -> str:
-        """The newest checkpoint, in words."""
+        """The newest checkpoint, in words that continue a log line."""
         if self._saved_at is None:
             return "there was nothing to save yet"
         return f"step {self.saved_step} was saved last"
@@ -257,7 +271,7 @@ class Saving:
         return self._writing is not None and not self._writing.done()
 
     async def wait(self, seconds: float) -> None:
-        """Wait so long for the checkpoint in progress; `flush` raises its failure."""
+        """Wait at most so long for the checkpoint in progress, which continues; `flush` raises its failure."""
         if self._writing is not None:
             await asyncio.wait({self._writing}, timeout=seconds)
 
@@ -283,7 +297,9 @@ class Saving:
             logger.warning("A checkpoint was not written (%s); %s.", error, self.last)
 
     async def _go_back(self, worker: Worker, progress: Progress) -> None:
-        """Load weights and optimiser of a checkpoint from which a step succeeded; the count of steps continues."""
+        """Load weights and optimiser of a checkpoint from which a step succeeded; the count of steps continues. Later
+        checkpoints are set aside for good. Raises UserError for the third return in a row, or without such a
+        checkpoint."""
         self._good_steps = 0
         self._setbacks += 1
         if self._setbacks > SETBACKS:
@@ -301,6 +317,7 @@ class Saving:
         self._metrics.write("restored", step=progress.step, weights_of_step=self._good_step)
 
     def _hopeless(self) -> UserError:
+        """The error that ends the training; the caller raises it."""
         return UserError(
             "The training gives no finite numbers any more, and older checkpoints did not help.",
             f"Start again with a smaller learning_rate; the checkpoints under {self._path} remain.",

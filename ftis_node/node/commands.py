@@ -34,7 +34,8 @@ def _has_battery() -> bool:
 
 
 class Schedule:
-    """Looks at clock, battery and GPU again and again."""
+    """Says whether hours, battery and other programs on the GPU let the node train. It looks when it is asked:
+    `Commands` asks every five seconds, for as long as the node runs."""
 
     def __init__(self, settings: Callable[[], Settings], own: Callable[[], Collection[int]]) -> None:
         """
@@ -52,7 +53,12 @@ class Schedule:
         self._overruled = False
 
     async def why_not(self) -> str:
-        """Return why the node should not train now, as a sentence, or ""."""
+        """Look, and return why the node should not train now, as a sentence, or "". Sets `why`; if the owner overruled
+        that, the answer is "" all the same.
+
+        Raises:
+            OSError: a battery is being unplugged; the next look succeeds.
+        """
         self.why = await self._look()
         self._overruled = self._overruled and bool(self.why)
         if self._overruled:
@@ -60,7 +66,8 @@ class Schedule:
         return self.why
 
     def overrule(self) -> None:
-        """Let the node train until there was nothing against it once."""
+        """Let the node train in spite of `why`, until a look finds nothing against it. Without a `why` nothing
+        changes."""
         self._overruled = bool(self.why)
 
     async def _look(self) -> str:
@@ -81,7 +88,11 @@ class Schedule:
         return ""
 
     async def _others_on_card(self) -> bool:
-        """Whether another program was seen twice on this node's GPU, and within the last minute."""
+        """Whether another program was busy on this node's GPU in two looks in a row, the latest within the last minute.
+
+        It runs nvidia-smi every 15 s at most, and never while no process of the node was on a GPU yet. A node that
+        pauses has none there, but remembers its GPU.
+        """
         now = boot_seconds()
         if not self._blind and now - self._looked >= CARD_SECONDS and (self._own() or self._card is not None):
             self._looked = now
@@ -95,7 +106,7 @@ class Schedule:
         return now - self._busy_at < QUIET_SECONDS
 
     def _note_own_card(self, text: str) -> None:
-        """Note on which GPU the node's own process runs. text: nvidia-smi's."""
+        """Note on which GPU the node's own process runs; of several, the one listed last. text: nvidia-smi's."""
         own = self._own()
         for card, pid, _ in read_pmon(text):
             if pid in own:
@@ -109,7 +120,7 @@ class Schedule:
         )
 
     async def _pmon(self) -> str:
-        """The output of nvidia-smi; empty if there is none."""
+        """The output of nvidia-smi; empty if it is missing, which ends all further looks, or takes over ten seconds."""
         try:
             asked = await asyncio.create_subprocess_exec(
                 *PMON, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
@@ -129,7 +140,8 @@ class Schedule:
 
 
 def read_pmon(text: str) -> Iterator[tuple[str, int, int]]:
-    """The GPU, the process id and the percentage of its time, of each process that `nvidia-smi pmon -s u` lists."""
+    """The GPU, the process id and the percentage of its time, of each process that `nvidia-smi pmon -s u` lists; 0
+    where it has no figure (`-`)."""
     for line in text.splitlines():
         words = line.split()
         if len(words) > 3 and words[0].isdigit() and words[1].isdigit():
@@ -155,12 +167,12 @@ class Hold(Enum):
 
 
 class Commands:
-    """The present commands.
+    """The present commands. A command only sets what is read here: `Training` reads it between steps.
 
     phase: what the latest `finish` or `stop` made it; neither is taken back. hold: why the node is not to train, None
     if it is.
-    stopping: set in the phase STOPPING. deadline: by when, then, the node must have ended (`time.monotonic`).
-    flush: set if the running step is to wait for nothing.
+    stopping: set in the phase STOPPING. deadline: by when, then, the node must have ended (`time.monotonic`); 0 before.
+    flush: set if the running step is to wait for nothing, because the node pauses or ends.
     """
 
     def __init__(self, schedule: Schedule, *, paused: bool) -> None:
@@ -178,7 +190,7 @@ class Commands:
 
     @property
     def pausing(self) -> bool:
-        """Whether the node is not to train."""
+        """Whether the node is not to train, by its owner or the schedule; a running step is finished."""
         return self.hold is not None
 
     @property
@@ -188,7 +200,7 @@ class Commands:
 
     @property
     def why(self) -> str:
-        """Why the schedule holds the node, if it does."""
+        """Why the schedule holds the node, as a sentence; "" if it does not, or the owner paused it."""
         if self.hold is Hold.SCHEDULE:
             return self._schedule.why
         return ""
@@ -200,9 +212,11 @@ class Commands:
         self._give(Phase.STOPPING, self.hold)
 
     def finish(self) -> None:
+        """End the node after the running step, however long that takes."""
         self._give(Phase.FINISHING, self.hold)
 
     def pause(self) -> None:
+        """Train no more after the running step, until `resume`; the schedule does not end this."""
         self._give(self.phase, Hold.OWNER)
 
     def resume(self) -> None:
@@ -218,18 +232,24 @@ class Commands:
             await asyncio.sleep(LOOK_SECONDS)
 
     async def look(self) -> None:
-        """Ask the schedule."""
+        """Ask the schedule, and hold the node or let it go on if its answer has changed. Called every five seconds and
+        after a change of settings.
+
+        Raises:
+            OSError: see `Schedule.why_not`.
+        """
         before = self.why
         why = await self._schedule.why_not()
         if self.hold is not Hold.OWNER and why != before:
             self._give(self.phase, Hold.SCHEDULE if why else None)
 
     async def next(self) -> None:
-        """Wait for the next command."""
+        """Wait for the next command; one that came before this call does not count, so read the present ones first."""
         self._came.clear()
         await self._came.wait()
 
     def _give(self, phase: Phase, hold: Hold | None) -> None:
+        """Make these the present commands, and wake what waits for the next one."""
         self.phase = phase
         self.hold = hold
         if hold is not None or self.ending:

@@ -42,7 +42,12 @@ logger = logging.getLogger(__name__)
 
 
 class ComputeProcess:
-    """The compute process. `worker` is the present one; there is one at a time. `options` may change before a start."""
+    """The compute process. `worker` is the present one; there is one at a time. `options` may change before a start.
+
+    loaded    what the latest load said of model and task; None before the first, and kept while no process runs
+    restarts  failures since the node started
+    note      called when there is a new process, and in a pause, when there is none
+    """
 
     def __init__(self, options: JoinOptions, home: Home, started: Callable[[], None]) -> None:
         """
@@ -62,10 +67,15 @@ class ComputeProcess:
         self._watching: asyncio.Task[None] | None = None
 
     async def start(self, settings: Settings, run_file: RunFile | None) -> None:
-        """Spawn the process and load the task and the model in it.
+        """Spawn the process and load the task and the model in it; after that it needs `Open`. Call `stop` before a
+        second start. A large model takes minutes, a download longer.
+
+        Args:
+            run_file: None: the run is not known yet, and is made from what is loaded.
 
         Raises:
             UserError: the task or the model cannot be loaded.
+            WorkerDied, WorkerFault: the process failed while it loaded.
         """
         self.worker = Worker()
         output = self.options.output
@@ -91,7 +101,8 @@ class ComputeProcess:
             logger.log(logging.INFO if facts.plan.fits else logging.WARNING, "%s", reason)
 
     def _load(self, settings: Settings, run_file: RunFile | None) -> Load:
-        """The request to load the task and the model; what the run says, if it is known, nobody else says."""
+        """The request to load the task and the model. Template and token caps are the run's if it is known, whatever
+        the options say."""
         options = self.options
         files = options.files()
         template = options.template
@@ -129,7 +140,7 @@ class ComputeProcess:
         return self.loaded
 
     def gpu_pids(self) -> frozenset[int]:
-        """The processes that may use a GPU now; empty if there is none, or on a CPU."""
+        """The ids of this node's processes that may use a GPU now; empty if there is none, or on a CPU."""
         pid = self.worker.pid
         loaded = self.loaded
         if pid is None or loaded is None or not loaded.device.startswith("cuda"):
@@ -139,7 +150,8 @@ class ComputeProcess:
         return frozenset({pid})
 
     async def stop(self) -> None:
-        """End the process at once and free its memory. Save first what must last."""
+        """End the process at once and free its memory. Save first what must last. Its open requests raise WorkerDied.
+        Without a process nothing happens; `loaded` stays."""
         watching = self._watching
         self._watching = None
         if watching is not None:
@@ -149,7 +161,13 @@ class ComputeProcess:
         await self.worker.stop()
 
     async def interrupt(self, work: asyncio.Task[None]) -> bool:
-        """Interrupt generation or a step; return whether `work` ended by it, so that the process is still usable."""
+        """Interrupt generation or a step; return whether `work` ended by it, so that the process is still usable.
+
+        It takes four seconds at most. After False `work` may still run: cancel it, and stop the process.
+
+        Args:
+            work: the task that waits for the process's answer.
+        """
         asking = asyncio.create_task(self.worker.call(Interrupt()))
         await asyncio.wait({work}, timeout=INTERRUPT_SECONDS)
         asking.cancel()
@@ -157,7 +175,8 @@ class ComputeProcess:
         return work.done() and isinstance(work.exception(), (WorkerFault, type(None)))
 
     async def _watch(self, worker: Worker) -> None:
-        """Look at the process again and again; log what it does where that takes long."""
+        """Look at the process once a second, from its start to its end; log what it does every 30 s where that takes
+        long. `watched` is empty again when the process has ended."""
         told = boot_seconds()
         with contextlib.suppress(WorkerDied, WorkerFault):
             while True:
@@ -171,21 +190,28 @@ class ComputeProcess:
         self.watched = Watched()
 
     def saved(self, written: int) -> None:
-        """Note the number of written checkpoints; a new one resets the count of failures."""
+        """Note how many checkpoints were written since the node started; a new one resets the count of failures."""
         if written > self._written:
             self._written = written
             self._failures = 0
 
     def stepped(self, last: TakenStep, generation_batch: int) -> None:
-        """Note a successful step: remember the batch sizes that are below the plan, forget those that grew back."""
+        """Note a successful step: remember the batch sizes that are below the plan, forget those that grew back. The
+        next compute process begins with them; the next node does not.
+
+        Args:
+            generation_batch: see `Maker`.
+        """
         sizes = {"micro_batch_tokens": last.report.micro_batch_tokens, "generation_batch": generation_batch}
         self._learned = {name: size for name, size in sizes.items() if size < getattr(self.facts.plan, name)}
 
     async def failed(self, fault: FtisError) -> bool:
-        """End what is left of the process and pause; return whether to try an older checkpoint.
+        """End what is left of the process and pause for 2 to 30 s, longer each time; return whether to try an older
+        checkpoint. Call it once for each failure, before the next `start`. A death for want of memory halves the next
+        one's micro-batches. Too many open files are no failure of the process: no pause, and not counted.
 
         Raises:
-            UserError: it failed too often in a row.
+            UserError: it failed six times in a row without a checkpoint between them.
         """
         if isinstance(fault, OutOfFiles):  # the network process ran out of file descriptors
             await self.stop()
@@ -209,5 +235,5 @@ class ComputeProcess:
         return self._failures > FAILURES_OF_NEWEST
 
     def faults(self, seconds: float) -> tuple[str, ...]:
-        """Its failures in the last so many seconds, the latest last."""
+        """Its failures in the last so many seconds, in words, the latest last; at most five."""
         return tuple(what for when, what in self._faults if boot_seconds() - when < seconds)

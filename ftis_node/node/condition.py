@@ -36,7 +36,7 @@ class State(StrEnum):
 
 @dataclass(frozen=True)
 class Condition:
-    """state; reason: one sentence; advice: what a person should do, empty if nothing."""
+    """state; reason: sentences for a person; advice: what a person should do, empty if nothing."""
 
     state: State
     reason: str
@@ -91,7 +91,10 @@ class Signs:
 
 
 def condition(signs: Signs) -> Condition:
-    """The condition of a node that trains: faults first, then its connection to peers."""
+    """The condition of a node that trains: the first fault that the signs show, else its connection to peers.
+
+    A pure function. States are a fixed set that metrics and scripts read; reason and advice are for people.
+    """
     for reason, advice in (*_machine_troubles(signs), *_training_troubles(signs)):
         return Condition(State.DEGRADED, reason, advice)
     if signs.shut_out:
@@ -129,7 +132,8 @@ SET_CLOCK = "Compare with a clock that is right: `date -u`. If this machine's is
 
 
 def _skipped(signs: Signs) -> str:
-    """A sentence about the first peer of which no address is dialled, and how many more there are."""
+    """A sentence about the first peer of which no address is dialled, and how many more there are; "" without any. As
+    all sentences that follow another here, it begins with a space."""
     if not signs.skipped:
         return ""
     others = ""
@@ -151,7 +155,7 @@ def _little_signal(signs: Signs) -> str:
 
 
 def _whose(clock: ClockDifference) -> str:
-    """A phrase that says whose clock is wrong, as far as known, and by how much."""
+    """A phrase, without a full stop, that says whose clock is wrong, as far as known, and by how much."""
     far = f"{duration(abs(clock.behind))} {'behind' if clock.behind > 0 else 'ahead of'}"
     if clock.peers >= ENOUGH_CLOCKS:
         return f"This node's clock is {far} those of its {clock.peers} peers"
@@ -200,7 +204,7 @@ def _machine_troubles(signs: Signs) -> Iterator[tuple[str, str]]:
 
 
 def _training_troubles(signs: Signs) -> Iterator[tuple[str, str]]:
-    """As `_machine_troubles`, of steps and own groups."""
+    """Reason and advice of what is wrong with steps and own groups, the worst first."""
     if signs.bad_steps:
         yield (
             f"The latest {counted(signs.bad_steps, 'step')} had no finite gradient and changed nothing.",
@@ -220,4 +224,5 @@ def _training_troubles(signs: Signs) -> Iterator[tuple[str, str]]:
 
 
 def _solved(signs: Signs) -> bool:
+    """Whether steps change nothing because the model can do the task; before an evaluation: no."""
     return signs.idle_steps >= IDLE_STEPS and signs.pass_at_1 is not None and signs.pass_at_1 >= SOLVED

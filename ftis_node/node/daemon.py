@@ -43,10 +43,12 @@ STALL_SECONDS = 7200.0  # that the compute process may owe an answer; then watch
 
 
 class Node:
-    """One daemon. `run` returns when it is stopped or has taken its steps."""
+    """One daemon, in the event loop of the network process. `run`, called once, returns when it is stopped or has taken
+    its steps. Signals, the local API and the page call the other public methods meanwhile."""
 
     def __init__(self, options: JoinOptions, settings_for: Callable[[str], Settings]) -> None:
-        """settings_for: returns the settings for a task, which may be known only after a peer has sent its run."""
+        """settings_for: returns the settings for a task, which may be known only after a peer has sent its run; raises
+        UsageError. It is called here, and again when the run is known."""
         self.options = options
         self.settings = settings_for(options.task or "arithmetic")
         self.home = options.home  # may be open already
@@ -69,7 +71,7 @@ class Node:
 
     @property
     def components(self) -> Components | None:
-        """The node's parts; None before it has its run and its model."""
+        """The node's parts; None before it has its run and its model, and kept until the process ends."""
         if self._training is None:
             return None
         return self._training.components
@@ -81,6 +83,8 @@ class Node:
 
         Raises:
             UserError: an error that a person can fix prevents the start or the training.
+            TimeoutError, ConnectionError: the network or p2pd failed.
+            SystemExit: a second request to stop came.
         """
         raise_limit()
         listen(self.stop)
@@ -101,7 +105,10 @@ class Node:
     # --- the owner's requests -------------------------------------------------------------------------------------
 
     def stop(self, exit_code: int = 0) -> None:
-        """Finish the step, save and end within half a minute; a second call ends the node at once."""
+        """Finish the step, save and end within half a minute; a second call ends the node at once.
+
+        It returns at once, at any moment of the node's life. Raises SystemExit: it is the second call.
+        """
         if self._commands.stopping.is_set():
             logger.warning("Second request to stop: ending at once; the last checkpoint remains.")
             raise SystemExit(130)
@@ -116,7 +123,10 @@ class Node:
         self._commands.finish()
 
     async def change(self, values: Mapping[str, str]) -> dict[str, object]:
-        """Change settings of the running node, until it ends; return their new values.
+        """Change settings of the running node, until it ends; return their new values. The next start has the old ones.
+
+        Args:
+            values: by name, as texts; `default` gives what the node began with.
 
         Raises:
             UsageError: one is unknown, cannot be changed while the node runs, or has no such value.
@@ -143,14 +153,14 @@ class Node:
         return {"run_file": run_file_as_json(run_file)}
 
     def _decided(self) -> RunFile | None:
-        """The run file; that of a new run from before its model is loaded."""
+        """The run file; that of a new run from before its model is loaded. None: the run is not known yet."""
         facts = self._compute.watched.facts
         if self._run_file is None and facts is not None:
             return self._new_run(facts)
         return self._run_file
 
     async def _asked(self, what: Callable[[], None], _: Mapping[str, str]) -> dict[str, object]:
-        """Answer a request of the local API; a node that is stopping ignores it."""
+        """Answer a request of the local API by calling `what`; a node that is stopping ignores it."""
         commands = self._commands
         if not commands.stopping.is_set():
             what()
@@ -159,7 +169,11 @@ class Node:
     # --- starting -------------------------------------------------------------------------------------------------
 
     async def _start(self) -> Training:
-        """From a home to a node that can train; what is begun on the way ends with the stack."""
+        """From a home to a node that can train; what is begun on the way ends with the stack. See `run` for errors.
+
+        The order matters: the local API answers before the slow parts; the run file is written only when the model fits
+        the run; peers are greeted when the weights are those of the checkpoint.
+        """
         runtime = self._open_home()
         await self._begin_to_tell(runtime)
         identity = Identity.load_or_create(self.home.key)
@@ -221,6 +235,7 @@ class Node:
         self._stack.callback(told.cancel)
 
     async def _open_network(self, runtime: Path, identity: Identity) -> Libp2p:
+        """Start p2pd, and write its port into the home for the next start. See `assembly.open_network` for errors."""
         options = self.options
         transport = await assembly.open_network(
             self.home, self.settings, runtime, identity, options.bootstraps, options.peers, self._note_p2pd
@@ -233,7 +248,8 @@ class Node:
         return transport
 
     async def _find_run(self, transport: Libp2p) -> RunFile | None:
-        """The run of the home, of a file or of a peer; None: this node begins one. Go by the settings for its task."""
+        """The run of the home, of a file or of a peer; None: this node begins one. Go by the settings for its task. See
+        `run_to_join` for errors."""
         seeking = "Looking for its run."
         if self.options.bootstraps:
             patience = f"{self.settings.patience:g} s at most, or half an hour while one of them loads its model"
@@ -261,6 +277,7 @@ class Node:
         return run_file
 
     def _new_run(self, facts: Mapping[str, Any]) -> RunFile:
+        """A run for what is loaded (`ModelFacts.shared`). The same facts give the same run, whenever this is called."""
         founder = ""
         if self.options.private:
             founder = Identity.load(self.home.key).peer_id
@@ -291,11 +308,13 @@ class Node:
             assembly.check_peers(swarm.membership, [*options.peers, *options.given], self.home.path)
 
     def _note_p2pd(self, pid: int) -> None:
+        """Called with each p2pd that is started."""
         self._p2pd = pid
         self._note_children()
 
     def _note_children(self) -> None:
-        """Record the child processes so that the next start can end them if this process is killed."""
+        """Record the child processes so that the next start can end them if this process is killed. Called when p2pd or
+        a compute process has started, and in a pause."""
         children = (self._p2pd, self._compute.worker.pid)
         if self._runtime is not None:
             self.home.record_runtime(self._runtime, tuple(pid for pid in children if pid is not None))
@@ -307,6 +326,7 @@ class Node:
         return self._telling.condition()
 
     def _condition_of_training(self) -> Condition:
+        """What the signs say now; of none before the training exists."""
         if self._training is None or self._transport is None:
             return condition(Signs())
         return condition(signs(self._training, self._transport.down_seconds(), self._stalled()))
@@ -362,7 +382,7 @@ class Node:
         return status_row(self.status(), plan)
 
     def peers(self) -> dict[str, Any]:
-        """The node's peers, and the peers that it refuses."""
+        """The object that `ftis-node peers --json` prints: the node's peers, and those that it refuses."""
         if self._training is None:
             return {"peers": [], "left_out": [], "names": {}}
         return peers_row(self._training.components)

@@ -32,7 +32,8 @@ SHOWN = 12  # completions of a group
 
 
 class Dashboard:
-    """The page of a node with an open home, as long as the settings have one, and the node's local API."""
+    """The page of a node with an open home, as long as the settings have one, and the node's local API. Both answer in
+    the node's event loop, from the start of the node on."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -40,13 +41,14 @@ class Dashboard:
 
     @property
     def address(self) -> str | None:
-        """Where the page is; None without one."""
+        """The page's URL, without the token that opens it; None without a page."""
         if self._server is not None:
             return self._server.address
         return None
 
     async def show(self, settings: Settings) -> None:
-        """Start or end the page, as the settings have it.
+        """Start or end the page, as the settings have it; one that runs stays as it is. A start of the node calls it,
+        and each change of settings before they count.
 
         Raises:
             UserError: the page's port is taken.
@@ -71,14 +73,14 @@ class Dashboard:
         logger.info("Page: %s (`ftis-node page%s` prints the link that opens it)", server.address, home.flag)
 
     async def close(self) -> None:
-        """End the page, if there is one."""
+        """End the page, if there is one; the local API stays."""
         server = self._server
         self._server = None
         if server is not None:
             await server.close()
 
     async def api(self, path: Path, orders: Mapping[str, Order]) -> Api:
-        """Start the local API on a socket; `orders` are the owner's by route."""
+        """Start the local API on a socket; `orders` are the owner's by route. The caller closes it."""
         node = self._node
         reads: dict[str, ReadOut] = {"/status": node.row, "/peers": node.peers, "/page": self.invitation}
         api = Api(reads, {**orders, "/save": self._save}, {"/metrics": self._metrics})
@@ -86,7 +88,8 @@ class Dashboard:
         return api
 
     async def _save(self, _: Mapping[str, str]) -> Mapping[str, object]:
-        """Save what the node has learned, after the running step; see `Saving.ask`."""
+        """Let the node save what it has learned, after the running step, and answer with the status at once. Before the
+        training nothing happens. Raises UsageError, see `Saving.ask`."""
         node = self._node
         components = node.components
         if components is not None and not components.stepper.means.resting:  # one that rests saved before
@@ -94,10 +97,11 @@ class Dashboard:
         return node.row()
 
     def _metrics(self) -> bytes:
+        """The present metrics as Prometheus reads them, for page and local API; made anew for each request."""
         return exposition(self._node.row(), self._node.peers())
 
     def invitation(self) -> dict[str, str | None]:
-        """A new link that opens the page once; null without a page."""
+        """A new link that opens the page once, for whoever has it; null without a page. Each call makes another."""
         return {"link": self._server.invite() if self._server is not None else None}
 
 
@@ -123,7 +127,7 @@ class _Curves:
         self._body = to_json(history.facts())
 
     async def body(self) -> bytes:
-        """The present curves."""
+        """The present curves. The log is read in a thread; several requests share one reading."""
         async with self._lock:
             if await asyncio.to_thread(self._history.follow):
                 self._body = to_json(self._history.facts())
@@ -140,6 +144,8 @@ class _Texts:
         self._known: dict[Shown, GroupText] = {}
 
     async def answer(self) -> dict[str, object]:
+        """The latest step and its shown groups, own ones first; those without a text yet are left out. It waits up to
+        five seconds for texts."""
         components = self._node.components
         if components is None:
             return {"step": 0, "groups": []}
@@ -153,7 +159,8 @@ class _Texts:
         return {"step": step, "groups": shown}
 
     async def _decode(self, worker: Compute, new: Sequence[Shown]) -> None:
-        """Get the texts of these groups, if the compute process has time for it."""
+        """Get the texts of these groups, if the compute process has time for it within five seconds; else none of them.
+        Call it under the lock."""
         if not new:
             return
         asked = [ReadableGroup(one.group.row, one.group.data, SHOWN) for one in new]
@@ -166,7 +173,8 @@ class _Texts:
 
 
 def _group(shown: Shown, texts: GroupText) -> dict[str, object]:
-    """A group with the texts of its first completions, and their lengths in tokens."""
+    """A group as the page shows it (`page.js` reads these keys): its first twelve completions with their texts, and
+    their lengths in tokens."""
     packet = shown.group.packet
     columns = texts.columns or [{}] * len(texts.completions)
     rewards = shown.rewards[:SHOWN]

@@ -16,18 +16,19 @@ SUPPLY_MEMORY = 0.2  # weight of the latest step in the mean of foreign groups p
 
 
 class Waiting(NamedTuple):
-    """Foreign groups that wait. newcomers: those of authors without a record; a batch takes up to `room` of these."""
+    """Foreign groups that wait. newcomers: those of authors without a record; a batch takes up to `room` of these,
+    and any number if no author has a record yet."""
 
     groups: int
     newcomers: int = 0
     room: int = NO_LIMIT
 
     def left(self, batches: float = 1.0) -> int:
-        """The further newcomers' groups that so many batches have room for; negative: so many wait too many."""
+        """The further newcomers' groups that so many batches have room for; −2: two wait that have no room."""
         return math.ceil(self.room * batches) - self.newcomers
 
     def usable(self, batches: float = 1.0) -> int:
-        """The groups that so many batches have room for."""
+        """The waiting groups without the newcomers' that so many batches have no room for."""
         return self.groups + min(0, self.left(batches))
 
 
@@ -35,7 +36,7 @@ class Demand:
     """A node's mean supply of foreign groups, and what follows from it.
 
     The estimate uses waiting and recently arrived groups, not announcements; otherwise a peer could make others wait
-    with empty announcements.
+    with empty announcements. It begins anew with each start of the node.
     """
 
     def __init__(self) -> None:
@@ -44,10 +45,10 @@ class Demand:
         self._left = 0  # groups that the latest batch had no room for
 
     def stepped(self, came: int, waiting: Waiting) -> None:
-        """Note a batch.
+        """Note a batch, once, when its foreign groups have been taken from the pool.
 
         Args:
-            came: foreign groups since the start. waiting: what the batch left.
+            came: foreign groups that the pool has got since the start (`Pool.added`). waiting: what the batch left.
         """
         new = came - self._came
         self._came = came
@@ -55,18 +56,23 @@ class Demand:
         self._left = waiting.usable()
 
     def groups_to_make(self, batch: int, part: int, waiting: Waiting) -> int:
-        """The groups to make before waiting for foreign ones: the node's part and the expected shortfall."""
+        """The groups to make before waiting for foreign ones, at most `batch`: the node's own part, or more where
+        fewer foreign ones are expected than the rest. Before the first batch was noted: the part.
+
+        Args:
+            part: see `own_part`. waiting: what is in the pool now.
+        """
         if self._supply is None:
             return part
-        expected = max(int(self._left + self._supply), waiting.usable())
+        expected = max(int(self._left + self._supply), waiting.usable())  # foreign groups, until the batch is taken
         return min(batch, max(part, batch - expected))
 
 
 def own_part(batch: int, share: float | None, others: int) -> int:
-    """A node's part of a batch if peers supply theirs.
+    """A node's part of a batch if peers supply theirs, rounded up; 0 for a listener.
 
     Args:
-        share: as the settings fix it; None: an equal one among itself and so many others.
+        share: as the settings fix it, 0 to 1; None: an equal one among itself and so many others, a quarter at least.
     """
     if share is None:
         share = max(1 / (1 + others), OWN_SHARE_FLOOR)
@@ -74,12 +80,16 @@ def own_part(batch: int, share: float | None, others: int) -> int:
 
 
 def foreign(part: int, batches: float, waiting: Waiting) -> int:
-    """The foreign groups to pull for so many batches, of each of which they are a part; below 1: none."""
+    """The further foreign groups to pull for so many batches; 0 or negative: none.
+
+    Args:
+        part: the foreign groups of one batch. waiting: what is in the pool now, or on its way into it.
+    """
     return math.ceil(part * batches) - waiting.usable(batches)
 
 
 def waiting_in(pool: Pool, newcomers: Newcomers) -> Waiting:
-    """Count the groups that wait in the pool."""
+    """Count the groups that wait in the pool; those that are too old are dropped (`Pool.expire`)."""
     waiting = pool.waiting()
     theirs = sum(count for author, count in waiting.items() if newcomers.is_one(author))
     return Waiting(sum(waiting.values()), theirs, newcomers.room)
@@ -87,7 +97,7 @@ def waiting_in(pool: Pool, newcomers: Newcomers) -> Waiting:
 
 def pooled_age(max_age: float, step_seconds: float) -> float:
     """Seconds for which groups wait in the pool: three of the node's own steps and at most an hour, but `max_age` at
-    least. A slow node may thus train on what came while it took a step."""
+    least. A slow node may thus train on what came while it took a step. step_seconds: 0 before the first step."""
     return max(max_age, min(POOLED_STEPS * step_seconds, POOLED_SECONDS))
 
 

@@ -35,9 +35,10 @@ logger = logging.getLogger(__name__)
 
 
 class EvaluationSchedule:
-    """Measures the time of evaluations and delays expensive ones.
+    """Measures the time of evaluations and delays expensive ones, so that they take a tenth of a start's time at most.
 
-    curve: step and pass@1 of the latest. warning: what the latest shows to be wrong, in sentences; empty if nothing.
+    curve: step and pass@1 of the latest 70, with those of earlier starts. warning: what the latest shows to be wrong,
+    in sentences that begin with a space; empty if nothing.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -46,18 +47,18 @@ class EvaluationSchedule:
             clock: seconds.
         """
         self._clock = clock
-        self._began: float | None = None
-        self._spent = 0.0  # seconds, in all
-        self._whole = 0.0  # seconds that all questions would take
-        self._besides = 0.0  # seconds for own data
-        self._questions = 0
+        self._began: float | None = None  # when the first evaluation of this start had ended
+        self._spent = 0.0  # seconds, in all, without the first one's
+        self._whole = 0.0  # seconds that all questions would take, by the latest
+        self._besides = 0.0  # seconds for own data, of the latest
+        self._questions = 0  # the most that one of them asked
         self._asked = 0  # parts so far
         self.curve: deque[tuple[int, float]] = deque(maxlen=CURVE)
         self.warning = ""
         self._before: tuple[float, float] | None = None  # pass@1 before training, and the low end of its interval
 
     def recall(self, metrics: Path) -> None:
-        """Read the curve of earlier starts from their log."""
+        """Read the curve of earlier starts from the last MiB of their log; once, at the start."""
         for event in read_events(metrics, "evaluation", "started", last_bytes=CURVE_BYTES):
             if event["event"] == "started":
                 self.went_back(event["step"])
@@ -65,11 +66,18 @@ class EvaluationSchedule:
                 self._note(event["step"], event["pass_at_1"], event.get("low", 0.0))
 
     def went_back(self, step: int) -> None:
-        """Drop the evaluations after this step, because the training continues from its checkpoint."""
+        """Drop the evaluations after this step from the curve, because the training continues from its checkpoint."""
         self.curve = deque((one for one in self.curve if one[0] <= step), maxlen=CURVE)
 
     async def evaluate(self, means: Means, metrics: MetricsLog, since_start: float, rewards: Sequence[float]) -> None:
-        """Evaluate, and write the results into `metrics.jsonl`. rewards: mean ones of the latest own groups."""
+        """Evaluate, due or not, and write the results into `metrics.jsonl` and into the progress.
+
+        Args:
+            since_start: seconds, for the log. rewards: mean ones of the latest own groups.
+
+        Raises:
+            WorkerDied, WorkerFault: the compute process failed; nothing is noted.
+        """
         parts = self.parts()
         found = await means.worker.call(Evaluate(part=self._asked % parts, parts=parts))
         seconds = found.seconds
@@ -124,12 +132,14 @@ class EvaluationSchedule:
         self._questions = max(self._questions, found.prompts)
 
     def _note(self, step: int, pass_at_1: float, low: float) -> None:
+        """Add a point to the curve; that of step 0 is what later ones are compared with. low: of its interval."""
         self.curve.append((step, pass_at_1))
         if step == 0:
             self._before = (pass_at_1, low)
 
     def _fallen(self, found: Evaluation) -> str:
-        """A sentence where the model has become worse, beyond chance, than it was before training; else nothing."""
+        """A sentence where the model has become worse, beyond chance, than it was before training; else "", also where
+        the log does not have the evaluation before training."""
         if self._before is None or found.high >= self._before[1]:
             return ""
         return (
@@ -138,18 +148,23 @@ class EvaluationSchedule:
         )
 
     def parts(self) -> int:
-        """Return into how many parts the questions are divided: evaluations ask one after another."""
+        """Return into how many parts the questions are divided, 1 or more: each evaluation asks the next one.
+
+        They are so many that one is due every five minutes, but each has 16 questions at least. Where one would then be
+        due more seldom than every half an hour, they are as many as that takes.
+        """
         often = math.ceil(self._whole / (SHARE * OFTEN))
         seldom = math.ceil(self._whole / (SHARE * SELDOM))
         return max(1, min(often, self._questions // FEWEST), min(seldom, self._questions))
 
     def due_seconds(self, ahead: float = 0.0) -> float | None:
         """Seconds until another evaluation fits into the share, 0 if one is due; None before the first, which is due.
+        `Training` asks after each step.
 
         Args:
             ahead: seconds until a step after which one may be taken.
         """
         if self._began is None:
             return None
-        spent = self._spent + self._whole / self.parts() + self._besides
-        return max(ahead, spent / SHARE - (self._clock() - self._began))
+        with_next = self._spent + self._whole / self.parts() + self._besides
+        return max(ahead, with_next / SHARE - (self._clock() - self._began))

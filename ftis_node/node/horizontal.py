@@ -22,7 +22,8 @@ from ftis_node.swarm.pool import Newcomers, Pool, Scored, Want
 
 
 class HorizontalSource:
-    """As `VerticalSource`: batches of groups that are made of several authors' parts. All counts are parts."""
+    """As `VerticalSource`: batches of groups that are made of several authors' parts. All counts are parts, of which a
+    group has `Run.parts`. A key is (epoch, row) of a group (`parts.Key`)."""
 
     def __init__(self, means: Means, rng: random.Random | None) -> None:
         self.parts = Parts(means.run, means.age_clock, rng, means.takes)
@@ -46,14 +47,16 @@ class HorizontalSource:
         return self._means.batch_groups * self._means.run.parts
 
     def _epoch(self) -> int:
+        """The present epoch by the wall clock, which may be set back."""
         return self._means.run.epoch_at(self._means.unix())
 
     def want(self) -> Want:
-        """As `VerticalSource.want`: first parts of groups that have an own part, then of those that may get one."""
+        """As `VerticalSource.want`, up to two batches: first parts of groups that have an own part, then of those that
+        may get one, in this epoch or the one before. The swarm pulls in the order of these rows."""
         newcomers = self._newcomers()
         most = 2 * self._whole
         waiting = waiting_in(self.pool, newcomers)
-        newcomers.room = max(0, waiting.left(2))
+        newcomers.room = max(0, waiting.left(2))  # of newcomers' parts, those that wait are there already
         keys = self.parts.fullest(self._mine)
         epoch = self._epoch()
         for may_get_one in (epoch, max(0, epoch - 1)):
@@ -63,7 +66,7 @@ class HorizontalSource:
         return Want(missing, newcomers, most, rows)
 
     def _keys(self, epoch: int) -> list[Key]:
-        """The groups of an epoch by their slots."""
+        """The groups of an epoch; the index is the slot, from which `slots` reads them."""
         run = self._means.run
         begins = epoch * run.epoch
         row_of = self._means.context.row_of
@@ -76,8 +79,9 @@ class HorizontalSource:
         return newcomers
 
     def slots(self, count: int, issued_at: int) -> list[int]:
-        """As `VerticalSource.slots`. Only parts that were admitted say what goes first, for an announcement costs its
-        author nothing."""
+        """As `VerticalSource.slots`, of the epoch of `issued_at`; ascending, each once in an epoch. Those that others'
+        parts wait for come first. Only parts that were admitted say so, for an announcement costs its author
+        nothing."""
         run = self._means.run
         admitted = self.parts.counts(self._newcomers())
         by_slot = {}
@@ -90,7 +94,8 @@ class HorizontalSource:
     # --- the batch ------------------------------------------------------------------------------------------------
 
     async def batch(self, stopping: asyncio.Event) -> StepBatch | None:
-        """As `VerticalSource.batch`."""
+        """As `VerticalSource.batch`, of fewer parts where not enough come. None also if nothing can be closed: then it
+        has waited for a moment, and the caller calls again."""
         means = self._means
         self.inbox.raise_failed()
         most = self._most()
@@ -98,7 +103,7 @@ class HorizontalSource:
         generated = means.clock()
         if not means.own_only:
             await self._wait(stopping)
-        if stopping.is_set() or (most == 0 and self._lacking()):
+        if stopping.is_set() or (most == 0 and self._lacking()):  # a listener takes whole batches only
             return None
         own, foreign = self._take(self._newcomers())
         if own or foreign:
@@ -110,7 +115,8 @@ class HorizontalSource:
         return None
 
     async def _make_parts(self, most: int, stopping: asyncio.Event) -> None:
-        """Make own parts, up to `most`, until enough groups can be closed."""
+        """Make own parts, up to `most`, until enough groups can be closed; a few at a time, so that others' parts
+        that arrive meanwhile count. What is not trained on in this step stays for the next."""
         at_a_time = math.ceil(self._means.batch_groups / 2)
         made = 0
         while not self.inbox.hurries(stopping) and made < most and self._lacking():
@@ -132,7 +138,7 @@ class HorizontalSource:
         return math.ceil(share * self._whole)
 
     def _lacking(self) -> int:
-        """The parts that the groups that can be closed lack to fill a batch."""
+        """The parts that a batch would lack if every group that can be closed were in it; 0: it would be full."""
         waiting = self.parts.by_group()
         there = 0
         for key in self.parts.ready(self._mine, self._epoch()):
@@ -140,7 +146,8 @@ class HorizontalSource:
         return max(0, self._whole - there)
 
     async def _wait(self, stopping: asyncio.Event) -> None:
-        """Wait for parts, at most as long as making the missing ones would take, or a node's share of a batch."""
+        """Wait for parts, at most as long as making the missing ones would take, or a node's share of a batch; a
+        listener waits a quarter of a second, and is called again."""
         means = self._means
         patience = WAIT_SECONDS
         if means.settings.own_share != 0:
@@ -152,7 +159,7 @@ class HorizontalSource:
 
     def _take(self, newcomers: Newcomers) -> tuple[list[OwnGroup], list[Scored]]:
         """Close groups until a batch is full: those that are ready, then the fullest. A group without a signal counts
-        if this node made a part of it, as in other runs."""
+        if this node made a part of it, as in other runs. The last group may make it larger. newcomers: counted down."""
         ready = self.parts.ready(self._mine, self._epoch())
         own: list[OwnGroup] = []
         foreign: list[Scored] = []

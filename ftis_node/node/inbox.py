@@ -20,15 +20,17 @@ logger = logging.getLogger(__name__)
 
 
 class Inbox:
-    """Stores admitted groups, has them scored, and hands them on.
+    """Stores admitted groups, has them scored, and hands them on. All of it runs in the event loop of the network
+    process.
 
-    scoring: the groups whose rewards are not known yet.
+    scoring: a task for each group whose rewards are not known yet. Nothing bounds them here: a source counts them when
+    it says what to pull (`want`).
     """
 
     def __init__(self, means: Means, add: Callable[[Scored], bool]) -> None:
         """
         Args:
-            add: takes a scored group; returns False if it is not for training.
+            add: takes a scored group into the pool; returns False if it is not for training.
         """
         self.scoring: set[asyncio.Task[None]] = set()
         self._means = means
@@ -37,7 +39,14 @@ class Inbox:
         self._failed: BaseException | None = None  # of scoring
 
     async def on_groups(self, arrived: Sequence[Arrival]) -> None:
-        """Store admitted groups and have them scored; each is handed on when its rewards are known."""
+        """Store admitted groups and begin to score them; each is handed on when its rewards are known, in any order.
+
+        A pull awaits this for up to 16 groups at a time, and pulls them again if it raises. They are in the store when
+        it returns, so the next start scores those that have no rewards by then (`assembly.refill_pool`).
+
+        Raises:
+            OSError, sqlite3.Error: they could not be stored.
+        """
         now = self._means.age_clock()
         groups = [one.group for one in arrived]
         self._means.store.add(groups, own=False, ages=[now - one.born for one in arrived])
@@ -45,29 +54,35 @@ class Inbox:
             self.score_later(one.group, one.born, one.right)
 
     def score_later(self, group: Group, born: float, right: int | None = None) -> None:
-        """Score a group, and hand it on if it may teach. right: its author's hint, if known."""
+        """Begin to score a group that the store has; it is handed on if it has a signal and its author may teach.
+
+        Args:
+            born: when its author made it, by `Means.age_clock`. right: its author's hint; None where it is not known,
+                as after a restart.
+        """
         task = asyncio.create_task(self._score(group, born, right))
         self.scoring.add(task)
         task.add_done_callback(self._end_scoring)
 
     async def scored(self) -> None:
-        """Wait until every received group has its rewards."""
+        """Wait until every received group has its rewards. The lab calls it between steps; a daemon never waits so."""
         while self.scoring:
             await asyncio.gather(*self.scoring)
 
     def raise_failed(self) -> None:
-        """Raise an unexpected error of scoring, once."""
+        """Raise an unexpected error of scoring, once. A source calls it in each step, so that the step fails by it."""
         error = self._failed
         self._failed = None
         if error is not None:
             raise error
 
     def hurries(self, stopping: asyncio.Event) -> bool:
-        """Whether a step has to wait for nothing any more."""
+        """Whether a step has to wait for nothing any more: the node stops, pauses or ends, or scoring failed."""
         return stopping.is_set() or self._means.flush.is_set() or self._failed is not None
 
     async def arrival(self, stopping: asyncio.Event, seconds: float = WAIT_SECONDS) -> None:
-        """Wait until a group is handed on or the node has to hurry, at most for so many seconds, and never long."""
+        """Wait until a group is handed on or the node has to hurry, for `seconds` at most. The limit is kept between
+        0.01 and 0.25 s, so a caller looks again, in a loop."""
         limit = min(max(seconds, 0.01), WAIT_SECONDS)
         await _first_of(self._grew, stopping, self._means.flush, seconds=limit)
         self._grew.clear()
@@ -83,6 +98,8 @@ class Inbox:
             self._grew.set()
 
     async def _score(self, group: Group, born: float, right: int | None) -> None:
+        """Have a group scored, judge its author by it, and hand it on. A hint counts against the author only where the
+        rule gives every reader the same rewards (`PURE_RULES`)."""
         means = self._means
         try:
             rewards = await means.worker.call(ScoreGroup(group.row, group.data))
@@ -107,7 +124,7 @@ class Inbox:
 
 
 async def _first_of(*events: asyncio.Event, seconds: float) -> None:
-    """Wait until one of the events is set, at most for so many seconds."""
+    """Wait until one of the events is set, at most for so many seconds; clear none."""
     tasks = [asyncio.create_task(event.wait()) for event in events]
     await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
     for task in tasks:

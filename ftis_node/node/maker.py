@@ -27,10 +27,11 @@ logger = logging.getLogger(__name__)
 class Maker:
     """Makes own groups.
 
-    refused           own groups that admission refused so far
+    refused           own groups that admission refused since the start
     unsound           it refused one of the latest round
-    latest            the latest own groups' rewards: the mean, and whether they differ
-    generation_batch  sequences that the compute process has room to generate side by side
+    latest            the latest own groups' rewards: the mean, and whether they differ; the latest last
+    generation_batch  sequences that the compute process had room to generate side by side in the latest round; before
+                      the first a number that is no limit
     """
 
     def __init__(self, means: Means, slots: Slots) -> None:
@@ -42,7 +43,8 @@ class Maker:
         self._slots = slots
 
     def patience(self, missing: int) -> float:
-        """The seconds to wait for so many groups: at most those that the node would need to generate them.
+        """The seconds to wait for so many groups: at most those that the node would need to generate them, and at most
+        the setting `wait`. 0 without peers, and before it has made its first group.
 
         This costs at most twice the best choice (the ski-rental rule).
         """
@@ -51,10 +53,15 @@ class Maker:
         return min(self._means.settings.wait, missing * self._means.pace.group_seconds())
 
     async def generate(self, count: int) -> list[OwnGroup]:
-        """Generate, store and announce up to `count` groups, in as many rounds as their slots need.
+        """Generate, store and announce up to `count` groups, in as many rounds as their slots need; 0 or less: none.
+
+        Groups that admission refuses are made up for by another round. When this returns, peers may know of its groups;
+        what an earlier round has announced stays announced if a later one raises.
 
         Raises:
-            WorkerFault: every group of a round is unsound.
+            WorkerFault: every group of a round is unsound, or the engine failed.
+            WorkerDied: the compute process ended.
+            OSError, sqlite3.Error: the store could not be written.
         """
         groups: list[OwnGroup] = []
         while len(groups) < count:
@@ -65,6 +72,8 @@ class Maker:
         return groups
 
     async def _generate_round(self, count: int) -> list[OwnGroup]:
+        """One round of up to `count` groups; none if there are no slots. Its number is taken on disk before anything is
+        announced, so no round is ever announced twice."""
         means = self._means
         began = means.clock()
         number = means.store.upcoming_round()
@@ -117,7 +126,10 @@ class Maker:
 
 
 async def beside(call: Coroutine[None, None, Result], write: Callable[[], None]) -> Result:
-    """Call the worker and write to disk while it works; return its answer."""
+    """Call the worker and write to disk while it works; return its answer. `write` holds up the event loop.
+
+    Raises what either raises; if `write` fails, the answer is given up.
+    """
     answer = asyncio.create_task(call)
     try:
         await asyncio.sleep(0)  # the request goes out first

@@ -30,16 +30,18 @@ class Exchange(Protocol):
     interval: float
 
     def announce(self, round: int, policy_step: int, packets: Sequence[PacketRef], issued_at: int) -> None:
-        """Announce packets that are in the store. issued_at: unix seconds, which decide common rows."""
+        """Announce packets that are in the store, to be sent later. policy_step: steps that the sampling model had
+        taken. issued_at: unix seconds, which decide common rows. Call it once for each round that
+        `PacketStore.take_round` took: two announcements of one round are a reason for a ban."""
 
     def wake(self) -> None:
-        """Tell the swarm that the node wants more groups."""
+        """Tell the swarm that the node wants more groups; it asks `Stepper.want` how many. Cheap, so call it often."""
 
     def recent_authors(self, seconds: float) -> set[bytes]:
-        """Other authors that announced something within `seconds`."""
+        """The 38-byte peer ids of other authors that announced something within `seconds`."""
 
     def has_peers(self) -> bool:
-        """Whether foreign groups can arrive at all."""
+        """Whether foreign groups can arrive at all; if not, no step waits for any."""
 
 
 class Compute(Protocol):
@@ -51,9 +53,9 @@ class Compute(Protocol):
 
 @dataclass(eq=False)
 class Pace:
-    """Seconds of the latest steps, and of making one own group, or one part of a group.
+    """Seconds of the latest steps, and of making one own group, or one part of a group; eight of each, of this start.
 
-    began: when the present step began, by the node's clock; None between steps.
+    began: when the present step began, by `Means.clock`; None between steps.
     """
 
     steps: deque[float] = field(default_factory=lambda: deque(maxlen=LATEST))
@@ -73,7 +75,7 @@ class Pace:
 class Means:
     """All that a node's steps work with.
 
-    settings, worker   the present ones; they change while the node runs
+    settings, worker   the present ones; they change while the node runs, so read them anew after each `await`
     own_only           the objective trains on own samples only
     author             this node's 38-byte peer id
     reputation         of authors; it receives the results of their groups
@@ -83,6 +85,7 @@ class Means:
     flush              set: a step neither waits for foreign groups nor replaces missing ones
     own_data           the compute process has rows of the owner's own, for a part of each batch
     welcomes           returns whether an author may take part; in a private run, whether it is a member
+    progress           replaced by the checkpoint's at each start of the compute process
     resting            no compute process can score groups, so nothing is pulled
     waiting_for        what a step waits for, in words; empty while it does not wait
     """
@@ -108,7 +111,8 @@ class Means:
     waiting_for: str = ""
 
     def until_evaluation(self) -> float:
-        """About how many seconds it is to the first step after which the model may be evaluated again."""
+        """About how many seconds it is to the first step after which the model may be evaluated again; 0: after the
+        latest, or before the first step of this start."""
         step = self.progress.pass_at_1_step + self.settings.eval_every
         return self.pace.step_seconds() * max(0, step - self.progress.step)
 
@@ -118,7 +122,7 @@ class Means:
 
     @property
     def own_data_groups(self) -> int:
-        """The groups of a batch on rows of the owner's own."""
+        """The groups of a batch on rows of the owner's own, rounded up; one at least is left for the run's rows."""
         if not self.own_data:
             return 0
         batch = self.settings.batch_groups
@@ -126,7 +130,7 @@ class Means:
 
     @property
     def batch_groups(self) -> int:
-        """The other groups of a batch: those on the run's rows."""
+        """The other groups of a batch: those on the run's rows, own and foreign; at least one."""
         return self.settings.batch_groups - self.own_data_groups
 
     def takes(self, author: bytes) -> bool:
@@ -134,14 +138,16 @@ class Means:
         return self.welcomes(author) and not self.reputation.banned(author)
 
     def newcomers(self) -> Newcomers:
-        """The room in a batch that all authors without a record share."""
+        """The room in a batch that all authors without a record share, in groups. Whoever takes groups counts it down,
+        so each use needs a new one."""
         room = self.reputation.newcomers_room(self.batch_groups)
         return Newcomers(lambda author: not self.reputation.established(author), room, self.reputation.record)
 
     def pooled_age(self) -> float:
         """Seconds for which foreign groups wait.
 
-        A step that takes longer than those before it counts already, and so does the pace of before a restart.
+        A step that takes longer than those before it counts already, and so does the pace of before a restart. The pool
+        asks for it whenever it drops old groups.
         """
         present = 0.0
         if self.pace.began is not None:

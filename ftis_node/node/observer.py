@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 
 class Observer:
-    """Looks at one swarm until it is stopped."""
+    """Looks at one swarm until it is stopped. It has a home and a key of its own, and pulls no packets."""
 
     def __init__(
         self,
@@ -51,7 +51,10 @@ class Observer:
         """
         Args:
             peers: multiaddrs that its owner named, to begin with beside the invitation's; none: those of before.
-            export: a directory for the page as files, written anew each minute.
+            export: a directory for the page as files, written anew each minute; None: no files.
+
+        Raises:
+            UsageError: one of the peers is no multiaddr.
         """
         self._home = home
         self._settings = settings
@@ -89,10 +92,13 @@ class Observer:
             return overview.facts(), self._exit_code
 
     def _stop(self, exit_code: int) -> None:
+        """Called on a signal (`listen`): `run` then ends within seconds."""
         self._exit_code = exit_code
         self._stopping.set()
 
     async def _start(self, stack: contextlib.AsyncExitStack) -> Overview:
+        """Open the home, find the run and join its swarm; what is begun on the way ends with the stack. See `run` for
+        errors."""
         home = self._home
         settings = self._settings
         home.open()
@@ -135,6 +141,8 @@ class Observer:
         return overview
 
     async def _look_on(self, overview: Overview, seconds: float | None) -> None:
+        """Write the page each minute until stopped or for so many seconds. Only the first time a failure ends it
+        (OSError): a directory that was good once is tried again."""
         ends = None if seconds is None else boot_seconds() + seconds
         self._write(overview)
         while not self._stopping.is_set() and (ends is None or boot_seconds() < ends):
@@ -147,7 +155,8 @@ class Observer:
                 await asyncio.wait_for(self._stopping.wait(), min(EXPORT_SECONDS, left))
 
     def _write(self, overview: Overview) -> None:
-        """Write the page as files; what it shows last, so that a reader never meets half of it."""
+        """Write the page as files, if there is an export; what it shows last, so that a reader never meets half of it.
+        Raises OSError."""
         if self._export is None:
             return
         self._export.mkdir(parents=True, exist_ok=True)
@@ -157,5 +166,6 @@ class Observer:
         replace_bytes(self._export / "swarm.json", to_json(msgspec.to_builtins(overview.facts())))
 
     def _routes(self, overview: Overview) -> list[Route]:
+        """What the page serves beside its own files: the overview, and metrics, which need no token."""
         metrics = partial(at_once, lambda: swarm_exposition(msgspec.to_builtins(overview.facts())))
         return [swarm_route(lambda: overview), Route("/metrics", metrics, TEXT, open=True)]

@@ -16,7 +16,7 @@ class JoinOptions:
     print, else stderr. private: a new run is for members. peers: addresses that the owner named. invitation: to a run.
     on_lan: addresses of a run that mDNS named. own_data: rows that only this node trains on; own_reward: their rule.
     template: of a new run, a name or a text. name: "" for none, None for what the home keeps. kept: settings that the
-    home keeps for later starts, by name."""
+    home keeps for later starts, by name. What is None its owner did not say: the home, the run or a default decides."""
 
     home: Home
     task: str | None = None
@@ -38,29 +38,36 @@ class JoinOptions:
 
     @property
     def given(self) -> tuple[str, ...]:
-        """The addresses that the owner was given."""
+        """The addresses that the invitation brought; none without one."""
         if self.invitation is None:
             return ()
         return tuple(self.invitation.addresses)
 
     @property
     def bootstraps(self) -> tuple[str, ...]:
-        """All addresses to begin with."""
+        """All addresses to begin with: those of the owner first. Empty: nobody to ask, so the node begins a run unless
+        its home or a file names one."""
         return (*self.peers, *self.given, *self.on_lan)
 
     def files(self) -> dict[str, str | None]:
-        """The task's named files, as absolute paths."""
+        """The task's named files, as absolute paths; None where none is named. `metrics.jsonl` and the home keep the
+        names `data` and `eval_data`."""
         files = {"data": self.data, "eval_data": self.eval_data}
         return {name: str(path.resolve()) if path else None for name, path in files.items()}
 
     def task_of(self, run_file: RunFile | None) -> str:
-        """The named task, or the run's."""
+        """The named task, with what the owner left out of it as the run has it; else the run's, else `arithmetic`.
+
+        Args:
+            run_file: None before the run is known, and for a new run.
+        """
         run_task = run_file.run.task if run_file is not None else None
         if self.task:
             return source_of(self.task).in_run(run_task)
         return run_task or "arithmetic"
 
     def reward_of(self, run_file: RunFile | None) -> str | None:
-        """The named reward rule, or the run's; that of code or of a package comes with the task."""
+        """The named reward rule, or the run's. None: the task decides, as it does where the rule is code or comes with
+        a package (its name then has a colon)."""
         run = run_file.run if run_file is not None else None
         return self.reward or (None if run is None or ":" in run.reward else run.reward)

@@ -18,32 +18,33 @@ OTHERS = "others"
 
 @dataclass
 class Progress:
-    """A node's progress so far; part of every checkpoint."""
+    """A node's progress over all its starts; part of every checkpoint. A start that continues from a checkpoint
+    replaces it, so what was counted after that checkpoint is lost. The fields' names are those in the checkpoint."""
 
-    step: int = 0
+    step: int = 0  # steps taken, with those that changed nothing
     own_groups_used: int = 0
-    foreign_groups_used: Counter[str] = field(default_factory=Counter)
-    own_weight: float = 0.0
-    foreign_weight: float = 0.0
-    skipped: int = 0
-    pass_at_1_before: float | None = None
-    pass_at_1: float | None = None
-    pass_at_1_step: int = 0
-    step_seconds: float = 0.0  # mean of the latest steps
+    foreign_groups_used: Counter[str] = field(default_factory=Counter)  # by peer id, and `OTHERS`
+    own_weight: float = 0.0  # Σ |Â|·w·tokens of own samples over all steps
+    foreign_weight: float = 0.0  # the same of foreign ones
+    skipped: int = 0  # steps that changed nothing
+    pass_at_1_before: float | None = None  # of the first evaluation; None before it
+    pass_at_1: float | None = None  # of the latest one
+    pass_at_1_step: int = 0  # after which step that was
+    step_seconds: float = 0.0  # mean of the latest steps; 0 before the first
 
     @property
     def foreign_weight_share(self) -> float:
-        """Foreign samples' part of Σ |Â|·w·tokens over all steps."""
+        """Foreign samples' part of Σ |Â|·w·tokens over all steps, 0 to 1; 0 before any had weight."""
         total = self.own_weight + self.foreign_weight
         if total:
             return self.foreign_weight / total
         return 0.0
 
     def add_step(self, own_groups: int, authors: Mapping[str, int], report: StepReport) -> None:
-        """Count a step.
+        """Count a step, once, also one that changed nothing: its groups are used up too, but have no weight.
 
         Args:
-            authors: number of groups by peer id.
+            authors: number of foreign groups by peer id.
         """
         self.step += 1
         self.own_groups_used += own_groups
@@ -64,30 +65,35 @@ class Progress:
             self.pass_at_1_before = pass_at_1
 
     def _fold_small_authors(self) -> None:
-        """Above a thousand authors, count those with the fewest groups together, because identities are free."""
+        """Above 1024 authors, count all but the 512 with most groups together, because identities are free: a stranger
+        with many keys must not make checkpoints grow."""
         used = self.foreign_groups_used
         if len(used) > AUTHORS_MAX:
             small = [author for author, _ in used.most_common()[AUTHORS_MAX // 2 :] if author != OTHERS]
             used[OTHERS] += sum(used.pop(author) for author in small)
 
     def facts(self) -> dict[str, Any]:
+        """The fields as JSON has them, for a checkpoint's manifest."""
         return {**vars(self), "foreign_groups_used": dict(self.foreign_groups_used)}
 
     @classmethod
     def from_facts(cls, facts: Mapping[str, Any]) -> Progress:
+        """What `facts` gave. Raises TypeError for a field that this version does not have."""
         return cls(**{**facts, "foreign_groups_used": Counter(facts["foreign_groups_used"])})
 
 
 def _sides() -> dict[str, int]:
+    """A count each of own ones and of those of others."""
     return {"own": 0, "foreign": 0}
 
 
 @dataclass
 class Totals:
-    """Totals since the process started; they only grow, and no checkpoint keeps them.
+    """Totals since the process started, for `status` and metrics; they only grow, and no checkpoint keeps them. A new
+    compute process does not reset them.
 
-    samples, tokens: those with a gradient. seconds: of steps. device: seconds of the compute device since the start of
-    the first step.
+    groups: that steps took, own and foreign, a part of a group as one. samples, tokens: those with a gradient. seconds:
+    of steps. device: seconds of the compute device since the start of the first step.
     """
 
     steps: int = 0
@@ -102,7 +108,7 @@ class Totals:
     device: dict[str, float] = field(default_factory=lambda: dict.fromkeys((*WORK, "idle"), 0.0))
 
     def add_round(self, packets: Sequence[Group]) -> None:
-        """Count groups that this node generated."""
+        """Count the groups of a round that this node generated and did not refuse; later steps may train on them."""
         self.generated_groups += len(packets)
         self.generated_completions += sum(len(group.packet.lengths) for group in packets)
         self.generated_tokens += sum(sum(group.packet.lengths) for group in packets)

@@ -17,7 +17,11 @@ Layers = Mapping[str, int | tuple[str, ...]]
 
 
 def refuse_other_model(checkpoints: Path, theirs: str, ours: str) -> None:
-    """Raise UsageError unless both labels name the same model, trained in the same way."""
+    """Raise UsageError unless both labels name the same model, trained in the same way.
+
+    Args:
+        theirs: the checkpoint's label (`store.checkpoints.labelled`). ours: that of the present start.
+    """
     of = parse_label(theirs)
     to = parse_label(ours)
     if theirs == ours:
@@ -31,7 +35,8 @@ def refuse_other_model(checkpoints: Path, theirs: str, ours: str) -> None:
 
 
 def refuse_other_settings(checkpoints: Path, settings: Settings) -> None:
-    """Raise UsageError if the newest checkpoint has another model than the settings, or was trained otherwise."""
+    """Raise UsageError if the newest checkpoint has another model than the settings, or was trained otherwise. Without
+    one nothing is refused; `lora` left open agrees with both. Preflight calls it; the start itself checks more."""
     _, of = _begun(checkpoints)
     if of is not None:
         model, kind = of
@@ -52,7 +57,13 @@ def _begun(checkpoints: Path) -> tuple[Facts, tuple[str, str] | None]:
 def facts_of(
     model: str, optimiser: str | None, quantisation: Quantisation | None, layers: Layers | None = None
 ) -> Facts:
-    """The facts by which a start knows whether, and with which settings, a checkpoint is its own."""
+    """The facts by which a start knows whether, and with which settings, a checkpoint is its own.
+
+    The names are those in manifests on disk. nf4 alone is written down: manifests without a quantisation mean "none".
+
+    Args:
+        model: a label (`labelled`).
+    """
     facts: Facts = {"model": model, "optimiser": optimiser}
     if quantisation == "nf4":
         facts["quantisation"] = "nf4"
@@ -69,7 +80,8 @@ def layers_of(settings: Settings) -> Layers | None:
 
 
 def settled(checkpoints: Path, model: str) -> dict[str, bool | str]:
-    """The settings that the newest checkpoint of `model` fixes: LoRA or not, the optimiser, quantised weights."""
+    """The settings that the newest checkpoint of `model` fixes: LoRA or not, the optimiser, quantised weights; by name.
+    Empty without one, or if it is another model's, which is refused later."""
     facts, of = _begun(checkpoints)
     if of is None or not same_model(of[0], model):
         return {}
@@ -82,6 +94,10 @@ def settled(checkpoints: Path, model: str) -> dict[str, bool | str]:
 
 def with_begun(home: Home, settings: Settings, origins: Mapping[str, str]) -> tuple[Settings, dict[str, str]]:
     """The settings with the newest checkpoint's model and LoRA layers if the owner names none, and their origins.
+
+    Args:
+        origins: by a setting's name where its value comes from, "default" for one that nobody set. What the home gives
+            gets "home". Neither argument is changed.
 
     Raises:
         UsageError: the owner names other LoRA layers, or another quantisation, than the checkpoint was trained with.
@@ -110,13 +126,19 @@ def with_begun(home: Home, settings: Settings, origins: Mapping[str, str]) -> tu
 
 
 def _as_text(value: object) -> str:
+    """A setting's value as a person would type it."""
     if isinstance(value, tuple):
         return ",".join(value)
     return str(value)
 
 
 def recalled(home: Home, settings: Settings, origins: Mapping[str, str]) -> tuple[Settings, dict[str, str]]:
-    """The settings with the home's values where the owner names none, and the origin of each setting."""
+    """The settings with all of the home's values where the owner names none, and the origin of each setting: what
+    `config show` prints. A start leaves port, optimiser and the like to its parts, which look into the home themselves.
+
+    Raises:
+        UsageError: see `with_begun`.
+    """
     settings, origins = with_begun(home, settings, origins)
     port = home.last_port()
     if port and not settings.port and origins["port"] == "default":

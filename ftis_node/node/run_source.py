@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 async def run_to_join(options: JoinOptions, transport: Transport, patience: float) -> RunFile | None:
     """The run of a previous start, of the named file, or of a peer; None if this node starts a new one, as it does if
-    those that mDNS named are silent.
+    those that mDNS named are silent. It writes nothing: the home gets the run when the model is known to fit it.
 
     Raises:
         UsageError: the home belongs to another run than the file, or the run does not fit this node or its files.
@@ -60,7 +60,7 @@ async def run_to_join(options: JoinOptions, transport: Transport, patience: floa
 async def run_to_watch(
     home: Home, invitation: Invitation | None, transport: Transport, bootstraps: Sequence[str], patience: float
 ) -> RunFile:
-    """The run of a previous start, or of a peer.
+    """The run of a previous start, or of a peer, for an observer. It loads no task, so none is compared with the run's.
 
     Raises:
         UsageError: the home looks at another run than that of the invitation.
@@ -74,7 +74,8 @@ async def run_to_watch(
 
 
 def known_run(home: Home, file: Path | None) -> RunFile | None:
-    """The run of the named file, or of a previous start of the home; None if there is neither.
+    """The run of the named file, or of a previous start of the home; None if there is neither. The file counts for more
+    where both are of one run: it may name other addresses.
 
     Raises:
         UsageError: they are two different runs, or a file cannot be read.
@@ -106,7 +107,7 @@ def check_run(found: RunFile, options: JoinOptions, *, ours: bool) -> None:
     """Refuse a run that a daemon does not open.
 
     Args:
-        ours: its owner agreed to this run before.
+        ours: its owner agreed to this run before (`agreed`); then it may name what a stranger's run may not.
 
     Raises:
         UsageError: the run is for the lab, or names something that only this node's owner may name.
@@ -135,10 +136,12 @@ def check_run(found: RunFile, options: JoinOptions, *, ours: bool) -> None:
 
 
 def roster_of(home: Home, run: Run, identity: Identity, invitation: Invitation | None) -> OpenRun:
-    """The members of a run.
+    """The members of a run; an open run's roster (`OpenRun`) takes everybody.
+
+    Each call reads the home's file of members anew; a node's parts share the one of `assembly.build_components`.
 
     Raises:
-        UserError: this key is no member, and has no invitation either.
+        UserError: this key is no member, and has no invitation either; or the file of members is damaged.
     """
     if not run.founder:
         return OpenRun()
@@ -150,7 +153,8 @@ def roster_of(home: Home, run: Run, identity: Identity, invitation: Invitation |
 
 
 def check_foreseen(found: RunFile, options: JoinOptions) -> None:
-    """Refuse a task or files that differ from the run's, as far as this shows before a download.
+    """Refuse a task or files that differ from the run's, as far as this shows before a download. It reads the task's
+    files, so call it in a thread.
 
     Raises:
         UsageError: the data or the rule differ.
@@ -190,7 +194,8 @@ def agreed(home: Home, run_id: bytes) -> bool:
 
 
 def with_remembered(options: JoinOptions) -> JoinOptions:
-    """The options, completed with the files and the name of an earlier start; a named task may itself be a file.
+    """The options, completed with the files and the name of an earlier start; what this start names counts for more. A
+    named task may itself be a file: then the earlier data are not taken.
 
     Raises:
         UserError: this version does not know the home's schema.
@@ -211,7 +216,8 @@ def with_remembered(options: JoinOptions) -> JoinOptions:
 
 
 def kept_settings(home: Home) -> dict[str, object]:
-    """The settings of earlier command lines, by name; those that this version does not have are left out."""
+    """The settings of earlier command lines, by name, in the order they were said; those that this version does not
+    have are left out. Nobody has checked the values. Empty for a new home."""
     found = _whole(home).get("settings")
     if not isinstance(found, dict):
         return {}

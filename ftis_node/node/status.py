@@ -36,7 +36,8 @@ _JOINED = Status.__struct_fields__[Status.__struct_fields__.index("step") :]
 
 
 def status_row(status: Status, plan: Plan | None) -> dict[str, Any]:
-    """The object that `ftis-node status --json` prints."""
+    """The object that `ftis-node status --json` prints; docs/metrics.md has its keys. Before the node has joined, those
+    that `joined` fills are left out, not null. plan: None before the model is loaded."""
     row: dict[str, Any] = msgspec.to_builtins(status) | {"plan": plan_row(plan) if plan is not None else None}
     if status.step is not None:
         return row
@@ -44,7 +45,7 @@ def status_row(status: Status, plan: Plan | None) -> dict[str, Any]:
 
 
 def joined(status: Status, training: Training) -> Status:
-    """The status of a node that has joined its run."""
+    """The status with what a node has that has joined its run: fields from `step` on."""
     parts = training.components
     evaluations = training.evaluations
     stepper = parts.stepper
@@ -90,7 +91,8 @@ def _latest(last: TakenStep | None) -> dict[str, Any]:
 
 
 def signs(training: Training, network_down: float, stalled: float) -> Signs:
-    """The signs from which the node's condition follows; for the seconds see `Signs`."""
+    """The signs from which the node's condition follows; for the seconds see `Signs`. It reads all anew at each call,
+    the free bytes of the disk among them. While a checkpoint is being written these do not count."""
     parts = training.components
     names = names_in(parts.swarm.chronicle)
     membership = parts.swarm.membership
@@ -130,7 +132,8 @@ def signs(training: Training, network_down: float, stalled: float) -> Signs:
 
 
 def last_step(last: TakenStep) -> answers.LastStep:
-    """The row of the latest step."""
+    """The row of the latest step. Loss and gradient norm are None if it was skipped or they are not finite: JSON has no
+    NaN."""
     report = last.report
 
     def shown(value: float) -> float | None:
@@ -146,7 +149,7 @@ def last_step(last: TakenStep) -> answers.LastStep:
 
 
 def resident_bytes(pid: int | None) -> int | None:
-    """Resident bytes of a process; None without a process."""
+    """Resident bytes of a process; None without a process, or if it is gone."""
     if pid is not None:
         with suppress(psutil.Error):
             return int(psutil.Process(pid).memory_info().rss)
@@ -165,7 +168,8 @@ def network_status(swarm: Swarm) -> answers.Network:
 
 
 def self_report(status: Status, author: bytes, run_id: bytes) -> SelfReport | None:
-    """Return the node's report to observers, not signed yet; None before it trains.
+    """Return the node's report to observers, not signed yet; None before it trains. Texts are cut, and only the authors
+    with most groups are named, so that a report stays small.
 
     Args:
         author: its 38-byte peer id.

@@ -41,7 +41,8 @@ class OwnGroup:
 
 
 class StepBatch(NamedTuple):
-    """The groups of a step. wait: seconds for foreign groups. key: parts of equal keys form one group."""
+    """The groups of a step, in the order in which they are trained on. wait: seconds waited for foreign groups. key:
+    parts of equal keys form one group; by default each is a group of its own."""
 
     own: Sequence[OwnGroup]
     foreign: Sequence[Scored]
@@ -50,7 +51,8 @@ class StepBatch(NamedTuple):
 
 
 class Recent:
-    """The latest own groups and those of others, to show; `step` is the latest."""
+    """The latest four own groups and four of others, for the page. `step` is the latest step; 0 before the first of
+    this start."""
 
     def __init__(self) -> None:
         self.step = 0
@@ -59,13 +61,14 @@ class Recent:
 
     def add(self, step: int, batch: StepBatch) -> None:
         """Add a few groups of a step: own ones with differing rewards before others, for only they teach; foreign ones
-        of as many authors as possible. Where no foreign ones came, those of an earlier step stay."""
+        of as many authors as possible. Where no foreign ones came, those of an earlier step stay. Call it each step."""
         self.step = step
         for mine in sorted(batch.own, key=lambda one: not one.has_signal)[:GROUPS_KEPT]:
             self._own.append(Shown(step, None, mine.group, mine.rewards))
         turns: Counter[bytes] = Counter()
 
         def turn(scored: Scored) -> int:
+            """1 for the first group of an author, 2 for its second. `sorted` calls it once for each, in their order."""
             turns[scored.group.author] += 1
             return turns[scored.group.author]
 
@@ -78,7 +81,8 @@ class Recent:
 
 
 def describe(own: Sequence[OwnGroup], foreign: Sequence[Scored]) -> BatchReport:
-    """The groups of a step with their packet digests in order, so that a replay can repeat it."""
+    """The groups of a step with their packet digests in order, so that a replay can repeat it. It goes into the step's
+    line of `metrics.jsonl`."""
     return BatchReport(
         own_groups=len(own),
         foreign_groups=len(foreign),
@@ -93,7 +97,12 @@ def describe(own: Sequence[OwnGroup], foreign: Sequence[Scored]) -> BatchReport:
 
 
 def step_groups(batch: StepBatch, weights: Mapping[bytes, float]) -> list[StepGroup]:
-    """The groups of a batch in the engine's form. weights: of each foreign author's samples in the loss."""
+    """The groups of a batch in the engine's form: one for each `batch.key`, in the order of their first parts, own
+    before foreign. The order of sums in the step follows from it, so a replay needs the same.
+
+    Args:
+        weights: of each foreign author's samples in the loss, 0 to 1. Raises KeyError if one is missing.
+    """
     parts = [(one.group, GroupPart(OWN, one.group.data, one.rewards)) for one in batch.own]
     for scored in batch.foreign:
         group = scored.group
@@ -107,6 +116,7 @@ def step_groups(batch: StepBatch, weights: Mapping[bytes, float]) -> list[StepGr
 
 
 def mean(values: Sequence[float]) -> float | None:
+    """The mean; None without values."""
     if values:
         return sum(values) / len(values)
     return None

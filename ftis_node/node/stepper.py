@@ -21,23 +21,24 @@ Source = VerticalSource | HorizontalSource
 
 
 def source_for(means: Means, rng: random.Random | None = None) -> Source:
-    """The source of batches for the means' run. rng: draws from the pool."""
+    """The source of batches for the means' run. rng: draws from the pool; None: other draws at each start."""
     if means.run.common:
         return HorizontalSource(means, rng)
     return VerticalSource(means, rng)
 
 
 def exchange_interval(step_seconds: float) -> float:
-    """Seconds between the exchanges of a hungry node whose steps take `step_seconds`."""
+    """Seconds between the gossip exchanges of a node that wants more groups, and whose steps take `step_seconds`: a
+    quarter of a step, 0.1 to 15 s."""
     return min(max(step_seconds / 4, 0.1), 15.0)
 
 
 class Stepper:
-    """Takes steps on the batches of its source.
+    """Takes steps on the batches of its source, one at a time, in the event loop of the network process.
 
-    last        the latest step; None before the first
+    last        the latest step; None before the first of this start
     recent      groups to show to people
-    idle_steps  steps in a row that changed nothing
+    idle_steps  steps in a row that changed nothing, of this start
     """
 
     def __init__(self, means: Means, source: Source) -> None:
@@ -58,13 +59,14 @@ class Stepper:
         return self.source.pool
 
     def want(self) -> Want:
-        """The further foreign groups to pull."""
+        """The further foreign groups to pull; the swarm asks whenever it may pull. Nothing if the objective trains on
+        own samples only, or no compute process could score them."""
         if self.means.own_only or self.means.resting:
             return Want()
         return self.source.want()
 
     def idle_share(self) -> float | None:
-        """The part of the latest steps' time in which the compute device had no work."""
+        """The part of the latest eight steps' time in which the compute device had no work; None before any."""
         total = sum(spent.total for spent in self.device)
         if not total:
             return None
@@ -78,6 +80,11 @@ class Stepper:
 
         Args:
             before_training: awaited when the batch is complete; its time is no part of the step's.
+
+        Raises:
+            WorkerDied, WorkerFault: the compute process failed, and the step did not happen. Foreign groups of a batch
+                that was complete may be marked as used by then.
+            OSError, sqlite3.Error: the store could not be written.
         """
         pace = self.means.pace
         began = self.means.clock()
@@ -96,10 +103,11 @@ class Stepper:
             pace.began = None
 
     async def train(self, batch: StepBatch, began: float) -> TakenStep:
-        """Take the step on a batch and return its report.
+        """Take the step on a batch and return its report. It counts the step in `progress`, `totals`, pace and
+        reputation, but writes no checkpoint. A trial of the lab in lock step calls it with batches of its own.
 
         Args:
-            began: start of the generation, by the clock.
+            began: start of the generation, by `Means.clock`.
         """
         means = self.means
         trained = means.clock()
@@ -125,7 +133,7 @@ class Stepper:
         return last
 
     def _judge(self, foreign: Sequence[Scored], report: StepReport) -> None:
-        """Add the step's evidence to the reputation of its groups' authors."""
+        """Add the step's evidence to the reputation of its groups' authors; a step that changed nothing has none."""
         if report.skipped:
             return
         for author, groups in Counter(one.group.author for one in foreign).items():
@@ -136,7 +144,7 @@ class Stepper:
     def _account(
         self, batch: StepBatch, report: StepReport, seconds: StepSeconds, weights: dict[bytes, float]
     ) -> TakenStep:
-        """Count a step. weights: by author."""
+        """Count a step, and make it the latest. weights: what its foreign authors' samples counted in the loss."""
         contents = describe(batch.own, batch.foreign)
         progress = self.means.progress
         progress.add_step(len(batch.own), contents.authors, report)

@@ -58,7 +58,7 @@ class StepLog:
 
 
 class Training:
-    """The training of a node that has a run and a model.
+    """The training of a node that has a run and a model. `go_on_from` comes first, then `run`, once.
 
     sought       the number of peers that the first step waits for; 0 if it does not wait
     evaluations  the results so far, and when the next one is due
@@ -100,20 +100,29 @@ class Training:
 
     @property
     def _goes_on(self) -> bool:
+        """Whether another step follows: nobody asked the node to end, and the setting `steps` is not reached."""
         return not self._commands.ending and self.progress.step < (self.settings.steps or math.inf)
 
     def change(self, settings: Settings, names: set[str]) -> None:
-        """Go by these settings, of which the named ones are new; the compute process gets them before the next step."""
+        """Go by these settings, of which the named ones are new, at once. The compute process gets constants of the
+        objective before the next step; a pause keeps them for later."""
         self._changed |= names & set(LIVE_CONSTANTS)
         self.components.go_by(settings)
 
     async def go_on_from(self, *, older: bool = False) -> None:
-        """Continue from the newest checkpoint, or an older one."""
+        """Continue from the newest checkpoint, or an older one; without any, from the model's own weights. Call it
+        after each start of a compute process, when it has its run. See `Saving.restore` for errors."""
         restored = await self._saving.restore(self.compute.worker, older=older)
         assembly.go_on_from(self.components, restored, self.compute)
 
     async def run(self) -> None:
-        """Train until a request to end or the last step, then save and evaluate."""
+        """Train until a request to end or the last step, then save and evaluate. When it returns, the compute process
+        has ended; the swarm and the files are the caller's.
+
+        Raises:
+            UserError: a person has to mend it: the compute process fails again and again, or the training diverges.
+            OSError, sqlite3.Error: a file of the home cannot be written, as on a full disk.
+        """
         self._telling.trains()
         while self._goes_on:
             try:
@@ -130,7 +139,7 @@ class Training:
         await self.compute.stop()  # before its files are closed: it may be scoring still
 
     async def _unless_stopped(self, work: Coroutine[None, None, None]) -> None:
-        """Run the work to its end, and raise what it raises.
+        """Run the work to its end, and raise what it raises. It then returns, too, if the work was given up.
 
         After a request to stop it has the grace period. Then the compute process is asked to interrupt it, and goes on;
         or else it is stopped, and what was trained since the last checkpoint is lost.
@@ -169,6 +178,7 @@ class Training:
             await self._after_step(last)
 
     async def _evaluate_first(self) -> None:
+        """Evaluate the untrained model, and save the result, so that no later start evaluates it again."""
         await self._evaluate()
         await self._saving.checkpoint(self.compute.worker, self.progress)
 
@@ -180,7 +190,8 @@ class Training:
         self.components.metrics.write("changed", step=self.progress.step, settings=new)
 
     async def _wait_for_peers(self) -> None:
-        """Wait for `min_peers` peers before the first step (useful if all nodes of a swarm start at once)."""
+        """Wait for `min_peers` peers before the first step (useful if all nodes of a swarm start at once), without a
+        time limit, until the node is to pause or to end."""
         self.sought = self.settings.min_peers
         view = self.components.swarm.membership.active_view
         flush = self._commands.flush
@@ -191,6 +202,8 @@ class Training:
         self.sought = 0
 
     async def _after_step(self, last: TakenStep) -> None:
+        """Log a step, then save and evaluate if they are due. The log line comes first: a replay needs the line of each
+        step that a checkpoint has."""
         components = self.components
         for warning in last.report.warnings:
             logger.info("%s", warning)
@@ -212,6 +225,7 @@ class Training:
             await self._evaluate()
 
     async def _evaluate(self) -> None:
+        """Evaluate now, whether it is due or not; the training waits for it."""
         since = boot_seconds() - self._started
         rewards = [reward for reward, _ in self.components.stepper.source.maker.latest]
         await self.evaluations.evaluate(self._means, self.components.metrics, since, rewards)
@@ -244,6 +258,7 @@ class Training:
             await self._unless_stopped(self._renew())
 
     async def _save_last(self) -> None:
+        """Write a checkpoint if a good step is unsaved, and wait until it is on disk. See `Saving.flush` for errors."""
         await self._saving.save(self.compute.worker, self.progress)
         await self._saving.flush()
 
@@ -266,6 +281,7 @@ class Training:
                 logger.info("The node ends: %s. The same command goes on.", self._saving.last)
 
     async def _end(self) -> None:
+        """Save first: if time runs out, only the evaluation is lost. No evaluation if the latest step has one."""
         await self._save_last()
         if self.progress.pass_at_1_step != self.progress.step:
             await self._evaluate()
@@ -273,14 +289,16 @@ class Training:
     # --- failures -------------------------------------------------------------------------------------------------
 
     async def _recover(self, fault: FtisError) -> None:
-        """Continue from the last checkpoint, and wait again if there are too many open files."""
+        """Continue from the last checkpoint, and wait again if there are too many open files. For errors see `run`."""
         try:
             await self._unless_stopped(self._revive(fault))
         except (OSError, sqlite3.Error) as error:
             await self._recover(await wait_for_room(error, self._commands.stopping))
 
     async def _revive(self, fault: FtisError) -> None:
-        """Start a new compute process from the last checkpoint, after a GPU fault or an out-of-memory kill."""
+        """Start a new compute process from the last checkpoint, after a GPU fault or an out-of-memory kill, until one
+        works or the node is to stop. A checkpoint that is being written is completed first, if the old process still
+        can."""
         self._telling.set_apart(State.LOADING, "The compute process failed and is being started again.")
         while not self._commands.stopping.is_set():
             with contextlib.suppress(WorkerDied, WorkerFault):
@@ -294,7 +312,8 @@ class Training:
         await self.compute.stop()  # a failed process saves nothing
 
     async def _renew(self, *, older: bool = False) -> None:
-        """Start another compute process with the newest checkpoint (or an older one)."""
+        """Start another compute process with the newest checkpoint (or an older one), after a failure or a pause.
+        Groups that were not scored are scored now. Raises WorkerDied, WorkerFault: this one failed too."""
         self._telling.set_apart(State.LOADING, f"Loading {self.settings.model}.")
         run_file = self.components.run_file
         await self.compute.start(self.settings, run_file)
@@ -309,7 +328,8 @@ class Training:
 
 
 async def until_stopped(work: Coroutine[None, None, Result], commands: Commands) -> asyncio.Task[Result]:
-    """Run the work; the returned task is not done if a request to stop came first."""
+    """Run the work; the returned task is not done if a request to stop came first. It goes on then: the caller waits
+    for it or cancels it."""
     task = asyncio.create_task(work)
     stopping = asyncio.create_task(commands.stopping.wait())
     await asyncio.wait({task, stopping}, return_when=asyncio.FIRST_COMPLETED)

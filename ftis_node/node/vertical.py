@@ -18,7 +18,8 @@ PREFETCH_SECONDS = 10.0
 class VerticalSource:
     """Own groups first, then those of others from the pool, and own ones again in place of those that do not come.
 
-    pool: the foreign groups that wait.
+    pool: the foreign groups that wait. inbox: brings them there; maker: makes own ones. `Stepper` calls `batch` once a
+    step, the swarm `want` whenever it may pull.
     """
 
     def __init__(self, means: Means, rng: random.Random | None) -> None:
@@ -33,13 +34,15 @@ class VerticalSource:
         self._demand = Demand()
 
     def slots(self, count: int, issued_at: int) -> list[int]:
-        """The slots of a round of up to `count` own groups, at a unix time; none if there is nothing to make."""
+        """The slots of a round of up to `count` own groups, at a unix time, which does not matter here: from 0 up, and
+        no more than the run has, so more groups need more rounds."""
         return list(range(min(count, self._means.run.slots)))
 
     # --- demand ---------------------------------------------------------------------------------------------------
 
     def want(self) -> Want:
-        """The further foreign groups to pull: for the next step, plus the smaller of 10 s and one step ahead."""
+        """The further foreign groups to pull: for the next step, plus the smaller of 10 s and one step ahead; before
+        the first step for two batches. 0 or negative: none. Waiting groups that are too old are dropped on the way."""
         means = self._means
         newcomers = means.newcomers()
         batches = 2.0
@@ -48,12 +51,12 @@ class VerticalSource:
             batches = 1 + min(1.0, PREFETCH_SECONDS / seconds)
         waiting = waiting_in(self.pool, newcomers)
         waiting = waiting._replace(groups=waiting.groups + len(self.inbox.scoring))
-        newcomers.room = max(0, waiting.left(batches))
-        part = means.batch_groups - self._own_part()
-        return Want(foreign(part, batches, waiting), newcomers, 2 * means.batch_groups)
+        newcomers.room = max(0, waiting.left(batches))  # of newcomers' groups, those that wait are there already
+        foreign_part = means.batch_groups - self._own_part()
+        return Want(foreign(foreign_part, batches, waiting), newcomers, 2 * means.batch_groups)
 
     def own_quota(self) -> int:
-        """The groups of the next batch that this node generates before it waits for foreign ones."""
+        """The groups of the next batch that this node generates before it waits for foreign ones; 0 for a listener."""
         means = self._means
         part = self._own_part()
         if means.own_only or means.settings.own_share is not None:
@@ -61,7 +64,8 @@ class VerticalSource:
         return self._demand.groups_to_make(means.batch_groups, part, waiting_in(self.pool, means.newcomers()))
 
     def _own_part(self) -> int:
-        """This node's share of a batch, in groups, if peers supply theirs."""
+        """This node's share of a batch, in groups, if peers supply theirs. Peers count that announced something in the
+        last four steps, or the last half minute if that is longer."""
         means = self._means
         share = means.settings.own_share
         if means.own_only:
@@ -72,7 +76,15 @@ class VerticalSource:
     # --- the batch ------------------------------------------------------------------------------------------------
 
     async def batch(self, stopping: asyncio.Event) -> StepBatch | None:
-        """Make groups, wait for others, and take a batch. None if `stopping` came first, or `flush` left nothing."""
+        """Make groups, wait for others, and take a batch. None if `stopping` came first, or `flush` left nothing.
+
+        A batch has `Means.batch_groups` groups; fewer only with `flush`. After None or an error its own
+        groups are lost for training, though peers have them; the foreign ones are back in the pool.
+
+        Raises:
+            WorkerDied, WorkerFault: the compute process failed.
+            Exception: whatever `Inbox.raise_failed` raises.
+        """
         means = self._means
         newcomers = means.newcomers()
         own = await self.maker.generate(self.own_quota())
@@ -95,12 +107,12 @@ class VerticalSource:
         return StepBatch(own, others, waited)
 
     def note_supply(self) -> None:
-        """Note the groups that came since the latest batch; call it when the next one is assembled."""
+        """Note the groups that came since the latest batch; call it once a batch, when its foreign groups are taken."""
         self._demand.stepped(self.pool.added, waiting_in(self.pool, self._means.newcomers()))
 
     async def _gather(self, count: int, stopping: asyncio.Event, newcomers: Newcomers) -> list[Scored]:
-        """Take groups from the pool; wait for more as long as `Maker.patience` says. A node that generates nothing
-        has no limit."""
+        """Take up to `count` groups from the pool; wait for more as long as `Maker.patience` says. A node that
+        generates nothing has no limit. newcomers: counted down."""
         means = self._means
         taken = self.pool.take(count, newcomers)
         means.swarm.wake()

@@ -6,6 +6,7 @@ from typing import TypeAlias
 from ftis_node.text import say
 
 Tell: TypeAlias = Callable[[str], None]
+"""Takes a line about progress, for a person."""
 
 
 def told(line: str) -> None:

@@ -21,7 +21,7 @@ ANSWER_SECONDS = 600.0  # beyond which a process hangs
 
 
 class _Node:
-    """A compute process on these devices, each CPU with one thread."""
+    """A compute process on these devices, each CPU with one thread, and a run opened in it. Close it."""
 
     def __init__(self, model: str, task: Mapping[str, str], devices: Sequence[str], size: Size) -> None:
         """
@@ -47,7 +47,7 @@ class _Node:
         self._rows = itertools.cycle(range(facts.rows))
 
     def _ask(self, request: Request[Answer]) -> Answer:
-        """Its answer. Raises FtisError if none comes."""
+        """Its answer, awaited for ten minutes. Raises FtisError if none comes, or what `Worker.call` raises."""
         try:
             return self._process.ask(request).result(ANSWER_SECONDS)
         except TimeoutError:
@@ -68,6 +68,7 @@ class _Node:
         return {"generate": generated - began, "train": ended - generated, "step": ended - began}
 
     def close(self) -> None:
+        """Ends the process at once."""
         self._process.end()
 
 
@@ -118,5 +119,5 @@ def bench_devices(size: Size, device: str, *, repeats: int, tell: Tell = told) -
 
 
 def _medians(steps: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Of each part over the steps."""
+    """The median of each part over the steps."""
     return {part: statistics.median(step[part] for step in steps) for part in steps[0]}

@@ -102,7 +102,7 @@ def compare(
 
 
 def _in_four_bits(policy: Policy) -> Policy:
-    """A copy of the policy with frozen weights in NF4."""
+    """A copy of the policy with frozen weights in NF4; the policy itself stays in memory beside it."""
     model = copy.deepcopy(policy.model).requires_grad_(False)
     four_bits = replace(policy, model=model)
     head = four_bits.causal_lm.get_output_embeddings()
@@ -131,7 +131,7 @@ def _engine(policy: Policy, prompts: Prompts, size: Size, batch: int) -> int:
 
 @torch.no_grad()
 def _plain(policy: Policy, prompts: Prompts, size: Size, batch: int) -> int:
-    """Generates with transformers' `generate`; returns the number of tokens."""
+    """Generates with transformers' `generate`, in batches of whole groups; returns the number of tokens."""
     rows = [prompt for prompt in prompts for _ in range(size.group)]
     whole_groups = max(1, batch // size.group) * size.group
     tokens = 0

@@ -54,6 +54,8 @@ class PushedPackets(ServicerBase):  # type: ignore[misc]
         """
         Args:
             keep: what is done with each packet of an author while `keeps` is set; else only its hash is checked.
+
+        received: packets so far, without those of a wrong hash.
         """
         self.received = 0
         self.keeps = False
@@ -62,6 +64,7 @@ class PushedPackets(ServicerBase):  # type: ignore[misc]
     async def rpc_push(
         self, requests: AsyncIterator[ftis_pb2.FetchChunk], context: P2PContext
     ) -> AsyncIterator[ftis_pb2.FetchRequest]:
+        """Takes one stream of packets, and answers each with an empty message."""
         async for chunk in requests:
             if self.keeps:
                 self._keep(context.remote_id.to_bytes(), chunk)
@@ -71,7 +74,7 @@ class PushedPackets(ServicerBase):  # type: ignore[misc]
 
 
 class BenchNode:
-    """The network side of one node."""
+    """The network side of one node: `start`, `join`, then rounds by `make` and `announce` or `push`, or `pace`."""
 
     def __init__(self, number: int, tokens: int) -> None:
         """
@@ -94,7 +97,7 @@ class BenchNode:
         self._p2pd_seconds = 0.0  # of CPU, when it last was there
 
     async def open(self, stack: AsyncExitStack, setup: Facts) -> None:
-        """Starts p2pd."""
+        """Starts p2pd, which ends with the stack. setup: see `start`."""
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ftis-")))
         self.identity.keep(scratch / "key")
         listening = Listening(
@@ -130,6 +133,7 @@ class BenchNode:
         return (await self.transport.addresses())[0]
 
     async def join(self, stack: AsyncExitStack, bootstraps: Sequence[str]) -> None:
+        """Joins the swarm, and leaves it with the stack."""
         await self.swarm.start(bootstraps)
         stack.push_async_callback(self.swarm.close)
 
@@ -146,7 +150,7 @@ class BenchNode:
         return sum(len(group.data) for group in self._made)
 
     def announce(self, wanted: int) -> None:
-        """Announces what `make` made; from now on the node wants so many of others' packets."""
+        """Announces what `make` made; from now on the node wants so many more of others' packets. Once a round."""
         self.appetite = self.admitted + wanted
         self.announced[self._round] = boot_seconds()
         refs = []
@@ -156,10 +160,12 @@ class BenchNode:
         self.swarm.announce(self._round, policy_step=self._round, packets=refs)
 
     async def push(self, others: Sequence[bytes]) -> None:
-        """Sends what `make` made to all others, over a stream each."""
+        """Sends what `make` made to all others, over a stream each, and waits until they have taken it. others: their
+        38-byte peer ids."""
         await asyncio.gather(*map(self._push, others))
 
     async def _push(self, other: bytes) -> None:
+        """See `push`, to one other: a packet is answered before many more are sent."""
         received = asyncio.Event()
         unanswered = asyncio.Semaphore(SENT_AHEAD)  # a stream with more is ended
 
@@ -181,7 +187,8 @@ class BenchNode:
                 await stream.aclose()
 
     async def pace(self, groups: int, batch: int, seconds: float) -> None:
-        """A node's life without its model: every so many seconds a round of its own, and a batch out of the pool."""
+        """A node's life without its model: every so many seconds a round of its own, and a batch out of the pool. It
+        ends when it is cancelled."""
         taken = 0
         self.appetite = self.admitted + batch
         while True:
@@ -207,14 +214,16 @@ class BenchNode:
         return verdict
 
     def _want(self) -> Want:
+        """What is left of its appetite; the swarm asks."""
         return Want(self.appetite - self.admitted, Newcomers(), sys.maxsize)
 
     async def _take(self, arrived: Sequence[Arrival]) -> None:
+        """Stores and counts admitted packets of others, which the swarm has pulled."""
         self.store.add([one.group for one in arrived], own=False)
         self.admitted += len(arrived)
 
     def counts(self) -> dict[str, int]:
-        """What may be waited for."""
+        """What may be waited for, see `Host.wait`; each but `peers` only grows."""
         return {
             "admitted": self.admitted,
             "pushed": self.pushed.received,
@@ -222,7 +231,8 @@ class BenchNode:
         }
 
     def figures(self) -> Facts:
-        """Counted since the start."""
+        """Counted since the start. announced: rounds that are old enough for all to know, and not too old; heard:
+        author and round of each announcement that it knows now."""
         with suppress(psutil.NoSuchProcess):  # it is being replaced
             times = psutil.Process(self.transport.pid).cpu_times()
             self._p2pd_seconds = times.user + times.system
@@ -250,7 +260,8 @@ class BenchNode:
 
 
 class Host:
-    """The commands, each for all nodes of this process."""
+    """The commands, each for all nodes of this process. `serve` calls them by name with arguments from JSON, and one at
+    a time; `start` comes first, then `join`. `bench.swarm` and `bench.many` send them."""
 
     def __init__(self, stack: AsyncExitStack) -> None:
         self._stack = stack
@@ -258,9 +269,11 @@ class Host:
         self._paced: list[asyncio.Task[None]] = []
 
     def make_node(self, number: int, tokens: int) -> BenchNode:
+        """For `start`; `bench.many` makes others."""
         return BenchNode(number, tokens)
 
     async def start(self, numbers: list[int], tokens: int, setup: Facts) -> Facts:
+        """Starts nodes of these numbers; returns their addresses. tokens, setup: see `BenchNode`."""
         self._nodes = [self.make_node(number, tokens) for number in numbers]
         context = make_context(self._nodes[0].run)
         addresses = []
@@ -269,18 +282,22 @@ class Host:
         return {"addresses": addresses}
 
     async def join(self, bootstraps: list[str]) -> None:
+        """Lets all nodes join, at once."""
         joining = [node.join(self._stack, bootstraps) for node in self._nodes]
         await asyncio.gather(*joining)
 
     async def make(self, groups: int) -> Facts:
+        """Each node makes a round of so many packets; returns the bytes of all."""
         made = [node.make(groups) for node in self._nodes]
         return {"bytes": sum(made)}
 
     async def announce(self, wanted: int = sys.maxsize) -> None:
+        """See `BenchNode.announce`."""
         for node in self._nodes:
             node.announce(wanted)
 
     async def push(self, others: list[str]) -> None:
+        """Each node pushes its round to all of these but itself, until they have it. others: peer ids in hex."""
         peers = [bytes.fromhex(other) for other in others]
         pushes = []
         for node in self._nodes:
@@ -308,6 +325,7 @@ class Host:
             await asyncio.sleep(POLL_SECONDS)
 
     async def pace(self, groups: int, batch: int, seconds: float) -> None:
+        """Begins `BenchNode.pace` of all nodes, and returns at once; `stop_pacing` ends it."""
         for node in self._nodes:
             task = asyncio.create_task(node.pace(groups, batch, seconds))
             self._paced.append(task)
@@ -318,6 +336,7 @@ class Host:
             task.cancel()
 
     async def figures(self) -> Facts:
+        """cpu: seconds of this process, without p2pd; at: when, on the machine's clock; nodes: each one's figures."""
         usage = resource.getrusage(resource.RUSAGE_SELF)
         return {
             "cpu": usage.ru_utime + usage.ru_stime,

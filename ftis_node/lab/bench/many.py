@@ -46,6 +46,7 @@ class MemoryNode(host.BenchNode):
         self._network = network
 
     async def open(self, stack: contextlib.AsyncExitStack, setup: Figures) -> None:
+        """Takes a place in the simulated network; nothing is started."""
         machine = Machine(group_seconds=1.0, train_seconds=1.0, uplink=UPLINK, outbound_only=False)
         transport: Any = MemoryTransport(self._network, self.identity.author, machine, _addresses(self))
         transport.pid = os.getpid()  # whose CPU time is read as p2pd's, and not told
@@ -70,7 +71,7 @@ class MemoryHost(host.Host):
 
 
 async def in_memory(stack: contextlib.AsyncExitStack, prefix: Sequence[str] = ()) -> Host:
-    """As `swarm.Host.start`."""
+    """As `swarm.Host.start`, for a plan whose nodes are all in one process."""
     return cast(Host, MemoryHost(stack))
 
 
@@ -113,6 +114,7 @@ def predicted(plan: Plan, **pace: Any) -> Figures:
 
 
 def main() -> None:
+    """Measures, predicts and prints both; exits with 1 as the file's docstring says."""
     about = (__doc__ or "").split(":")[0]
     parser = argparse.ArgumentParser(prog="python -m ftis_node.lab.bench.many", description=about)
     parser.add_argument("--nodes", type=int, default=32)

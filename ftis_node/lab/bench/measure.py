@@ -30,7 +30,8 @@ def in_turns(
     repeats: int,
     tell: Tell,
 ) -> tuple[list[float], list[float]]:
-    """CPU-seconds of each step of ours and of a rival's, both warm, one after the other; none of a rival's for None."""
+    """CPU-seconds of each step of ours and of a rival's, in turns; the caller has taken a first one of both. An empty
+    list for a rival of None."""
     ours_s = []
     rival_s = []
     for repeat in range(repeats):
@@ -78,6 +79,7 @@ def cpu_seconds(call: Callable[[], object]) -> float:
 
 def peak_mb(call: Callable[[], object], before: int, device: torch.device) -> float:
     """Megabytes (10⁶) that torch's tensors take at most during `call`, given that bytes `before` are there before it.
+    It calls once; do not time that call.
 
     On a GPU by the allocator's own count. On the CPU from the profiler's record of every allocation: exact for tensors,
     and blind to Python and to the libraries.
@@ -119,6 +121,7 @@ def nbytes(tensors: Iterable[Tensor]) -> int:
 
 
 def device_name(device: torch.device) -> str:
+    """For people: kind, and the GPU's name or the CPU's architecture."""
     if device.type == "cuda":
         return f"cuda, {torch.cuda.get_device_name(device)}"
     return f"{device.type}, {platform.machine()}"

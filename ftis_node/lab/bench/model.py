@@ -47,6 +47,7 @@ class Size:
 
     @property
     def completions(self) -> int:
+        """Of all groups."""
         return self.groups * self.group
 
     @property
@@ -55,7 +56,7 @@ class Size:
         return self.completions * self.completion_tokens
 
     def caps(self) -> dict[str, int]:
-        """As a run has them."""
+        """The size of a group as a run has it: `group`, `prompt_tokens`, `completion_tokens`."""
         caps = asdict(self)
         del caps["groups"]
         return caps
@@ -98,7 +99,8 @@ def geometry(config: Any) -> dict[str, Any]:
 
 
 def planned(settings: Settings, size: Size, *, steps: bool) -> tuple[Settings, Plan]:
-    """The settings as the plan completes them on this machine, and the plan. steps: the model is also to be trained.
+    """The settings as the plan completes them on this machine, and the plan; nothing is loaded. steps: the model is
+    also to be trained, which needs more memory.
 
     Raises:
         UserError: the plan is not to be had, or has no room for the model.
@@ -115,7 +117,8 @@ def planned(settings: Settings, size: Size, *, steps: bool) -> tuple[Settings, P
 
 
 def named_policy(settings: Settings, *, random_weights: bool) -> Policy:
-    """The model that the settings name, or one of its geometry, of a Qwen2.5 from memory."""
+    """The model that the settings name, or, with random weights, one of its geometry: only its config is read, and that
+    of a Qwen2.5 is known. For errors see `load_policy`."""
     if not random_weights:
         return load_policy(settings)
     config = known_config(settings.model) or AutoConfig.from_pretrained(resolve(settings.model))
@@ -123,7 +126,8 @@ def named_policy(settings: Settings, *, random_weights: bool) -> Policy:
 
 
 def random_model(config: Any, device: torch.device, dtype: torch.dtype = torch.float32) -> Any:
-    """A causal model of this geometry, made on its device; the same weights at every call."""
+    """A causal model of this geometry, made on its device; the same weights at every call. It seeds torch's global
+    generator."""
     torch.manual_seed(0)
     with device:
         # a config of its own, since the model changes it: ours and TRL's attention are not the same
@@ -177,7 +181,7 @@ def random_prompts(policy: Policy, size: Size) -> list[list[int]]:
 
 
 def own_work(policy: Policy, size: Size, batch: int, prompts: Prompts | None = None) -> Work:
-    """Completions of exactly `size.completion_tokens` tokens.
+    """Completions of exactly `size.completion_tokens` tokens, sampled by the policy; the same at every call.
 
     Args:
         batch: how many are decoded side by side at most.
@@ -197,7 +201,7 @@ def own_work(policy: Policy, size: Size, batch: int, prompts: Prompts | None = N
 
 
 def rewards(count: int) -> list[float]:
-    """Made-up rewards of so many completions of one prompt."""
+    """Made-up rewards of so many completions of one prompt: every third has 1, the others 0."""
     return [float(index % 3 == 0) for index in range(count)]
 
 
@@ -220,4 +224,5 @@ def training_groups(work: Work) -> list[TrainingGroup]:
 
 
 def make_learner(policy: Policy, objective: str, settings: Settings) -> Learner:
+    """A learner that trains the policy's own weights. objective: a name of `PRESETS`."""
     return Learner(policy, PRESETS[objective], settings, TEMPERATURE, OWN)

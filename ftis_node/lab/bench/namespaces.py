@@ -16,7 +16,7 @@ def namespaces(
     uplink_mbit: float | None,
     prefix: str = "ftis",
 ) -> Iterator[list[tuple[str, str]]]:
-    """(name, IPv4 address) of each namespace; all are gone afterwards.
+    """(name, IPv4 address) of each namespace; all are gone afterwards. uplink_mbit: 10^6 bits a second; None: no limit.
 
     With an uplink segments are as small as on a real network (offloading is off), and so are counted bytes.
 

@@ -54,7 +54,8 @@ def make_text_packet(
     slot: int,
     random: np.random.Generator,
 ) -> TextPacket:
-    """Pieces as long as Qwen2.5's of GSM8K's solutions: 2.6 bytes on average; every second completion is finished."""
+    """Pieces as long as Qwen2.5's of GSM8K's solutions: 2.6 bytes on average; every second completion is finished. For
+    arguments see `make_packet`."""
     completions = []
     for index in range(GROUP):
         count = run.completion_tokens
@@ -96,7 +97,12 @@ def make_packet(
     slot: int,
     random: np.random.Generator,
 ) -> Packet:
-    """Ids with the long tail of text and log-probs of a fairly sure model; every second completion ends in an EOS."""
+    """Ids with the long tail of text and log-probs of a fairly sure model; every second completion ends in an EOS. Each
+    is as long as the run allows.
+
+    Args:
+        author: the 38-byte peer id. random: ids and log-probs are drawn from it, so the next call gives others.
+    """
     tokens = run.completion_tokens
     completions = []
     for index in range(GROUP):

@@ -104,7 +104,7 @@ def _cut(reader: Codec, text: str) -> NDArray[np.int64]:
 
 
 def _completion(codec: Codec, tokens: int, seed: int) -> Completion:
-    """So many tokens of a text with numbers and tags, the end included."""
+    """So many tokens of a text with numbers and tags, the end included; the same for the same seed and codec."""
     rng = random.Random(seed)
     text = ""
     ids = codec.encode(text)

@@ -90,7 +90,7 @@ def bench_step(
 
 
 def _trace(node: WholeNode, path: Path) -> None:
-    """Records every operator of a step, under the names of its parts."""
+    """Records every operator of one more step, under the names of its parts, into a file."""
     activities = [torch.profiler.ProfilerActivity.CPU]
     if torch.cuda.is_available():
         activities.append(torch.profiler.ProfilerActivity.CUDA)
@@ -100,7 +100,7 @@ def _trace(node: WholeNode, path: Path) -> None:
 
 
 def _check_writable(path: Path) -> None:
-    """Told before the steps, not after."""
+    """Makes the file, empty if it is new. Raises UsageError where that fails: before the steps, not after."""
     try:
         path.touch()
     except OSError as error:

@@ -84,7 +84,8 @@ class Host:
         return host
 
     async def do(self, what: str, *, limit: float = ANSWER_SECONDS, **arguments: Any) -> Figures:
-        """The answer to a command of `bench.host.Host`. Raises FtisError if none comes within `limit` seconds."""
+        """The answer to a command of `bench.host.Host`. One at a time. Raises FtisError if none comes within `limit`
+        seconds; the host cannot be used after that."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         command = {"do": what, **arguments}
@@ -135,7 +136,8 @@ class _Swarm:
         return max(float(answer["at"]) for answer in told)
 
     async def figures(self) -> Figures:
-        """The figures of all nodes, and the bytes that the network's interfaces have sent so far."""
+        """The figures of all nodes, CPU-seconds with those of p2pd, and the bytes that the network's interfaces have
+        sent so far: take the difference of two."""
         told = await self.do("figures")
         nodes = []
         cpu = 0.0
@@ -152,6 +154,7 @@ class _Swarm:
         }
 
     def _bytes_sent(self) -> int:
+        """Of all namespaces, or of the machine's whole loopback."""
         if self.names:
             return sum(map(bytes_sent, self.names))
         return int(Path("/sys/class/net/lo/statistics/tx_bytes").read_text())
@@ -159,7 +162,8 @@ class _Swarm:
 
 @contextlib.asynccontextmanager
 async def _started(plan: Plan, tell: Tell) -> AsyncIterator[_Swarm]:
-    """The nodes of a plan, all of whom have met."""
+    """The nodes of a plan, all of whom have met; all end with the context. Raises FtisError if they do not meet within
+    a quarter of an hour."""
     async with contextlib.AsyncExitStack() as stack:
         places = []
         per_process = plan.per_process
@@ -349,7 +353,7 @@ def _total(figures: Figures, key: str) -> float:
 
 
 def _merged(figures: Figures) -> dict[str, int]:
-    """How many rejections all nodes have, by reason."""
+    """How many rejections all nodes have since their start, by reason."""
     merged = Counter[str]()
     for node in figures["nodes"]:
         merged.update(node["rejections"])

@@ -95,7 +95,8 @@ def check_same_work(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
 
 @contextlib.contextmanager
 def caught_gradient(module: nn.Module) -> Iterator[dict[str, Tensor]]:
-    """Fills the dictionary with the gradient that an optimiser, any, steps on within the context."""
+    """Fills the dictionary, by parameter's name, with a copy of the gradient that an optimiser, any, steps on within
+    the context; the last step's, if there are several."""
     gradient = {}
 
     def catch(*_: Any) -> None:
@@ -111,7 +112,7 @@ def caught_gradient(module: nn.Module) -> Iterator[dict[str, Tensor]]:
 
 
 def _norm(tensors: Sequence[Tensor]) -> float:
-    """Of all their elements together."""
+    """The Euclidean norm of all their elements together."""
     squares = 0.0
     for tensor in tensors:
         squares += float(tensor.double().square().sum())

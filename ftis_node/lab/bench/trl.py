@@ -95,7 +95,7 @@ class _Trainer:
         self.trainer.current_gradient_accumulation_steps = self.passes
 
     def held(self) -> int:
-        """Bytes that are there between steps: weights, and the optimiser's state."""
+        """Bytes that are there between steps: weights, and the optimiser's state, which the first step makes."""
         tensors = [*self.model.parameters()]
         for state in self.trainer.optimizer.state.values():
             tensors += [value for value in state.values() if isinstance(value, Tensor)]
@@ -188,6 +188,8 @@ def fastest(warm: Callable[[int], AnyTrl], policy: Policy, size: Size, runs: int
     Args:
         warm: makes it for a micro-batch, and takes a first step.
         runs: timed steps of each, of which the fastest counts.
+
+    Four sizes are tried at most, the largest first; one at a time is in memory.
     """
     seconds: dict[int, float] = {}
     positions = size.prompt_tokens + size.completion_tokens

@@ -39,7 +39,8 @@ STORE_BYTES = 64 << 20
 
 
 class Stopwatch(Usage):
-    """Also counts the CPU time of this process by kind of work, and names the kinds in a profiler's trace."""
+    """Also counts the CPU time of this process by kind of work, and names the kinds in a profiler's trace. cpu_seconds:
+    of the latest step that ended, 0 before."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,6 +49,7 @@ class Stopwatch(Usage):
 
     @contextlib.contextmanager
     def of(self, part: str) -> Iterator[None]:
+        """See `Usage.of`."""
         with record_function(part), self.cpu.of(part), super().of(part):
             yield
 
@@ -58,7 +60,8 @@ class Stopwatch(Usage):
 
 
 class BenchEngine(Engine):
-    """An engine that scores text as ever, and then gives every third completion a reward: random weights earn none."""
+    """An engine that scores text as ever, and then gives every third completion a reward: random weights earn none. So
+    the scoring costs what it costs, and every step trains."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,10 +76,11 @@ class BenchEngine(Engine):
 
     @property
     def settings(self) -> Settings:
-        """As the plan completed them."""
+        """The settings as the plan completed them, after `start`."""
         return self._settings
 
     def generate(self, rows: Sequence[int], *given: Any, **more: Any) -> Generated:
+        """As `Engine.generate`, with made-up rewards in place of those found."""
         made = super().generate(rows, *given, **more)
         groups = []
         for group in made.groups:
@@ -84,6 +88,7 @@ class BenchEngine(Engine):
         return Generated(groups, made.seconds, made.generation_batch)
 
     def score(self, row: int, packet: bytes) -> list[float]:
+        """As `Engine.score`, with made-up rewards in place of those found."""
         return rewards(len(super().score(row, packet)))
 
 
@@ -113,7 +118,7 @@ def asked(
 def engine_of(
     model: str | None, data: Path | None, given: Mapping[str, str], size: Size
 ) -> Iterator[tuple[BenchEngine, Size]]:
-    """An engine of what is `asked`, and the size with the longest of its prompts."""
+    """An engine of what is `asked`, with an open run, and the size with its longest prompt; closed afterwards."""
     with tempfile.TemporaryDirectory() as folder, contextlib.closing(BenchEngine()) as engine:
         settings, task = asked(model, data, given, size, Path(folder))
         engine.start(settings, size, task)
@@ -158,7 +163,8 @@ class WholeNode:
         self.stepper = Stepper(means, source_for(means))
 
     async def step(self) -> dict[str, float]:
-        """Takes a whole step; returns its seconds and CPU-seconds by part."""
+        """Takes a whole step; returns its seconds by part (`step_total`, `step_idle` and those of `DeviceSeconds`), and
+        CPU-seconds as `cpu_…`. Raises RuntimeError if the step took no update."""
         last = await self.stepper.step(asyncio.Event())
         if last is None or last.report.skipped:
             raise RuntimeError(f"the step took no update: {last}")

@@ -14,13 +14,16 @@ FIGURES = ("loss", "gradient_norm", "own_reward", "foreign_reward")
 
 @dataclass
 class Differences:
-    """Between what was logged and what came out."""
+    """Between what was logged and what came out, over all steps so far. largest: by figure, absolute; 0 without any.
+    first: step, figure, logged, replayed; None as long as nothing differs. The report has both as they are.
+    """
 
     largest: dict[str, float] = field(default_factory=lambda: dict.fromkeys(FIGURES, 0.0))
     first: dict[str, Any] | None = None
 
     def compare(self, logged: LoggedStep, replayed: dict[str, Any]) -> None:
-        """Notes where a step differs; a figure that is missing on one side, or not finite, differs without a size."""
+        """Notes where a step differs, by one bit or more; a figure that is missing on one side, or not finite, differs
+        without a size. Call it once a step, in order. replayed: by the names of `FIGURES`, and `skipped`."""
         for name in (*FIGURES, "skipped"):
             told = getattr(logged, name)
             found = replayed[name]
@@ -41,7 +44,7 @@ class Differences:
 
 
 def told(report: dict[str, Any]) -> str:
-    """A report for a person."""
+    """What `replay` returned, for a person."""
     lines = [
         f"{report['model']}: {report['steps']} steps on {report['packets']} packets replayed in "
         f"{report['seconds']:.1f} s, {report['foreign_packets']} of them from peers; "
@@ -82,7 +85,7 @@ def _same_bits(one: Tensor, other: Tensor) -> bool:
 
 
 def max_difference(one: dict[str, Tensor], other: dict[str, Tensor]) -> float | None:
-    """Over all weights; None if they are not of the same shapes, or not finite."""
+    """The largest absolute difference over all weights; None if names or shapes differ, or one is not finite."""
     if not _alike(one, other):
         return None
     largest = 0.0

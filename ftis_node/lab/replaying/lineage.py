@@ -15,6 +15,8 @@ EVENTS = ("started", "changed", "resumed", "restored", "step")
 
 
 class _Line(BaseModel):
+    """A line of `metrics.jsonl`; what else it has is ignored. The daemon writes the names, see `step_report`."""
+
     model_config = ConfigDict(frozen=True)
 
 
@@ -41,6 +43,7 @@ class Start(_Line):
     @field_validator("settings", mode="before")
     @classmethod
     def _known(cls, settings: Any) -> Any:
+        """Settings of earlier versions as this one has them. Raises UserError for an objective that was removed."""
         if not isinstance(settings, dict):
             return settings
         raise_all(refusals(settings, "recorded in metrics.jsonl"))
@@ -106,9 +109,10 @@ _NEEDED = LoggedStep.model_fields.keys()  # of a line; most of the rest are diag
 
 @dataclass(frozen=True)
 class Link:
-    """What made the weights of the count `step` of those of the count `after`.
+    """What made the weights at `step` out of those at `after`, both counts of steps.
 
-    step: a step was taken, or (where `logged` is None) nothing but the count, or the process, is another.
+    logged: the step that was taken. None: none was; only the count, the process or its settings changed.
+    start: the process and settings of from then on.
     """
 
     step: int
@@ -119,7 +123,8 @@ class Link:
 
 @dataclass(frozen=True)
 class Lineage:
-    """links: the first is a fresh start. void: steps that were logged and whose weights were lost."""
+    """links: the first is a fresh start, and each begins where the one before ends. void: how many steps were logged
+    whose weights were lost."""
 
     links: Sequence[Link]
     void: int
@@ -188,7 +193,7 @@ class _History:
         if kind == "started":
             start = _read(Start, event)
             self._start = start
-            self._go_back(-1 if start.fresh else start.step)
+            self._go_back(-1 if start.fresh else start.step)  # fresh: nothing of before leads to its weights
             self._add(start, start.step, start.step)
         elif self._start is None:
             return  # nothing can follow from what the log does not tell
@@ -205,7 +210,7 @@ class _History:
             resumed = _read(Resumed, event)
             if resumed.branch is not None:
                 written = (resumed.branch, resumed.step)
-                self._head = self._latest.get(written, self._head)
+                self._head = self._latest.get(written, self._head)  # it may have been given up before
             self._go_back(resumed.step)
             self._add(self._start, resumed.step, resumed.step)
         else:
@@ -214,7 +219,7 @@ class _History:
             self._add(self._start, restored.step, restored.weights_of_step)
 
     def chain(self) -> list[_Entry]:
-        """The way from the first to the present weights."""
+        """The way from the first to the present weights; empty for a log without a start."""
         found = []
         place = self._head
         while place >= 0:
@@ -224,19 +229,19 @@ class _History:
         return found[::-1]
 
     def _add(self, start: Start, step: int, after: int, line: Mapping[str, Any] | None = None) -> None:
-        """Something that followed from the present weights."""
+        """Adds something that followed from the present weights, and makes what came of it the present ones."""
         self._entries.append(_Entry(step, after, start, line, self._head))
         self._head = len(self._entries) - 1
         self._latest[start.branch, step] = self._head
 
     def _go_back(self, step: int) -> None:
-        """The present weights are those after `step`, on the way here."""
+        """The present weights are the latest of count `step` or less on the way here; −1: there are none."""
         while self._head >= 0 and self._entries[self._head].step > step:
             self._head = self._entries[self._head].before
 
 
 def _count(event: Mapping[str, Any]) -> int:
-    """The number of a step. Raises UserError if there is none."""
+    """The number in a step's line; the rest is read only if it is needed. Raises UserError without a number."""
     count = event.get("step")
     if not isinstance(count, int):
         raise _damaged(event, f"its step is {count!r}")
@@ -259,5 +264,6 @@ def _read(model: type[_Model], event: Mapping[str, Any]) -> _Model:
 
 
 def _damaged(event: Mapping[str, Any], why: str) -> UserError:
+    """The error to raise for a line of the log."""
     what = f"The log's line {event['event']!r} of step {event.get('step')} cannot be used ({why})."
     return UserError(what, "Restore metrics.jsonl as the daemon wrote it.")

@@ -44,7 +44,8 @@ NO_GPU_IS_EXACT = (
 
 
 def replay(home: Path, *, task: str | None = None) -> dict[str, Any]:
-    """Takes the steps of the daemon of `home` again and compares with what it logged and saved.
+    """Takes the steps of the daemon of `home` again and compares with what it logged and saved. A step
+    costs its training again, but no generation; no daemon can start on the home meanwhile.
 
     Args:
         task: that of the home, if it is Python code: nothing is imported that nobody here has named.
@@ -94,6 +95,7 @@ class _Gap:
     own_data: int
 
     def error(self, store: Path, report: dict[str, Any] | None) -> UserError:
+        """The error to raise, with what came of the steps before. report: theirs; None: there were none."""
         what = f"Step {self.step} cannot be replayed: "
         if self.digests:
             first = self.digests[0].hex()[:16]
@@ -111,7 +113,7 @@ class _Gap:
 
 
 def _first_gap(line: Lineage, packets: StoredPackets) -> _Gap | None:
-    """None where everything is there."""
+    """The first step that cannot be replayed; None where everything is there."""
     for place, link in enumerate(line.links):
         if link.logged is None:
             continue
@@ -146,7 +148,8 @@ class _Replay:
         self._checkpoints = self._on_disk(home.checkpoints)
 
     def go(self, links: Sequence[Link], *, whole: bool) -> dict[str, Any]:
-        """Follows the links, and reports. whole: they lead to the daemon's last step."""
+        """Follows the links, and reports, see `_report`. Call it once: it closes the engine. whole: they lead to the
+        daemon's last step, so a checkpoint of another step has no place."""
         threads = torch.get_num_threads()
         try:
             self._load(self._start)
@@ -212,13 +215,15 @@ class _Replay:
         self._updates = 0
 
     def _device(self, start: Start) -> str:
+        """The daemon's device, or the CPU where there is no GPU, which a note says."""
         if start.device == "cpu" or torch.cuda.is_available():
             return start.device
         self._note(f"The daemon trained on {start.device}, which is not to be had here; replayed on the CPU.")
         return "cpu"
 
     def _go_over(self, link: Link) -> None:
-        """To another process's settings, or another count of steps, with the same weights, optimiser and gate."""
+        """Goes on to another process's settings, or another count of steps, with the same weights, optimiser and level
+        of the gate (`Objective.next_gate`)."""
         other = _made_of(link.start) != _made_of(self._start)
         if not other and link.step == self._updates:
             return
@@ -262,7 +267,8 @@ class _Replay:
         self._differences.compare(logged, found)
 
     def _read(self, digests: Sequence[str]) -> list[OwnGroup]:
-        """With rewards by the packets' own text; what the daemon once gave is not asked for."""
+        """Stored groups in this order, with rewards by the packets' own text; what the daemon once gave is not asked
+        for. Raises UserError if one is damaged."""
         groups = []
         for digest in digests:
             group = self._group(bytes.fromhex(digest))
@@ -287,7 +293,7 @@ class _Replay:
     # --- weights --------------------------------------------------------------------------------------------------
 
     def _on_disk(self, path: Path) -> dict[int, Path]:
-        """Whole checkpoints by step. Not by `Checkpoints`, which clears up as it opens."""
+        """The folders of whole checkpoints by step. Not by `Checkpoints`, which clears up as it opens."""
         found = {}
         for entry in sorted(path.glob("step-*")):
             if not entry.is_dir() or entry.suffix:
@@ -301,7 +307,8 @@ class _Replay:
         return found
 
     def _compare_checkpoint(self, step: int) -> None:
-        """With what the daemon saved after that step, if it still lies there."""
+        """Compares the present weights with what the daemon saved after that step, if it still lies there; once for a
+        step, for the comparison takes it out of the list."""
         directory = self._checkpoints.pop(step, None)
         if directory is None:
             return
@@ -316,6 +323,7 @@ class _Replay:
     # --- the report -----------------------------------------------------------------------------------------------
 
     def _note(self, sentence: str) -> None:
+        """Adds a sentence to the report, once."""
         if sentence not in self._notes:
             self._notes.append(sentence)
 
@@ -369,7 +377,7 @@ class _Replay:
         return found
 
     def _is_exact(self, starts: Sequence[Start]) -> bool:
-        """Whether the same bits are to be expected."""
+        """Whether the same bits are to be expected; if not, a note says why."""
         if any(len(start.settings.devices) > 1 for start in starts):
             self._note("The daemon had several devices, whose sums have another order: the last bits may differ.")
             return False
@@ -412,5 +420,5 @@ def _refuse_dropped(log: Path) -> None:
 
 
 def _made_of(start: Start) -> tuple[Any, ...]:
-    """The parts of an engine."""
+    """What an engine is loaded for: a link with another one needs another engine."""
     return start.task, start.data, start.eval_data, start.settings, start.device

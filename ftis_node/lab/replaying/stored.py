@@ -10,7 +10,8 @@ from ftis_node.store.packets import check_schema
 
 
 class StoredPackets:
-    """The packets in a database that no daemon uses, which this leaves as it is, down to its directory.
+    """The packets in a database that no daemon uses, which this leaves as it is, down to its directory. Close it, for a
+    copy takes as much disk as the database.
 
     SQLite itself would make files beside a database that was not closed, even to read it; so such a one is copied.
     """
@@ -40,14 +41,16 @@ class StoredPackets:
             raise UserError(f"The database {path} cannot be read: {error}.", "Check the file and its disk.") from error
 
     def close(self) -> None:
+        """Closes the database, and removes the copy if there is one."""
         self._db.close()
         self._copies.cleanup()
 
     def holds(self, digest: bytes) -> bool:
+        """Whether a packet is there, by its sha256."""
         return self.read(digest) is not None
 
     def read(self, digest: bytes) -> tuple[bytes, bytes] | None:
-        """Author and bytes of a packet, or None."""
+        """Author (a 38-byte peer id) and bytes of a packet, or None. Raises sqlite3.DatabaseError if it is damaged."""
         row = self._db.execute("SELECT author, body FROM packets WHERE digest = ?", (digest,)).fetchone()
         if row is None:
             return None

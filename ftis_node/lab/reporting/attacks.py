@@ -17,7 +17,8 @@ _Pair = tuple[str, str]  # an attack and a method
 
 
 def attacked(results: Results, page: ReportPage) -> bool:
-    """Section: success, pass@1 and length by attack and method; returns whether any cell names an attack."""
+    """Section: success, pass@1 and length by attack and method; returns whether any cell names both. Without a
+    cell `unshared` differences are left out."""
     cells = {}
     payloads = {}
     for cell in results.cells:
@@ -68,7 +69,7 @@ def _said(results: Results, cell: str, payload: str) -> dict[int, float]:
 
 
 def _gain(results: Results, cell: str, of: Callable[[str, str], _Values]) -> dict[int, float]:
-    """Seed → the mean over nodes, less the baseline's. of: seed → value of a cell and a node."""
+    """Seed → the mean over nodes, less the baseline's, for the seeds of both. of: seed → value of a cell and a node."""
     here = over_nodes([of(cell, node) for node in results.nodes(cell)])
     there = over_nodes([of(BASELINE, node) for node in results.nodes(BASELINE)])
     both = here.keys() & there.keys()

@@ -83,6 +83,7 @@ class Finding:
 
     @property
     def verdict(self) -> Verdict:
+        """By both p values in this order, each below 0.05 or not."""
         if self.adjusted_for < LEVEL:
             return "reproduced"
         if self.adjusted_against < LEVEL:
@@ -91,7 +92,7 @@ class Finding:
 
 
 def judge(results: Results) -> list[Finding]:
-    """The finding of each claim of the manifest, in its order."""
+    """The finding of each claim of the manifest, in its order. Claims without a family are one family together."""
     claims = results.manifest.claims
     evidence = [weigh(results, claim) for claim in claims]
     families: dict[str, list[int]] = defaultdict(list)
@@ -161,7 +162,7 @@ def _tested(claim: Claim, a: list[float], b: list[float], settled: list[bool]) -
 
 
 def _margin(claim: Claim) -> float:
-    """In the unit of the claim's measure; nan where there is none."""
+    """The claim's margin, in the unit of its measure; nan where there is none."""
     if claim.margin is not None:
         return claim.margin
     if claim.measure == "final":

@@ -56,7 +56,7 @@ class Row:
 
 
 def drawn(draw: Callable[..., Any]) -> Callable[..., Any]:
-    """Draws in this module's style, whatever the machine's own matplotlibrc says."""
+    """A decorator: the function draws in this module's style, whatever the machine's own matplotlibrc says."""
 
     def styled(*arguments: Any, **named: Any) -> Any:
         import matplotlib.style
@@ -69,7 +69,7 @@ def drawn(draw: Callable[..., Any]) -> Callable[..., Any]:
 
 @drawn
 def save(figure: Any, png: Path) -> None:
-    """Writes a picture of 256 colours, without date or version."""
+    """Writes a picture of 256 colours, without date or version. Raises OSError."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from PIL import Image
 
@@ -82,7 +82,14 @@ def save(figure: Any, png: Path) -> None:
 
 @drawn
 def panels(parts: Mapping[str, Sequence[Line]], *, x: str) -> Any:
-    """Panels of pass@1 by title in two columns, with one y axis for all, and one legend of all lines below."""
+    """Panels of pass@1 by title in two columns, with one y axis for all, and one legend of all lines below.
+
+    Args:
+        parts: one panel at least. x: the name of the lowest panels' axis.
+
+    Returns:
+        The figure, for `save`.
+    """
     columns = min(len(parts), COLUMNS)
     rows = -(-len(parts) // columns)
     figure, grid = _axes(len(parts), columns, [2.8] * rows, share=True)
@@ -108,7 +115,7 @@ def panels(parts: Mapping[str, Sequence[Line]], *, x: str) -> Any:
 def dots(parts: Mapping[str, Sequence[Row]], *, x: str, bounded: bool = True) -> Any:
     """A panel a node side by side, a line a method from top to bottom: a dot a seed, a bar for mean and interval.
 
-    bounded: values are shares.
+    bounded: values are shares; else they are 0 or more. Returns the figure, for `save`.
     """
     columns = min(len(parts), COLUMNS)
     counts = [len(rows) for rows in parts.values()]

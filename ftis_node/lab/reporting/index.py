@@ -18,7 +18,8 @@ END = "<!-- end of the claims -->"
 
 
 def write_index(directory: Path) -> Path:
-    """Puts the verdicts of every report under `directory` into its README.md.
+    """Puts the verdicts of every report under `directory` into its README.md, and returns its path. The same reports
+    give the same bytes.
 
     Raises:
         UsageError: the README.md is not there, or has no place for them.
@@ -39,7 +40,8 @@ def write_index(directory: Path) -> Path:
 
 
 def _tables(reports: Mapping[str, Mapping[str, Any]]) -> str:
-    """A line for each claim of the paper, and for each report's own claims their number by verdict."""
+    """A line for each claim of the paper, and for each report's own claims their number by verdict. reports: by folder,
+    what their summary.json says."""
     every = []
     paper = []
     ours = []

@@ -21,7 +21,7 @@ _Row: TypeAlias = dict[str, Any]
 
 
 def curves(results: Results, page: ReportPage) -> None:
-    """Section: pass@1 over steps; nothing where the report has its pictures."""
+    """Section: pass@1 over steps; nothing where the report has its pictures already."""
     if page.full:
         return
     page.write("## Validation curves")
@@ -66,7 +66,7 @@ def final_values(results: Results) -> list[_Row]:
 
 
 def write_final_values(results: Results, page: ReportPage, *, drawn: bool) -> None:
-    """Section: the final values, with a picture if `drawn`."""
+    """Section: the final values, with a picture for each set if `drawn`; and `seeds.csv`, each seed's value."""
     tail = results.manifest.tail
     rows = final_values(results)
     counts = [_seeds(row) for row in rows]
@@ -179,6 +179,7 @@ def _final_text(row: _Row) -> str:
 
 
 def _seeds(row: _Row) -> int:
+    """All seeds that have a final value, collapsed or not."""
     return int(row["n"]) + int(row["collapsed"])
 
 

@@ -21,7 +21,7 @@ PICTURES = 2  # of a report: it stands in a repository
 
 
 class ReportPage:
-    """Collects the page's lines and writes tables and figures beside it."""
+    """Collects the page's lines and writes tables and figures beside it, at once; `close` writes the page."""
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
@@ -40,7 +40,7 @@ class ReportPage:
             self._page += [paragraph, ""]
 
     def table(self, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-        """Appends a Markdown table."""
+        """Appends a Markdown table. The rows have as many cells as the header."""
         lines = []
         for row in [header, ["---"] * len(header), *rows]:
             cells = [cell.replace("|", "\\|") for cell in row]
@@ -56,7 +56,7 @@ class ReportPage:
         replace_text(self.directory / f"{name}.csv", text.getvalue())
 
     def picture(self, name: str, figure: Any, caption: str) -> None:
-        """Writes the figure as `name`.png and appends it with its caption."""
+        """Writes the figure as `name`.png and appends it with its caption; nothing if the page is full."""
         if self.full:
             return
         self._drawn += 1
@@ -71,6 +71,7 @@ class ReportPage:
 
 
 def number(value: float, digits: int = 3, sign: str = "") -> str:
+    """With a typographic minus; a dash for nan and inf. sign: "+" puts a sign before positive ones."""
     if not math.isfinite(value):
         return NONE
     return f"{value:{sign}.{digits}f}".replace("-", "−")
@@ -80,6 +81,7 @@ signed = partial(number, sign="+")
 
 
 def probability(p: float) -> str:
+    """p with three digits; a dash for nan, of a test that was impossible."""
     if math.isnan(p):
         return NONE
     if p < 0.001:
@@ -105,7 +107,7 @@ def level(interval: Interval, digits: int = 3) -> str:
 
 
 def pairs(settled: int, collapsed: int) -> str:
-    """How many pairs a difference is of, and how many it leaves out."""
+    """How many pairs a difference is of, and how many more it leaves out."""
     if not collapsed:
         return str(settled)
     return f"{settled}, {collapsed} collapsed"

@@ -108,7 +108,7 @@ def _claims(findings: list[Finding], page: ReportPage) -> None:
 
 
 def _claim_facts(finding: Finding) -> dict[str, Any]:
-    """What summary.json says of a claim."""
+    """What summary.json says of a claim; `index` reads it, also from older reports."""
     return {
         **finding.claim.model_dump(by_alias=True),
         "verdict": finding.verdict,
@@ -119,7 +119,7 @@ def _claim_facts(finding: Finding) -> dict[str, Any]:
 
 
 def _summary(findings: list[Finding], results: Results, page: ReportPage, *, grid: bool) -> None:
-    """The report for programs."""
+    """Writes the report for programs, `summary.json`. grid: whether the page has the section on attacks."""
     manifest = results.manifest
     summary = {
         "schema": 1,

@@ -111,9 +111,11 @@ class Results:
         return [cell.name for cell in self.manifest.cells if cell.name in finished]
 
     def cell(self, name: str) -> Cell:
+        """The manifest's cell. Raises StopIteration if it has none of this name."""
         return next(cell for cell in self.manifest.cells if cell.name == name)
 
     def label(self, cell: str) -> str:
+        """What the report calls a cell."""
         return self.cell(cell).label or cell
 
     def drawn(self, cell: str) -> tuple[str, str, int]:
@@ -133,11 +135,11 @@ class Results:
         return group, method, methods.index(method)
 
     def seeds(self, cell: str) -> list[int]:
-        """The seeds that the cell has finished, ascending."""
+        """The seeds that the cell has finished, ascending; none for a cell without any."""
         return sorted(seed for name, seed in self.trials if name == cell)
 
     def of(self, cell: str) -> dict[int, TrialEvents]:
-        """Seed → trial."""
+        """Seed → finished trial of the cell, ascending."""
         return {seed: self.trials[cell, seed] for seed in self.seeds(cell)}
 
     def nodes(self, *cells: str) -> list[str]:
@@ -284,7 +286,7 @@ def read_results(out: Path) -> Results:
 
 
 def _commit_of(path: Path) -> str:
-    """What a `trial.json` says; nothing where it does not."""
+    """The commit that a `trial.json` says; "" where it does not."""
     try:
         return str(json.loads(path.read_text(encoding="utf-8"))["made_by"]["commit"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -292,7 +294,11 @@ def _commit_of(path: Path) -> str:
 
 
 def read_trial(path: Path) -> TrialEvents:
-    """Reads a trial's `events.jsonl`."""
+    """Reads a trial's `events.jsonl`; of steps only what the report needs. A line that a kill cut short is left out.
+
+    Raises:
+        FileNotFoundError: the trial has not begun.
+    """
     trial = TrialEvents()
     for event in _lines(path):
         if event["event"] == "evaluation":
@@ -308,6 +314,7 @@ def read_trial(path: Path) -> TrialEvents:
 
 
 def _lines(path: Path) -> Iterator[Event]:
+    """The events of a log in their order."""
     with path.open("rb") as file:
         for line in file:
             with contextlib.suppress(ValueError):  # a kill cut this line short

@@ -30,7 +30,7 @@ class Speed:
         return [seconds for seconds in self.times.values() if math.isfinite(seconds)]
 
     def gain(self) -> Interval:
-        """The geometric mean of the gains with its 95 % interval, of their logarithms."""
+        """The geometric mean of the gains with its 95 % interval, of their logarithms. There must be gains."""
         logs = list(map(math.log, self.gains.values()))
         around = mean_interval(logs)
         mean, low, high = map(math.exp, (around.mean, around.low, around.high))
@@ -38,7 +38,7 @@ class Speed:
 
 
 def speeds(results: Results) -> dict[str, Speed]:
-    """By cell; nothing unless all cells have a free pace and one of them is the baseline."""
+    """By cell, in order; nothing unless all cells have a free pace and one of them is the baseline, `alone`."""
     paces = {results.cell(cell).pace for cell in results.cells}
     if BASELINE not in results.cells or paces != {"free"}:
         return {}
@@ -60,7 +60,7 @@ def _is_gain(seconds: float) -> bool:
 
 
 def sooner(results: Results, page: ReportPage) -> None:
-    """Section: times to the target, and how many times as soon as alone."""
+    """Section: times to the target, and how many times as soon as alone; nothing where `speeds` finds nothing."""
     found = speeds(results)
     if not found:
         return
@@ -111,7 +111,7 @@ def _draw(results: Results, page: ReportPage, found: dict[str, Speed]) -> None:
 
 
 def _times(results: Results, cell: str) -> dict[int, float]:
-    """As `Speed` has them."""
+    """The times of a cell by seed, as `Speed` has them."""
     slower = results.cell(cell).slower
     times = [results.values(cell, node, "time") for node in results.nodes(cell) if node not in slower]
     return over_nodes(times)

@@ -222,7 +222,8 @@ def _sample(values: Sequence[float]) -> Sample:
 
 
 def _pairs(a: Sequence[float], b: Sequence[float]) -> tuple[Sample, float]:
-    """a−b, and how far rounding may have moved the sum of them."""
+    """a−b, and how far rounding may have moved the sum of them: logged values have six digits
+    (`trial.Trial._write`)."""
     first = _sample(a)
     second = _sample(b)
     if len(first) != len(second):

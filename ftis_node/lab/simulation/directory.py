@@ -52,7 +52,7 @@ class Records:
         self._left[owner] = (list(addresses), end)
 
     def some(self) -> dict[bytes, list[str]]:
-        """As many as one key holds, drawn by chance."""
+        """Records that have not ended, by owner: as many as one key holds, drawn by chance."""
         now = boot_seconds()
         ended = list(takewhile(lambda owner: self._left[owner][1] <= now, self._left))
         for owner in ended:
@@ -78,12 +78,15 @@ class MemoryDirectory(PeerDirectory):
     latency: float
 
     async def join(self, peers: Collection[bytes], outside: Collection[bytes]) -> None:
+        """From now on this node may be named as who gave an answer."""
         self.records.taking_part[self.author] = None
 
     async def publish(self, addresses: Sequence[str], *, settled: bool) -> None:
+        """Leaves this node's record, at once and at no cost."""
         self.records.leave(self.author, addresses)
 
     async def find(self, take: Callable[[Answer], None], *, alone: bool) -> None:
+        """Hands one random part of the records to `take`, as the answer of each of some random nodes."""
         self.counts()["look_ups"] += 1
         referrers = list(self.records.taking_part)
         count = min(dht.REFERRERS_ENOUGH, len(referrers))
@@ -98,8 +101,10 @@ class MemoryDirectory(PeerDirectory):
 
 
 class SimulatedDht:
-    """Places in the DHT, each with one node after another, and the records under each key.
+    """Places in the DHT, each with one node after another, and the records under each key. It runs on a loop of its own
+    (`loop`), which the caller runs and closes.
 
+    out, inwards: bytes by place since they were cleared.
     A place keeps its id when its node leaves, and the next has other digits to its peer id.
     """
 
@@ -131,7 +136,7 @@ class SimulatedDht:
             self.loop.call_later(wait, self._arrive, place, turn)
 
     def _arrive(self, place: int, turn: int = 0) -> None:
-        """Another node has this place for a session."""
+        """Another node has this place for a session, and begins its turns. turn: the one that it begins with."""
         who = f"{self._rng.getrandbits(128):032x}"  # the digits of its peer id's SHA-256
         self._here[place] = who
         stay = self._rng.expovariate(1 / self._session)
@@ -142,7 +147,8 @@ class SimulatedDht:
         """As `Swarm._record_loop`, with two turns as if the first peers had not named enough.
 
         Args:
-            full: depths at which its key had no room.
+            full: depths at which its key had no room. A turn changes it, and the next has it.
+            turn: 0 for a node's first.
         """
         if self._here[place] != who:
             return  # it has left
@@ -200,14 +206,14 @@ class SimulatedDht:
                 self.out[keeper] += len(kept) * self._record_bytes
 
     def _ask(self, place: int, shard: str, most: int = ASKED) -> list[int]:
-        """As `wire.directory.walk`: the places whose nodes answer."""
+        """As `wire.directory.walk`: the places whose nodes answer, nearest first; their answers are counted."""
         asked = [other for other in self._near(shard) if other != place][:most]
         for other in asked:
             self.out[other] += self._answer_bytes
         return asked
 
     def _records(self, shard: str) -> dict[object, float]:
-        """What lies under a key now."""
+        """What lies under a key now, to be changed by the caller; what has ended is removed."""
         kept = self._kept.setdefault(shard, {})
         now = self.loop.time()
         over = [who for who, until in kept.items() if until < now]
@@ -220,7 +226,7 @@ class SimulatedDht:
         return self._near(shard)[: dht.REPLICAS]
 
     def _near(self, shard: str) -> list[int]:
-        """The places nearest to a key, nearest first."""
+        """The places nearest to a key, nearest first; kept for the next call, for places do not move."""
         if shard not in self._nearest:
             key = random.Random(f"key {shard}").getrandbits(63)
             distances = self._ids ^ np.uint64(key)
@@ -238,7 +244,8 @@ def directory_figures(
     seconds: float = SECONDS,
     **more: Any,
 ) -> dict[str, float]:
-    """Bytes a second that nodes send in answers of the DHT: the busiest, and the mean.
+    """Bytes a second that nodes send in answers of the DHT: the busiest, and the mean; and that the busiest receives.
+    Not to be called within a running event loop.
 
     Args:
         seconds: that count, after those of `warmup`.

@@ -41,7 +41,8 @@ _Chunks = AsyncGenerator[ftis_pb2.FetchChunk, None]
 
 @dataclass
 class Meter:
-    """Bytes of RPC messages that one node sent and received since second `since`, and the ends of its calls."""
+    """Bytes of RPC messages that one node sent and received since second `since`, by kind (`KINDS`), and in `counts`
+    what it did, by name: messages, connections, handshakes, exchanges, look_ups, busy, packets asked."""
 
     since: float
     out: Counter[str] = field(default_factory=Counter)
@@ -67,12 +68,12 @@ class Network:
         self.packet_scale = packet_scale
 
     def some_dialable(self, count: int, rng: random.Random) -> list[str]:
-        """One address each of random nodes that serve and can be dialled."""
+        """One address each of up to so many random nodes that serve and can be dialled."""
         doors = list(self.doors.values())
         return rng.sample(doors, min(count, len(doors)))
 
     def arrive(self, receiver: bytes, kind: str, size: int, deliver: Callable[[], None]) -> None:
-        """A message is where its receiver was."""
+        """A message is where its receiver was: `deliver` is called if that is still there, else the message is lost."""
         self.totals["flying"] -= size
         node = self.nodes.get(receiver)
         if node is None:
@@ -84,7 +85,8 @@ class Network:
 
 
 class MemoryTransport:
-    """One node's end of the network: a `Transport` whose bytes are counted and not copied.
+    """One node's end of the network: a `Transport` whose bytes are counted and not copied. What a `Transport` has is
+    explained there (`swarm.wire.transport`).
 
     Small messages take their time on the uplink but never queue; packets stand in one queue for it.
     """
@@ -127,6 +129,7 @@ class MemoryTransport:
         """Nothing here ever breaks."""
 
     async def trouble(self) -> str:
+        """Never returns."""
         await asyncio.Event().wait()  # until it is cancelled
         return ""
 
@@ -137,6 +140,7 @@ class MemoryTransport:
         return Health("public" if self.machine_addresses else "private", len(self.links), 0, 0.0, 0)
 
     async def connect(self, peer: bytes, addresses: Sequence[str]) -> None:
+        """Takes three round trips, or five seconds if nobody answers there. Raises Unreachable."""
         if peer in self.links:
             return
         other = self._network.nodes.get(peer)
@@ -156,10 +160,12 @@ class MemoryTransport:
         return self._inbound is not None and not set(addresses).isdisjoint(self.machine_addresses)
 
     def _link(self, other: MemoryTransport) -> None:
+        """Notes an open connection at this end; the other end does the same."""
         self.links.add(other.author)
         self.meter.counts["connections"] += 1
 
     async def disconnect(self, peer: bytes) -> None:
+        """Closes a connection at both ends at once, and ends the peer's streams here; nothing happens without one."""
         if self._inbound is not None:
             self._inbound.end_streams(peer)
         self.links.discard(peer)
@@ -168,6 +174,7 @@ class MemoryTransport:
             other.links.discard(self.author)
 
     async def neighbours(self) -> dict[bytes, list[str]]:
+        """The peers with an open connection that are still there, with their addresses but for the peer id."""
         found = {}
         for peer in self.links:
             node = self._network.nodes.get(peer)
@@ -176,11 +183,13 @@ class MemoryTransport:
         return found
 
     async def serve(self, handlers: Handlers) -> None:
+        """From now on it answers, and can be dialled if it has addresses."""
         self._inbound = Inbound(handlers)
         if self.machine_addresses:
             self._network.doors[self.author] = self.machine_addresses[0]
 
     async def serve_no_more(self) -> None:
+        """Calls under way are given up; those that come later get no answer."""
         self._inbound = None
         self._network.doors.pop(self.author, None)
         self._end_tasks()
@@ -201,8 +210,9 @@ class MemoryTransport:
         request: ftis_pb2.ExchangeRequest,
         seconds: float,
     ) -> ftis_pb2.ExchangeResponse:
+        """As `_call`. Two calls of one exchange count as one in the meter."""
         now = self._network.loop.time
-        is_second_call = self._answered.pop(peer, None) == now()
+        is_second_call = self._answered.pop(peer, None) == now()  # an exchange that goes on at once is one
         if not is_second_call:
             self.meter.counts["exchanges"] += 1
         answer = await self._call(
@@ -216,9 +226,10 @@ class MemoryTransport:
         return answer
 
     async def fetch(self, peer: bytes, requests: _Requests) -> _Chunks:
+        """A stream of packets, see `_chunks`."""
         other = self._linked(peer)
         if other is None:
-            await asyncio.Event().wait()
+            await asyncio.Event().wait()  # as silence: the caller's patience ends it
             raise Unreachable("there is no connection")
         return self._chunks(other, requests)
 
@@ -234,7 +245,7 @@ class MemoryTransport:
         return MemoryDirectory(network.records, self.author, lambda: self.meter.counts, network.latency)
 
     def _linked(self, peer: bytes) -> MemoryTransport | None:
-        """The other end of an open connection; None if there is none, or nobody."""
+        """The other end of an open connection; None if there is none, or if that node has left."""
         if peer not in self.links:
             return None
         return self._network.nodes.get(peer)
@@ -249,7 +260,8 @@ class MemoryTransport:
         seconds: float,
         handler: Callable[[Inbound], Awaitable[Reply]],
     ) -> Reply:
-        """The other side's answer. Raises TimeoutError, or what the other side says that it raised.
+        """The other side's answer. Raises TimeoutError, also where there is no connection, or RuntimeError with what
+        the other side raised.
 
         Args:
             kind: of `KINDS`, by which the bytes are counted.
@@ -264,7 +276,7 @@ class MemoryTransport:
             return await answer
 
     def asked(self, caller: bytes, kind: str, handler: _Handler, answer: asyncio.Future[Any]) -> None:
-        """A call has arrived, whose `answer` is awaited at the caller's."""
+        """A call has arrived, whose `answer` is awaited at the caller's; a node that does not serve says nothing."""
         if self._inbound is not None:
             work = self._handle(self._inbound, caller, kind, handler, answer)
             self.answer(work)
@@ -305,7 +317,8 @@ class MemoryTransport:
         seconds: float,
         deliver: Callable[[], None],
     ) -> None:
-        """Moves a message that leaves here in `seconds`; `deliver` is called if the receiver is still there then."""
+        """Moves a message that has left here in `seconds`, and takes the latency besides; `deliver` is called if the
+        receiver is still there then."""
         network = self._network
         self.meter.out[kind] += size
         self.meter.counts["messages"] += 1
@@ -354,7 +367,8 @@ class MemoryTransport:
         requests: _Requests,
         arrived: asyncio.Queue[ftis_pb2.FetchChunk],
     ) -> None:
-        """Sends the node's answers over the uplink, one after the other; `arrived` has them when they are there."""
+        """Sends the node's answers over the uplink, one after the other; `arrived` has them when they are there. Runs
+        at the holder, until the caller cancels it."""
         if self._inbound is None:
             return
         async with aclosing(self._inbound.fetch(requests, caller.author)) as chunks:
@@ -370,11 +384,13 @@ class MemoryTransport:
                 await asyncio.sleep(seconds)
 
     def _departs(self, size: int) -> float:
-        """Seconds until a packet of `size` bytes has left: packets stand in one queue for the uplink."""
+        """Seconds until a packet of `size` bytes has left, which enters the queue by this call: packets stand in one
+        queue for the uplink."""
         now = self._network.loop.time()
         self._free_at = max(self._free_at, now) + size / self.machine.uplink
         return self._free_at - now
 
     def _end_tasks(self) -> None:
+        """Gives up all calls of peers that are being answered."""
         for task in self._tasks:
             task.cancel()

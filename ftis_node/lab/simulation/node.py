@@ -35,7 +35,8 @@ RUN_FILE = RunFile(run=RUN)
 
 
 class SimulatedNode:
-    """A node from its start until it leaves."""
+    """A node from its start until it leaves. It draws its key, machine and addresses from `rng` as it is made, and has
+    a place in the network from then on."""
 
     def __init__(self, network: Network, reader: Reader, tally: Tally, rng: random.Random) -> None:
         scenario = tally.scenario
@@ -63,7 +64,8 @@ class SimulatedNode:
         self._life: asyncio.Task[None] | None = None
 
     def start(self, bootstraps: Sequence[str], *, midway: bool) -> asyncio.Task[None]:
-        """Greets the bootstraps; when they have answered, the first step begins. Returns the task that does so.
+        """Greets the bootstraps; when they have answered, the first step begins. Returns the task that does so, which
+        ends only by an error or by `leave`.
 
         Args:
             midway: the node has trained before and is in the middle of a step.
@@ -72,7 +74,7 @@ class SimulatedNode:
         return self._life
 
     async def leave(self) -> None:
-        """Is gone at once; its own tasks end too."""
+        """Is gone at once, and nobody is told; its own tasks end too. Also for a node that was never started."""
         self.transport.leave()
         if self._life is not None:
             self._life.cancel()
@@ -80,6 +82,7 @@ class SimulatedNode:
         await self.swarm.close()
 
     async def _live(self, bootstraps: Sequence[str], midway: bool) -> None:
+        """The node's whole life after its start."""
         await self.swarm.start(bootstraps)
         await self.stepper.live(midway=midway)
 
@@ -107,7 +110,8 @@ _FIGURES = {
 
 @dataclass
 class ModelledCompute:
-    """A compute process whose work only takes time. Scoring takes none. signal: as the scenario has it."""
+    """A compute process whose work only takes time. Scoring takes none. signal: the part of groups whose rewards
+    differ."""
 
     machine: Machine
     rng: random.Random
@@ -139,6 +143,7 @@ class ModelledCompute:
         return cast(Answer, answer)
 
     def _made(self, request: Generate, slot: int) -> ScoredPacket:
+        """A packet of which half, or all, is right; all alike is a group without a signal."""
         right = RUN.group
         if self.rng.random() < self.signal:
             right = RUN.group // 2
@@ -195,6 +200,7 @@ class Rhythm(Stepper):
             await self.step(stopping)
 
     async def train(self, batch: StepBatch, began: float) -> TakenStep:
+        """As `Stepper.train`, and noted in the tally when it has ended."""
         now = self.means.clock()
         step = Step(
             wanted=self.means.settings.batch_groups - self._planning.planned,

@@ -26,7 +26,10 @@ Progress = Callable[[float], None]
 
 
 class Simulation:
-    """A swarm under way. All that is random follows from the scenario's seed."""
+    """A swarm under way. All that is random follows from the scenario's seed. One object runs once.
+
+    nodes: those that are there, by author. first: the machines of the nodes at the start.
+    """
 
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
@@ -39,7 +42,15 @@ class Simulation:
         self._leaving: set[asyncio.Task[None]] = set()
 
     def run(self, progress: Progress = lambda now: None) -> dict[str, Any]:
-        """Runs to the end; returns the figures. progress: is told the simulated second every two real seconds or so."""
+        """Runs to the end; returns the figures, see `tally.figures`. Meanwhile the whole process has simulated clocks,
+        and no garbage collection of its own. docs/network.md says how long it takes.
+
+        Args:
+            progress: is told the simulated second every two real seconds or so.
+
+        Raises:
+            Exception: what a node raised, which no daemon should.
+        """
         loop = SimulatedLoop()
         clocks = Clocks(
             boot=loop.time,
@@ -51,6 +62,7 @@ class Simulation:
         return figures(self.tally, staying, self.first, self.scenario.seconds)
 
     async def _run(self, progress: Progress) -> list[Presence]:
+        """The nodes that are there at the end."""
         scenario = self.scenario
         loop = asyncio.get_running_loop()
         self.network = Network(scenario.latency, self._rng, scenario.packet_bytes / PACKET_BYTES)
@@ -76,7 +88,7 @@ class Simulation:
         return [self._presence(node) for node in self.nodes.values()]
 
     def enter(self) -> SimulatedNode:
-        """A fresh node, which is there until its session ends."""
+        """A fresh node, which is there until its session ends; somebody has to `_start` it."""
         rng = random.Random(self._rng.getrandbits(64))
         node = SimulatedNode(self.network, self._reader, self.tally, rng)
         self.nodes[node.transport.author] = node
@@ -85,11 +97,13 @@ class Simulation:
         return node
 
     def _start(self, node: SimulatedNode, midway: bool) -> None:
+        """Lets a node begin with some random bootstraps, unless it has left before it came."""
         if node.transport.alive:
             bootstraps = self.network.some_dialable(self.scenario.bootstraps, self._rng)
             node.start(bootstraps, midway=midway).add_done_callback(self._ended)
 
     def _ended(self, life: asyncio.Task[None]) -> None:
+        """Keeps a node's error, which ends the simulation at its next tick."""
         if life.cancelled():
             return
         error = life.exception()
@@ -97,6 +111,7 @@ class Simulation:
             self._failed.append(error)
 
     def _leave(self, node: SimulatedNode) -> None:
+        """Ends a node's session, whose figures stay; a fresh one takes its place at once."""
         del self.nodes[node.transport.author]
         self.tally.gone.append(self._presence(node))
         task = asyncio.create_task(node.leave())
@@ -105,13 +120,14 @@ class Simulation:
         self._start(self.enter(), False)
 
     def _count(self) -> None:
-        """Nothing before this counts for the figures."""
+        """Begins to count, once, after the warm-up: nothing before this counts for the figures."""
         self.tally.start()
         for node in self.nodes.values():
             node.transport.meter = Meter(self.network.loop.time())
 
     def _presence(self, node: SimulatedNode) -> Presence:
-        """The node's figures up to now. Its calls that end with it, or with the simulation, do not count as failed."""
+        """The node's figures up to now; its meter begins anew. Its calls that end with it, or with the simulation, do
+        not count as failed."""
         now = self.network.loop.time()
         meter = node.transport.meter
         node.transport.meter = Meter(now)

@@ -39,7 +39,7 @@ def make_packet(
     policy_step: int,
     right: int,
 ) -> tuple[Packet, bytes]:
-    """A group of two answers, of which so many are right."""
+    """A group of two answers, of which so many are right; the packet, and its bytes."""
     wrong = RUN.group - right
     completions = []
     for answer in [_RIGHT] * right + [_WRONG] * wrong:
@@ -69,7 +69,7 @@ PACKET_BYTES = len(_body)
 
 
 class SimulatedStore:
-    """What a node holds and has dealt with."""
+    """What a node holds and has dealt with. It has no quota and forgets nothing. See `PacketStore` for each method."""
 
     def __init__(self) -> None:
         self._bodies: dict[bytes, bytes] = {}
@@ -77,12 +77,14 @@ class SimulatedStore:
         self._round = int(1000 * unix_seconds())
 
     def upcoming_round(self) -> int:
+        """Begins near the simulated clock, in milliseconds, and counts on by one."""
         return self._round
 
     def take_round(self, number: int) -> None:
         self._round = number + 1
 
     def add(self, groups: Sequence[Group], *, own: bool, ages: Sequence[float] = ()) -> None:
+        """Holds these packets for ever; own ones count as seen too."""
         for group in groups:
             self._bodies[group.digest] = group.data
             self._seen.add(group.key)
@@ -120,7 +122,8 @@ class Checked(Announcement, frozen=True):
 
 
 class Reader:
-    """Decodes announcements as the daemon does, each once, however many nodes receive it."""
+    """Decodes announcements as the daemon does, each once, however many nodes receive it. It keeps all of a
+    simulation."""
 
     def __init__(self) -> None:
         self._read: dict[bytes, Checked] = {}

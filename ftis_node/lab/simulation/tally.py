@@ -16,7 +16,8 @@ from ftis_node.node.demand import OWN_SHARE_FLOOR
 
 @dataclass(frozen=True)
 class Step:
-    """Of one step: foreign groups wanted and taken (their keys), their ages and the waiting for them in seconds."""
+    """Of one step: foreign groups wanted and taken (their keys: author, round, slot), their ages and the waiting for
+    them in seconds."""
 
     wanted: int
     taken: list[tuple[bytes, int, int]]
@@ -26,7 +27,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Presence:
-    """One node in the time that counts. until: when it left, or the end."""
+    """One node in the time that counts, from `meter.since` on. until: the second when it left, or the end."""
 
     machine: Machine
     meter: Meter
@@ -34,11 +35,12 @@ class Presence:
 
     @property
     def seconds(self) -> float:
+        """The time that it was there and that counts; 0 for one that left at once."""
         return self.until - self.meter.since
 
     @property
     def upload(self) -> float:
-        """Bytes that it sent in a second."""
+        """Bytes that it sent in a second. Raises ZeroDivisionError for one that was there for no time."""
         return self.meter.out.total() / self.seconds
 
 
@@ -62,7 +64,8 @@ def figures(
     first: Sequence[Machine],
     now: float,
 ) -> dict[str, Any]:
-    """All figures of a simulation in plain values; None where nothing happened that would have given one.
+    """All figures of a simulation in plain values; None where nothing happened that would have given one. It is what
+    `lab simulate --json` prints, and `table` reads. It also simulates the DHT (`directory_figures`).
 
     Args:
         staying: the nodes that are there at the end.
@@ -101,7 +104,7 @@ def figures(
         **directory_figures(scenario),
     }
     for name, value in found.items():
-        if value != value:
+        if value != value:  # NaN alone
             found[name] = None  # JSON knows no NaN
     return found
 
@@ -118,7 +121,7 @@ def _hot_spots(presences: Sequence[Presence]) -> dict[str, float]:
 
 
 def _batches(tally: Tally) -> dict[str, float]:
-    """What the steps were made of."""
+    """What the steps were made of: means and percentiles over steps, or over foreign groups for ages."""
     wanted = []
     taken = []
     authors = []
@@ -172,6 +175,7 @@ def _pace(tally: Tally, first: Sequence[Machine]) -> dict[str, float]:
 
 
 def _ratio(part: Any, whole: Any) -> float:
+    """NaN for a whole of 0, as in the two below for no values; `figures` makes None of it."""
     if not whole:
         return math.nan
     return float(part / whole)
@@ -220,14 +224,18 @@ _NOTHING = "–"
 
 
 def table(results: Sequence[dict[str, Any]]) -> str:
-    """A Markdown table: a column for each simulation, a row for each of the main figures."""
+    """A Markdown table: a column for each simulation, a row for each of the main figures, and below what is missing.
+
+    Args:
+        results: what `figures` gave, one each.
+    """
     lines = []
     all_told = []
     for label, form in _ROWS:
         told = [_told(form, result) for result in results]
         all_told += told
         lines.append(f"| {label} | {' | '.join(told)} |")
-    lines.insert(1, "|---" * (len(results) + 1) + "|")
+    lines.insert(1, "|---" * (len(results) + 1) + "|")  # the numbers of nodes are the header
     if _NOTHING in all_told:
         lines += ["", f"{_NOTHING}: there was nothing to count in the seconds counted."]
     short = [3600 / result["alone_steps_per_node_hour"] for result in results if not result["steps"]]
@@ -237,6 +245,7 @@ def table(results: Sequence[dict[str, Any]]) -> str:
 
 
 def _told(form: str, result: dict[str, Any]) -> str:
+    """A cell of the table, with a dash for None."""
     try:
         return form.format(**result)
     except TypeError:  # None has no digits
