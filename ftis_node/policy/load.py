@@ -92,8 +92,11 @@ def _generation_ends(source: str, where: Mapping[str, bool]) -> list[int]:
 
 
 def _refuse_growth(backend: Tokenizer | None, name: str) -> None:
-    """Raise UsageError for a tokenizer whose normaliser or template, of some bytes, makes a text far longer: a billion
-    times is possible. backend: the part of it that is not Python; None: it has none, and passes."""
+    """Raise UsageError for a tokenizer that makes a text far longer: a few bytes in its file are enough for a billion
+    times, by a normaliser that replaces one text by a longer one again and again, or a long template around each text.
+
+    backend: the part of it that is not Python; None: it has none, and passes.
+    """
     normaliser = _state_of(getattr(backend, "normalizer", None))
     template = _state_of(getattr(backend, "post_processor", None))
     replaced = re.findall(r'"content":"((?:\\.|[^"\\])*)"', normaliser)

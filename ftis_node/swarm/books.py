@@ -139,8 +139,8 @@ class Holder:
 class Books(dict[bytes, Kind]):
     """One book for each of at most `most` peers; the worth of a book decides who makes room.
 
-    Books that are kept may have half of the places. While they have no more, only other books make room; once they have
-    more, only kept ones.
+    Some books are worth keeping: of authors those with a record, of holders those with a ban. These may have half of
+    the places. While they have no more, only other books make room; once they have more, only they do.
     """
 
     def __init__(
@@ -153,8 +153,9 @@ class Books(dict[bytes, Kind]):
         """
         Args:
             make: returns an empty book.
-            kept: returns whether a book is kept; it is asked again each time.
-            worth: returns what books are ordered by; that of the least worth makes room.
+            most: books at a time.
+            kept: returns whether a book is worth keeping; it is asked again whenever room is needed.
+            worth: returns what books are ordered by; of those that may have to make room, the one of least worth does.
         """
         super().__init__()
         self._make = make

@@ -131,7 +131,8 @@ class Sessions(dict[bytes, Session]):
     def clock_difference(self, peers: Iterable[bytes]) -> ClockDifference | None:
         """The difference to the clocks of these peers; None if none of them sent its time.
 
-        The median is safe against one liar. With an even number, the smaller of the middle two counts.
+        Of three peers or more, one liar cannot move the median far; `ClockDifference` says of how many it is. With an
+        even number, the smaller of the middle two counts.
         """
         zero = unix_seconds() - boot_seconds()
         sessions = filter(None, map(self.get, peers))

@@ -142,7 +142,8 @@ class Trl(_Trainer):
         micro_batch: int,
         folder: Path,
     ) -> None:
-        super().__init__(policy, settings, ["w1"] * size.groups, size, micro_batch, folder)
+        unread = ["w1"] * size.groups  # prompts: TRL wants a data set, and these are never sampled from
+        super().__init__(policy, settings, unread, size, micro_batch, folder)
         batch = _batch(work)
         self._items = batch["num_items_in_batch"]
         self.trainer._generate_and_score_completions = lambda _: dict(batch)

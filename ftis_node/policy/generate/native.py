@@ -300,10 +300,11 @@ class _Places:
         if self._noise is None:
             yield from [()] * count
             return
-        places = (self._at + self._ahead[:count]).clamp_(0, self._noise.numel() - 1)  # places without a row have any
+        # Places without a row, and rows past their cap, draw with any number: what they draw is left out.
+        at = (self._at + self._ahead[:count]).clamp_(0, self._noise.numel() - 1)  # in the noise, `[draws, places]`
         self._at = self._at + count
-        for column in self._noise.view(-1)[places]:
-            yield (column,)
+        for uniform in self._noise.view(-1)[at]:
+            yield (uniform,)
 
     def drew(self, token: Tensor, logprob: Tensor) -> None:
         """Note each place's next token and its log-prob, both `[places]`. They stay on the device."""

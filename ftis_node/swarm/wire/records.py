@@ -182,7 +182,13 @@ class Shelf:
         self._others = Bounded[tuple[bytes, bytes], DHTRecord](OTHERS_MAX)  # by owner and key
 
     def keep(self, record: DHTRecord, caller: bytes) -> bool:
-        """Keep a caller's own record. Return whether the key had room; a full one may have kept it nevertheless."""
+        """Keep a caller's own record, this node's included.
+
+        Returns:
+            Whether the key has room for another after it: where too few keepers say so, the owner also publishes under
+            a key one shard deeper (`Directory`). A full key may have kept the record all the same. Of another run's
+            record, and one that is refused: whether it was kept.
+        """
         if self.validator.signer(record) != caller:
             return False
         if not self.validator.ours(record.key, caller):
