@@ -237,7 +237,11 @@ def tensor(*shape, end=4):
     return {"dtype": "F32", "shape": list(shape), "data_offsets": [0, end]}
 
 
-DOUBLED = {"type": "Sequence", "normalizers": [{"type": "Replace", "pattern": {"String": "1"}, "content": "11"}] * 40}
+def replaced(part, pattern, content):
+    """A part of a tokenizer that replaces forty times."""
+    return {part: {"type": "Sequence", f"{part}s": [{"type": "Replace", "pattern": pattern, "content": content}] * 40}}
+
+
 MARKED = {
     "type": "TemplateProcessing",
     "pair": [],
@@ -258,7 +262,10 @@ MARKED = {
         ("config.json", b"[" * 1_000_000),
         ("tokenizer.json", b"[" * 1_000_000),
         ("tokenizer_config.json", b'{"a":' * 100_000),
-        ("tokenizer.json", {"normalizer": DOUBLED}),
+        ("tokenizer.json", replaced("normalizer", {"String": "1"}, "11")),
+        ("tokenizer.json", replaced("normalizer", {"Regex": "x*"}, "1")),
+        ("tokenizer.json", replaced("normalizer", {"String": ""}, "1")),
+        ("tokenizer.json", replaced("decoder", {"String": "1"}, "11")),
         ("tokenizer.json", {"post_processor": MARKED}),
     ],
 )

@@ -1,7 +1,6 @@
 """Loading a policy: weights, tokenizer, LoRA, device and dtype."""
 
 import json
-import math
 import re
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -41,6 +40,8 @@ with warnings.catch_warnings(action="ignore"):  # of HF_HUB_DISABLE_PROGRESS_BAR
 
 _IF_THERE = {f"_raise_exceptions_for_{trouble}": False for trouble in ("missing_entries", "connection_errors")}
 _GROWTH = 256  # by what a tokenizer replaces
+_TEXT = r'"((?:\\.|[^"\\])*)"'  # a text in JSON
+_REPLACE = re.compile(rf'"pattern":{{"(\w+)":{_TEXT}}},"content":{_TEXT}')
 _TEMPLATE = 1 << 14  # characters of its template
 
 # How long the hub may take to show that it is there.
@@ -93,14 +94,20 @@ def _generation_ends(source: str, where: Mapping[str, bool]) -> list[int]:
 
 def _refuse_growth(backend: Tokenizer | None, name: str) -> None:
     """Raise UsageError for a tokenizer that makes a text far longer: a few bytes in its file are enough for a billion
-    times, by a normaliser that replaces one text by a longer one again and again, or a long template around each text.
+    times, by a normaliser or decoder that replaces one text by a longer one again and again, or a long post-processor's
+    template around each text.
 
     backend: the part of it that is not Python; None: it has none, and passes.
     """
-    normaliser = _state_of(getattr(backend, "normalizer", None))
+    parts = [_state_of(getattr(backend, part, None)) for part in ("normalizer", "decoder")]
     template = _state_of(getattr(backend, "post_processor", None))
-    replaced = re.findall(r'"content":"((?:\\.|[^"\\])*)"', normaliser)
-    if math.prod(max(1, len(content)) for content in replaced) > _GROWTH or len(template) > _TEMPLATE:
+    growth = 1
+    for kind, pattern, content in _REPLACE.findall("".join(parts)):
+        longest = len(content)
+        if kind == "Regex" or not pattern:
+            longest += 1  # it may find nothing at all, before each character
+        growth *= max(1, longest)
+    if growth > _GROWTH or len(template) > _TEMPLATE:
         raise UsageError(
             f"The tokenizer of {name!r} makes texts many times longer.", "Use the tokenizer that the model came with."
         )
