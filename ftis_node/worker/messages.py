@@ -22,8 +22,6 @@ from ftis_node.tasks import TextCaps
 
 # A step's groups travel in one message: 4096 groups of 36 KB fit.
 MAX_MESSAGE = 1 << 28
-# The source name of a node's own groups; other sources are peer ids.
-OWN = "own"
 OWN_DATA = "own data"  # the name of the evaluation on rows of the owner's own
 
 Answer = TypeVar("Answer")
