@@ -9,6 +9,9 @@ from ftis_node.text import duration
 
 SURE_SECONDS = 2.0  # an estimate from less says little
 
+OWN = "own"
+"""The source of a node's own samples; other sources are peer ids."""
+
 Figures = dict[str, float]
 """The figures of some samples by name; `objective.diagnostics.Diagnostics.summary` says what each is."""
 
@@ -19,7 +22,7 @@ BETS = (0.9, 0.5, 0.25, 0.12, 0.06, 0.03, 0.01, 0.003)
 class StepFigures(msgspec.Struct, frozen=True):
     """Figures of a step's samples: of all of them, of those that other nodes made, and of each source.
 
-    A source is a peer id, or `own`.
+    A source is a peer id, or `OWN`.
     """
 
     overall: Figures = {}

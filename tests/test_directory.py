@@ -27,7 +27,7 @@ from ftis_node.swarm.wire.dht_limits import DEPTHS, MAX_RECORDS, NEAREST_MAX, OW
 from ftis_node.swarm.wire.directory import NAMED_NODES, check
 from ftis_node.swarm.wire.records import MAX_KEYS, OTHERS_MAX, OwnerSigned, Shelf, key_bytes, keys_of, shard_of
 from tests.hostile.directory import DHTProtocol, made_up, near, pack
-from tests.support.swarm import OTHER_RUN, RUN, eventually, identity, member, transport
+from tests.support.swarm import OTHER_RUN, RUN, directory_user, eventually, identity, member, transport
 
 ALICE, BOB, MALLORY = (identity(number) for number in range(1, 4))
 KEY = key_bytes(RUN.id)
@@ -198,8 +198,7 @@ async def joined(who, path, *others):
     async with transport(who, path / who.peer_id) as network:
         for other in others:
             await network.connect(other.p2p.peer_id.to_bytes(), await other.addresses())
-        nobody = frozenset[bytes]().__contains__
-        directory = network.directory(who, RUN.id, nobody, nobody, Traffic())
+        directory = network.directory(directory_user(who))
         await directory.join([other.p2p.peer_id.to_bytes() for other in others])
         yield directory, network
         await directory.leave()
@@ -260,7 +259,7 @@ async def test_three_nodes_draw_as_many_bytes_as_three_simulated_ones(tmp_path):
                 await node.join([other.author for other in nodes if other != who])
                 await node.publish(own(who), settled=False)
                 await node.find(lambda answer: None, alone=False)
-            drawn.append(sum(node._traffic.bytes_out for node in nodes.values()))
+            drawn.append(sum(node._user.traffic.bytes_out for node in nodes.values()))
 
     few = Scenario(nodes=3, session_seconds=1e9)
     size = len(records.pack_answer([of(ALICE)]))

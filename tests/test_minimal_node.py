@@ -101,20 +101,21 @@ def test_its_loss_and_gradient_are_the_products(minimal, packets):
     """A step of each on the same groups, most of them foreign; the filter drops some of these."""
     settings = Settings(learning_rate=2e-4, warmup_steps=0, betas=(0.9, 0.95))
     objective = PRESETS["ftis"].replace(**settings.objective_parts("arithmetic", filters=True))
-    learner = Learner(load_policy(Settings(model="tiny-a")), objective, settings, 1.0, "tiny-a")
+    learner = Learner(load_policy(Settings(model="tiny-a")), objective, settings, 1.0)
     node = minimal.Node("tiny-a")
     groups = []
     batch = []
+    author = {"tiny-a": "own", "tiny-b": "peer"}
     for name, sent in packets.items():
         for slot, data in enumerate(sent):
             group = minimal.admit(data, name.encode(), 3, slot)
             groups.append(group)
-            part = Part(name, [*decode(data).completions()], group.rewards)
+            part = Part(author[name], [*decode(data).completions()], group.rewards)
             batch.append(TrainingGroup(group.prompt, [part]))
 
     report = learner.step(batch)
 
-    assert report.diagnostics.sources["tiny-b"]["filtered"] > 0
+    assert report.diagnostics.sources["peer"]["filtered"] > 0
     assert node.step(groups) == pytest.approx(report.loss, abs=1e-6)
 
     ours = dict(node.model.named_parameters())

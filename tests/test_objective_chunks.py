@@ -110,7 +110,7 @@ def test_the_vanilla_surrogate_counts_a_chunk_once():
 
 def test_figures_of_chunked_samples_are_of_whole_samples_and_the_others_of_tokens():
     """Of three samples the second, of author a as the first, is not chunked; the third is b's."""
-    diagnostics = Diagnostics("own")
+    diagnostics = Diagnostics()
     claims = torch.tensor([-1.0, -0.5, -2.0, -0.1, -0.2, -3.0])
     batch = drawn() | {"sampler_logprobs": claims, "lengths": LENGTHS, "advantages": ADVANTAGES}
     terms = termed(PRESETS["ftis"], **batch, chunks=CHUNKS)

@@ -16,9 +16,9 @@ from tests.support.objective_batches import FORMULAS, add, packed, termed
 ARITHMETIC = PRESETS["ftis"].replace(divergence="k1", reduction="sum", threshold=1.0)
 
 
-def gather(objective, micro_batches, own="me"):
+def gather(objective, micro_batches):
     """Diagnostics of micro-batches of samples, each (source, advantage, d per token)."""
-    diagnostics = Diagnostics(own)
+    diagnostics = Diagnostics()
     for samples in micro_batches:
         sources, advantages, d = zip(*samples, strict=True)
         zeros = [[0.0] * len(tokens) for tokens in d]
@@ -28,7 +28,7 @@ def gather(objective, micro_batches, own="me"):
 
 
 def test_figures_of_two_sources_worked_by_hand():
-    me = ("me", 1.0, [0.0, 0.0])
+    me = ("own", 1.0, [0.0, 0.0])
     peer = [
         ("a", 2.0, [math.log(4), math.log(0.5)]),
         ("a", -1.0, [-2.0]),
@@ -65,14 +65,14 @@ def test_figures_of_two_sources_worked_by_hand():
 
     a = summary.sources["a"]
     assert {name: a[name] for name in expected} == pytest.approx(expected)
-    assert summary.sources["me"]["ess"] == 1.0
+    assert summary.sources["own"]["ess"] == 1.0
     assert summary.overall["tokens"] == 6
     assert summary.overall["loss_share"] == pytest.approx(1)
     assert summary.foreign == a
 
 
 samples = st.tuples(
-    st.sampled_from(["me", "a", "b"]),
+    st.sampled_from(["own", "a", "b"]),
     st.floats(-2, 2),
     st.lists(st.floats(-25, 25), min_size=1, max_size=5),
 )
@@ -104,20 +104,20 @@ def test_shares_add_up_and_micro_batches_do_not_matter(micro_batches, objective)
 
 
 def test_idle_samples_are_counted_and_in_no_other_figure():
-    diagnostics = gather(ARITHMETIC, [[("me", 1.0, [0.0])]])
+    diagnostics = gather(ARITHMETIC, [[("own", 1.0, [0.0])]])
     before = diagnostics.summary()
-    diagnostics.idle.update(me=12, b=12)
+    diagnostics.idle.update(own=12, b=12)
     after = diagnostics.summary()
     assert after.overall == before.overall | {"idle": 24.0}
-    assert after.sources["me"]["idle"] == 12
+    assert after.sources["own"]["idle"] == 12
     assert after.sources["b"]["idle"] == 12
     assert after.sources["b"]["samples"] == 0
 
 
 def test_a_summary_is_plain_floats_even_of_nothing():
     for diagnostics in (
-        Diagnostics("me"),
-        gather(ARITHMETIC, [[("me", 1.0, [0.5]), ("a", -1.0, [-30.0])]]),
+        Diagnostics(),
+        gather(ARITHMETIC, [[("own", 1.0, [0.5]), ("a", -1.0, [-30.0])]]),
     ):
         diagnostics.idle["b"] += 1
         summary = diagnostics.summary()
@@ -161,8 +161,8 @@ def gated(objective, **more):
         ended=[True] * 5,
         own=[True, True, False, False, False],
     )
-    diagnostics = Diagnostics("me")
-    add(diagnostics, termed(objective, **batch), batch, ["me", "me", "a", "a", "a"], **more)
+    diagnostics = Diagnostics()
+    add(diagnostics, termed(objective, **batch), batch, ["own", "own", "a", "a", "a"], **more)
     return diagnostics.summary()
 
 
@@ -199,13 +199,13 @@ def test_ends_that_do_not_count_are_in_no_figure():
 
 def test_later_inner_steps_change_only_the_clip():
     batch = packed([[0.0] * 3, [0.0]], [1.0, -1.0])
-    diagnostics = Diagnostics("me")
+    diagnostics = Diagnostics()
 
     def terms(drift):
         moved = {"trainer_logprobs": torch.tensor(drift, dtype=torch.float64)}
         return termed(PRESETS["tis"], **batch | moved)
 
-    add(diagnostics, terms([0.0] * 4), batch, ["me", "a"])
+    add(diagnostics, terms([0.0] * 4), batch, ["own", "a"])
     before = diagnostics.summary()
     assert before.overall["clipped"] == 0
 
@@ -214,9 +214,9 @@ def test_later_inner_steps_change_only_the_clip():
         [0.3, 0.3, -0.3, -0.3],
         [0.3, 0.1, 0.1, 0.3],
     ):
-        diagnostics.add_inner(terms(drift), batch["lengths"], ["me", "a"])
+        diagnostics.add_inner(terms(drift), batch["lengths"], ["own", "a"])
 
     after = diagnostics.summary()
-    assert after.sources["me"]["clipped"] == 3 / 9
+    assert after.sources["own"]["clipped"] == 3 / 9
     assert after.sources["a"]["clipped"] == 1 / 3
     assert after.overall == before.overall | {"clipped": 4 / 12}

@@ -78,11 +78,6 @@ def test_an_end_that_does_not_count_has_no_gradient_even_when_it_is_not_finite()
     assert terms.value.tolist() == [1.0]
 
 
-def test_fixed_needs_a_divisor():
-    with pytest.raises(ValueError, match="divisor in tokens"):
-        terms_of("nois", [[-1.0]], [1.0], changes={"aggregation": "fixed"})
-
-
 def test_a_step_of_which_all_was_dropped_is_divided_by_one():
     counts = {
         "groups": 1,

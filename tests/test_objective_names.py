@@ -175,7 +175,7 @@ def test_sgts_gradient_is_that_of_the_log_likelihood():
             claims = np.zeros(length, np.float32)
             made.append(Completion(ids, claims, True))
         group = TrainingGroup([1], [Part(source, made, [0.0, 1.0])])
-        return Batch.of([group], PRESETS["sgt"], "own").computed
+        return Batch.of([group], PRESETS["sgt"]).computed
 
     [foreign] = batch("peer")
     assert not foreign.judged, "it was picked by its reward, so it says nothing of claims"

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.utils.rnn import pad_sequence
 
-from ftis_node.objective import PRESETS, Terms, formulas
+from docs import formulas
+from ftis_node.objective import PRESETS, Terms
 from tests.support.objective_batches import graded, packed, termed
 
 EVERY = settings(max_examples=50, derandomize=True)

@@ -17,7 +17,7 @@ NO_NEGATIVES = of_a(0, 0)
 
 
 def told(watch, steps):
-    return [watch.observe(sources, own="me") for sources in steps]
+    return [watch.observe(sources) for sources in steps]
 
 
 def test_a_filter_that_never_fires_is_told_of_once_a_streak():
@@ -56,7 +56,7 @@ def test_steps_without_negatives_neither_end_nor_lengthen_a_streak():
 
 
 def test_ones_own_samples_are_not_watched_and_every_peer_is():
-    everybody = step(me=(5, 0), a=(5, 0), b=(5, 5), c=(5, 1))
+    everybody = step(own=(5, 0), a=(5, 0), b=(5, 5), c=(5, 1))
     _, (one, other) = told(FilterWatch(steps=2), [everybody] * 2)
     assert " a's " in one
     assert " b's " in other
@@ -65,6 +65,6 @@ def test_ones_own_samples_are_not_watched_and_every_peer_is():
 def test_a_peer_that_stays_away_is_forgotten():
     watch = FilterWatch(steps=2)
     told(watch, [NEVER, *[step()] * 98])
-    assert watch.observe(NEVER, own="me")
+    assert watch.observe(NEVER)
     told(watch, [of_a(1, 1), NEVER, *[step()] * 100])
-    assert not watch.observe(NEVER, own="me")
+    assert not watch.observe(NEVER)

@@ -12,12 +12,12 @@ from hivemind.p2p import P2PContext, PeerID
 from hivemind.proto import dht_pb2
 from hivemind.utils.serializer import MSGPackSerializer
 
-from ftis_node.swarm.traffic import Traffic
+from ftis_node.swarm.signed import Malformed
 from ftis_node.swarm.wire import dht_guard
 from ftis_node.swarm.wire import records as subject
 from ftis_node.swarm.wire.dht_guard import CALLS_AT_ONCE, NEW_IDS_AT_ONCE
 from ftis_node.swarm.wire.records import OwnerSigned, key_bytes, pack_addresses, unpack_addresses
-from tests.support.swarm import OTHER_RUN, PATIENCE, RUN, identity, store_request, transport
+from tests.support.swarm import OTHER_RUN, PATIENCE, RUN, directory_user, identity, store_request, transport
 
 ALICE = identity(1)
 BOB = identity(2)
@@ -92,8 +92,8 @@ def test_strange_things_in_a_list_of_addresses_are_left_out():
     strange = msgpack.packb([1, None, b"x", "good"])
     assert unpack_addresses(strange) == ["good"]
 
-    too_many = msgpack.packb(["x"] * (subject.MAX_ADDRESSES + 1))
-    assert unpack_addresses(too_many) == []
+    with pytest.raises(Malformed):
+        unpack_addresses(msgpack.packb(["x"] * (subject.MAX_ADDRESSES + 1)))
 
 
 @pytest.mark.parametrize(
@@ -130,9 +130,8 @@ def test_addresses_of_others_and_those_that_are_too_long_are_left_out():
 
 async def test_an_address_record_is_found_by_another_node_and_attacks_leave_it_alone(tmp_path, monkeypatch):
     async with transport(ALICE, tmp_path / "a") as at_alice, transport(BOB, tmp_path / "b") as at_bob:
-        nobody = frozenset[bytes]().__contains__
-        alice = at_alice.directory(ALICE, RUN.id, nobody, nobody, Traffic())
-        bob = at_bob.directory(BOB, RUN.id, nobody, nobody, Traffic())
+        alice = at_alice.directory(directory_user(ALICE))
+        bob = at_bob.directory(directory_user(BOB))
         await at_bob.connect(ALICE.author, await at_alice.addresses())
         await alice.join([])
         await bob.join([ALICE.author])

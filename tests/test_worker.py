@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from multiprocessing.connection import Pipe
 
 import psutil
 import pytest
@@ -160,7 +161,8 @@ async def test_it_ends_by_itself_when_the_network_process_is_gone():
         await asyncio.sleep(0.3)
         assert worker._connection is not None
         assert worker._process is not None
-        worker._connection.shutdown(socket.SHUT_RDWR)  # as the kernel does for a process that was killed
+        with socket.socket(fileno=os.dup(worker._connection.fileno())) as ours:
+            ours.shutdown(socket.SHUT_RDWR)  # as the kernel does for a process that was killed
         assert await asyncio.to_thread(worker._process.wait, 5) == 0
         with pytest.raises(WorkerDied):
             await busy
@@ -198,10 +200,10 @@ async def test_it_can_be_stopped_before_it_listens():
 
 @given(st.lists(st.builds(Call, st.integers(0, 2**63), st.text(), st.binary().map(messages.encoded)), max_size=4))
 def test_messages_arrive_as_they_were_sent(calls):
-    ours, theirs = socket.socketpair()
+    ours, theirs = Pipe()
     with ours, theirs:
         for message in calls:
-            ours.sendall(messages.pack(message))
+            ours.send_bytes(messages.pack(message))
         ours.close()
         for message in calls:
             arrived = messages.receive(theirs, Call)
@@ -214,9 +216,9 @@ def test_messages_arrive_as_they_were_sent(calls):
 
 @pytest.mark.parametrize("cut", [1, 3, 4, 9])
 def test_a_stream_that_ends_within_a_message_has_ended(cut):
-    ours, theirs = socket.socketpair()
+    ours, theirs = Pipe()
     with ours, theirs:
-        ours.sendall(messages.pack(Call(0, "generate", messages.encoded([1, 2])))[:cut])
+        os.write(ours.fileno(), b"\0\0\0\x09message"[:cut])
         ours.close()
         assert messages.receive(theirs, Call) is None
 
@@ -224,7 +226,6 @@ def test_a_stream_that_ends_within_a_message_has_ended(cut):
 def test_a_message_beyond_the_limit_is_not_sent():
     with pytest.raises(ValueError, match="over the limit"):
         messages.pack(bytes(messages.MAX_MESSAGE))
-    assert messages.MAX_MESSAGE < 2**32, "its length is written in four bytes"
 
 
 def test_an_answer_that_is_no_message_cannot_be_sent():

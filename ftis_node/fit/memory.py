@@ -37,8 +37,8 @@ Device = Literal["cpu", "cuda"]
 
 # A block of fp32 logits of `score`: what a cache holds, of so many tokens at most; on a GPU larger, for its launches.
 # How many of them scoring holds at a time, and how many bytes it may keep instead of computing them twice.
-BLOCK_BYTES: dict[Device, int] = {"cpu": 4 << 20, "cuda": 32 << 20}
-BLOCK_TOKENS: dict[Device, int] = {"cpu": 512, "cuda": 2048}
+BLOCK_BYTES: dict[str, int] = {"cpu": 4 << 20, "cuda": 32 << 20}
+BLOCK_TOKENS: dict[str, int] = {"cpu": 512, "cuda": 2048}
 LOGIT_BUFFERS = 3
 CHUNK_BYTES = 128 << 20
 

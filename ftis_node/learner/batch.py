@@ -16,6 +16,7 @@ from ftis_node.fit.memory import SPREAD
 from ftis_node.objective import Objective
 from ftis_node.packet import Completion
 from ftis_node.policy.packing import Prefixed
+from ftis_node.step_report import OWN
 
 T = TypeVar("T")
 
@@ -119,12 +120,7 @@ class Batch:
     unreadable_judged: Counter[str] = field(default_factory=Counter)
 
     @classmethod
-    def of(
-        cls,
-        groups: Sequence[TrainingGroup],
-        objective: Objective,
-        own: str,
-    ) -> Batch:
+    def of(cls, groups: Sequence[TrainingGroup], objective: Objective) -> Batch:
         """Advantages over what came of each group; with an objective of own samples only, over one's own parts.
 
         Raises:
@@ -133,13 +129,12 @@ class Batch:
         batch = cls()
         known = [_ids(group) for group in groups]
         for group, ids in zip(groups, known, strict=True):
-            parts = [part for part in group.parts if part.source == own or not objective.own_only]
+            parts = [part for part in group.parts if part.source == OWN or not objective.own_only]
             if any(part.completions for part in parts):
                 batch._add(
                     group.prompt_ids,
                     parts,
                     objective,
-                    own,
                     random.Random(sum(known) - ids),
                 )
         return batch
@@ -149,7 +144,6 @@ class Batch:
         prompt_ids: Sequence[int],
         parts: Sequence[Part],
         objective: Objective,
-        own: str,
         rng: random.Random,
     ) -> None:
         """Add the samples of one group.
@@ -165,7 +159,7 @@ class Batch:
         readable = [one is not None for part in parts for one in part.completions]
         judged = after_both(rewards.tolist(), readable, rng)
         scale = objective.sample_scale(len(rewards))
-        if objective.imitation is not None and all(part.source != own for part in parts):
+        if objective.imitation is not None and all(part.source != OWN for part in parts):
             legible = rewards * torch.tensor(readable)  # what this node cannot write it cannot imitate
             advantages = imitated(legible.tolist(), objective.imitation)
             scale = 1.0  # λ of the group, not of its 1/G
@@ -173,7 +167,7 @@ class Batch:
         samples: list[Sample] = []
         remaining = zip(advantages, judged, strict=True)
         for part in parts:
-            mine = part.source == own
+            mine = part.source == OWN
             for completion in part.completions:
                 advantage, evidence = next(remaining)
                 if completion is None:

@@ -24,7 +24,7 @@ from ftis_node.objective import Diagnostics, FilterWatch, Objective, Terms, pack
 from ftis_node.policy.policy import Policy
 from ftis_node.policy.room import Room, free_memory, out_of_memory
 from ftis_node.policy.score import completion_logprobs
-from ftis_node.step_report import StepReport
+from ftis_node.step_report import OWN, StepReport
 
 BAD_STEPS = 5  # in a row without a finite gradient: what was before them is no longer trusted
 
@@ -56,7 +56,6 @@ class Learner:
         objective: Objective,
         settings: Settings,
         temperature: float,
-        own: str,
         task: str = "",
         team: Team = ALONE,
     ) -> None:
@@ -64,7 +63,6 @@ class Learner:
         Args:
             team: with which it trains; its ranks have the same weights and take the same steps.
             temperature: the run's; log-probs of a peer are of the tempered distribution.
-            own: the source name of this node's own groups.
             task: whose learning rate stands in for one that the settings do not name; the paper's if it has none.
 
         Raises:
@@ -73,7 +71,6 @@ class Learner:
         self.policy = policy
         self.objective = objective
         self.temperature = temperature
-        self.own = own
         self.in_shards = any(map(sharded, policy.model.parameters()))
         self._team = team
         # In shards the ranks meet in each pass; else each computes its share by itself.
@@ -115,8 +112,8 @@ class Learner:
 
     def _step(self, groups: Sequence[TrainingGroup]) -> StepReport:
         began = time.perf_counter()
-        batch = Batch.of(groups, self.objective, self.own)
-        diagnostics = Diagnostics(self.own, batch.idle, batch.unreadable, batch.unreadable_judged)
+        batch = Batch.of(groups, self.objective)
+        diagnostics = Diagnostics(batch.idle, batch.unreadable, batch.unreadable_judged)
         retries = self._retries
         loss = 0.0
         norm = 0.0
@@ -130,7 +127,7 @@ class Learner:
         summary = diagnostics.summary()
         warnings = []
         if not skipped and self.objective.threshold is not None:
-            warnings = self._watch.observe(summary.sources, own=self.own)
+            warnings = self._watch.observe(summary.sources)
         return StepReport(
             loss=loss,
             gradient_norm=norm,
@@ -160,7 +157,7 @@ class Learner:
             if inner == 0:
                 gate = self.next_gate(computed)
                 start = _by_sample(computed)
-                successes = [s.sampled for s in batch.computed if s.source == self.own and s.advantage > 0]
+                successes = [s.sampled for s in batch.computed if s.source == OWN and s.advantage > 0]
                 usual_length = next_length(self.usual_length, successes)
         self.gate = gate  # only now: all inner steps are gated alike
         self.usual_length = usual_length
@@ -288,7 +285,7 @@ class Learner:
         samples = [sample for prompted in part for sample in prompted.samples]
         lengths = torch.tensor([sample.sampled for sample in samples], device=device)
         advantages = _column([sample.advantage for sample in samples], device)
-        own = torch.tensor([sample.source == self.own for sample in samples], device=device)
+        own = torch.tensor([sample.source == OWN for sample in samples], device=device)
         new, entropy = completion_logprobs(self.policy, [prompted.prefixed for prompted in part], self.temperature)
         claimed = np.concatenate([sample.completion.logprobs for sample in samples])
         before = new.detach()
@@ -386,7 +383,7 @@ class Learner:
         successes = []
         for part in computed:
             for sample, likelihood in zip(part.samples, part.terms.likelihood, strict=True):
-                if sample.source == self.own and sample.advantage > 0 and counted(sample.completion, self.objective):
+                if sample.source == OWN and sample.advantage > 0 and counted(sample.completion, self.objective):
                     successes.append(likelihood)
         likelihoods = torch.empty(0)
         if successes:

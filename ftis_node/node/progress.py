@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ftis_node.packet import Group
-from ftis_node.step_report import StepReport, TakenStep
-from ftis_node.worker.messages import OWN
+from ftis_node.step_report import OWN, StepReport, TakenStep
 from ftis_node.worker.usage import WORK
 
 AUTHORS_MAX = 1024

@@ -9,10 +9,10 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from ftis_node.packet import Group
-from ftis_node.step_report import BatchReport, Digests
+from ftis_node.step_report import OWN, BatchReport, Digests
 from ftis_node.swarm.identity import peer_id
 from ftis_node.swarm.pool import Scored
-from ftis_node.worker.messages import OWN, GroupPart, StepGroup
+from ftis_node.worker.messages import GroupPart, StepGroup
 
 GROUPS_KEPT = 4  # groups of one's own, and as many of others
 

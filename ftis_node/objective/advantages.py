@@ -33,28 +33,17 @@ ROUNDING = 64
 
 
 def group_advantages(rewards: Tensor, kind: Advantage) -> Tensor:
-    """Advantages of one group: rewards `[G]` → `[G]`, in the rewards' float dtype (float32 for integers).
+    """Advantages of one group: rewards, float64 `[G]` → the same. Rewards stay as they are.
 
     `mean_std`: Â_i = (r_i − mean(r)) / std(r), population std, no epsilon. `mean`: Â_i = r_i − mean(r). `maxrl`, of
     rewards that are not negative: Â_i = (r_i − mean(r)) / mean(r), the gradient of the log of the rate of success to
     the order that G samples allow (arXiv 2602.02710).
     An advantage is exactly 0 where the reward is the mean but for rounding; so all are where all rewards are equal.
-    ValueError if `rewards` is not one-dimensional.
     """
-    if rewards.dim() != 1:
-        raise ValueError(f"rewards must be one group, [G], not {list(rewards.shape)}")
-    dtype = torch.float32
-    digits = torch.finfo(torch.float64).eps
-    if rewards.is_floating_point():
-        dtype = rewards.dtype
-        digits = torch.finfo(dtype).eps
-    exact = rewards.detach().to(torch.float64)
-    if exact.numel() == 0:
-        return exact.to(dtype)
-    mean = exact.mean()
-    centred = exact - mean
-    least = ROUNDING * digits * exact.abs().max()
+    mean = rewards.mean()
+    centred = rewards - mean
+    least = ROUNDING * torch.finfo(torch.float64).eps * rewards.abs().max()
     centred[centred.abs() <= least] = 0.0
     if not centred.any():
-        return centred.to(dtype)
-    return ADVANTAGES[kind](centred, mean).to(dtype)
+        return centred
+    return ADVANTAGES[kind](centred, mean)

@@ -20,18 +20,10 @@ from torch import Tensor
 
 from ftis_node.methods.choices import Aggregation
 
-
-def _fixed(lengths: Tensor, divisor: float | None) -> Tensor:
-    """The divisor for all samples, `[]`. Raises ValueError without one."""
-    if divisor is None:
-        raise ValueError("aggregation 'fixed' needs a divisor in tokens; the run's longest completion is the usual one")
-    return torch.as_tensor(divisor, device=lengths.device)
-
-
 # Name → (counted tokens int64 [N], divisor) → ℓ [N], or [] for all: what a sample's sum over tokens is divided by.
 AGGREGATIONS: Mapping[Aggregation, Callable[[Tensor, float | None], Tensor]] = {
     # A sample without a counted token has a sum of 0, whatever it is divided by.
     "sample": lambda lengths, divisor: lengths.clamp(min=1),
     "token": lambda lengths, divisor: torch.ones_like(lengths),
-    "fixed": _fixed,
+    "fixed": lambda lengths, divisor: torch.as_tensor(divisor, device=lengths.device),
 }

@@ -17,7 +17,7 @@ from ftis_node.objective.divergence import ESTIMATORS
 from ftis_node.objective.figures import sample_figures, token_figures
 from ftis_node.objective.loss import Terms
 from ftis_node.objective.packed import owners, segment_sum
-from ftis_node.step_report import BETS, Figures, StepFigures
+from ftis_node.step_report import BETS, OWN, Figures, StepFigures
 
 HONEST_CAP = 2.0  # the bound E[min(ρ, 2)] ≤ 1 of honest claims is checked with this, whatever the objective's C
 SURPRISE = -math.log(1000.0)
@@ -35,7 +35,6 @@ MOST_LOG = 20.0  # bound of log W in a bet; a bet that wins less stays a fair on
 class Diagnostics:
     """Gathers the `Terms` of a step's micro-batches; `summary` may be called at any time.
 
-    own                the source name of this node's samples
     idle               samples by source with nothing to learn from: their group's rewards were all equal
     unreadable         samples by source that the policy's tokenizer cannot write
     unreadable_judged  so many of these are evidence: with W = 0 they lose each bet, as readable ones win too often
@@ -44,7 +43,6 @@ class Diagnostics:
     Idle and unreadable samples have rewards, and never become terms.
     """
 
-    own: str
     idle: Counter[str] = field(default_factory=Counter)
     unreadable: Counter[str] = field(default_factory=Counter)
     unreadable_judged: Counter[str] = field(default_factory=Counter)
@@ -177,7 +175,7 @@ class Diagnostics:
         everyone = {*self._numbers, *self.idle, *self.unreadable}
         return StepFigures(
             overall=figures(everyone),
-            foreign=figures(everyone - {self.own}),
+            foreign=figures(everyone - {OWN}),
             sources={name: figures({name}) for name in sorted(everyone)},
         )
 

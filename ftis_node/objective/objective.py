@@ -77,7 +77,7 @@ class Objective:
         return dataclasses.replace(self, **changes)
 
     def advantages(self, rewards: Tensor) -> Tensor:
-        """Advantages of one whole group: rewards `[G]` → `[G]`, exactly 0 when all rewards are equal."""
+        """Advantages of one whole group: rewards float64 `[G]` → `[G]`, exactly 0 when all rewards are equal."""
         return group_advantages(rewards, self.advantage)
 
     def terms(self, samples: Samples, gate: float | None) -> Terms:
@@ -85,9 +85,6 @@ class Objective:
 
         Args:
             gate: m of `next_gate` before this step; None: no foreign sample passes a gate.
-
-        Raises:
-            ValueError: the aggregation is `fixed` and has no divisor.
         """
         clip = self._clip
         sizes = AGGREGATIONS[self.aggregation](samples.lengths, self.divisor)

@@ -79,7 +79,7 @@ def pack(
     written: Tensor,
     count_end: bool,
 ) -> Samples:
-    """N packed samples with T = Σ lengths tokens in all, in float32 at least, on the device where they are.
+    """N packed samples with T = Σ lengths tokens in all, on the device where they are; floats are float32 in training.
 
     The paper does not say whether |a_i| counts the sampled EOS (arXiv 2605.22537, section 3). We count it, as the
     policy chose it like any other token.
@@ -100,8 +100,6 @@ def pack(
         written: int64 `[N]`, tokens of the author.
         count_end: without it the last token of a sample that `ended` is left out.
     """
-    # Half precision has three digits: a ratio of two log-probs rounded to it would be noise.
-    dtype = torch.promote_types(trainer_logprobs.dtype, torch.float32)
     owner = owners(lengths)
     loss_mask = torch.ones_like(trainer_logprobs, dtype=torch.bool)
     if not count_end:
@@ -109,19 +107,15 @@ def pack(
         left_out = ended.long()
         lengths = lengths - left_out
         written = written - left_out
-
-    def constant(tensor: Tensor) -> Tensor:
-        return tensor.detach().to(dtype)
-
     return Samples(
-        trainer_logprobs=trainer_logprobs.to(dtype),
-        start_logprobs=constant(start_logprobs),
-        sampler_logprobs=constant(sampler_logprobs),
+        trainer_logprobs=trainer_logprobs,
+        start_logprobs=start_logprobs,
+        sampler_logprobs=sampler_logprobs,
         owner=owner,
         loss_mask=loss_mask,
         lengths=lengths,
-        advantages=constant(advantages),
-        weights=constant(weights),
+        advantages=advantages,
+        weights=weights,
         own=own,
         written=written,
         chunks=chunks,

@@ -6,6 +6,8 @@ The paper (arXiv 2605.22537, section 4.5) finds the best g by trial; a node that
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ftis_node.step_report import OWN
+
 FORGET_AFTER = 100  # observations without the peer
 
 ADVICE = {
@@ -36,7 +38,7 @@ class FilterWatch:
         self._now = 0
         self._streaks: dict[str, _Streak] = {}
 
-    def observe(self, sources: Mapping[str, Mapping[str, float]], *, own: str) -> list[str]:
+    def observe(self, sources: Mapping[str, Mapping[str, float]]) -> list[str]:
         """Take `Diagnostics.summary().sources` of a step; return one sentence for each peer with something to report.
 
         A step in which a peer had no negatives neither ends nor lengthens its streak. The last report of each peer is
@@ -46,7 +48,7 @@ class FilterWatch:
         self._now += 1
         told = []
         for peer, figures in sources.items():
-            if peer == own:
+            if peer == OWN:
                 continue
             streak = self._streaks.setdefault(peer, _Streak())
             streak.seen = self._now

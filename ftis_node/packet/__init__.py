@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from ftis_node.packet.layout import (
     MAX_GROUP,
     MAX_PACKET_BYTES,
-    MSGPACK_ERRORS,
     RUN_ID_BYTES,
     SHORT_DIGEST_BYTES,
     PacketError,

@@ -1,7 +1,6 @@
 """Whether a model is here already, and whether the hub would give it. Nothing of a model's weights is downloaded."""
 
 import contextlib
-import json
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from huggingface_hub import constants, get_session, get_token, hf_hub_download, 
 from huggingface_hub.errors import EntryNotFoundError
 
 from ftis_node.errors import UserError, first_line
+from ftis_node.policy.kinds import json_object
 from ftis_node.policy.load import unloadable
 from ftis_node.policy.measure import known_config
 from ftis_node.policy.names import resolve
@@ -153,10 +153,10 @@ def _weights(source: str) -> list[str]:
     index = _in_cache(source, _INDEX)
     if index is None:
         return [_WEIGHTS]
-    try:
-        return sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    named = json_object(index).get("weight_map")
+    if not isinstance(named, dict):
         return [_WEIGHTS]
+    return sorted({str(file) for file in named.values()})
 
 
 def _in_cache(source: str, file: str) -> Path | None:

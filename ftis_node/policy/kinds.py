@@ -41,13 +41,13 @@ def refuse_folder(folder: Path, name: str) -> None:
         )
     adapter = folder / "adapter_config.json"
     if adapter.is_file():
-        base = str(_json(adapter).get("base_model_name_or_path") or "its base model")
+        base = str(json_object(adapter).get("base_model_name_or_path") or "its base model")
         raise UsageError(
             f"{name} is an adapter for {base[:200]!a}, and no model.",
             "Name its base model; or merge the adapter into it (peft) and name what comes out.",
         )
     config = folder / "config.json"
-    refuse_config(_json(config), name)
+    refuse_config(json_object(config), name)
     _refuse_missing_files(folder, name)
     if not any(folder.glob("*.safetensors")):
         _refuse_other_weights(folder, name)
@@ -92,7 +92,7 @@ def _names(value: object) -> list[str]:
 
 def _refuse_missing_files(folder: Path, name: str) -> None:
     """Raise UsageError for an index of files that are not all there, and for pointers in place of weights."""
-    index = _json(folder / _INDEX).get("weight_map")
+    index = json_object(folder / _INDEX).get("weight_map")
     if isinstance(index, Mapping):
         missing = sorted({str(file) for file in index.values() if not (folder / str(file)).is_file()})
         if missing:
@@ -138,7 +138,7 @@ def _refuse_without_config(folder: Path, name: str) -> None:
     )
 
 
-def _json(path: Path) -> dict[str, Any]:
+def json_object(path: Path) -> dict[str, Any]:
     """The object in a JSON file; empty if the file is missing or holds something else, which others complain about."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))

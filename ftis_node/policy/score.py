@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 
-from ftis_node.fit.memory import BLOCK_BYTES, BLOCK_TOKENS, CHUNK_BYTES, Device
+from ftis_node.fit.memory import BLOCK_BYTES, BLOCK_TOKENS, CHUNK_BYTES
 from ftis_node.policy.packing import Prefixed, pack, pad
 from ftis_node.policy.policy import Policy
 
@@ -207,11 +207,8 @@ def _sums(logits: Tensor, place: Tensor) -> tuple[Tensor, Tensor]:
 
 def _blocks(tokens: int, vocabulary: int, device: torch.device) -> tuple[list[slice], list[slice]]:
     """The tokens and the columns of blocks of logits: together all of both, the same for the same arguments."""
-    kind: Device = "cpu"
-    if device.type == "cuda":
-        kind = "cuda"
-    rows = max(1, min(tokens, BLOCK_TOKENS[kind]))
-    columns = max(1, BLOCK_BYTES[kind] // (4 * rows))
+    rows = max(1, min(tokens, BLOCK_TOKENS[device.type]))
+    columns = max(1, BLOCK_BYTES[device.type] // (4 * rows))
     return _cut(tokens, rows), _cut(vocabulary, columns)
 
 

@@ -28,7 +28,7 @@ from ftis_node.swarm.sessions import Told
 from ftis_node.swarm.supervisor import Supervisor
 from ftis_node.swarm.table import Table
 from ftis_node.swarm.traffic import Traffic
-from ftis_node.swarm.wire.transport import Answer, PeerDirectory, Transport
+from ftis_node.swarm.wire.transport import Answer, DirectoryUser, PeerDirectory, Transport
 
 EXCHANGE_SECONDS = 5.0  # of a call
 EXCHANGE_PEERS = 6  # whom a node asks for news in a round, besides those that it tells its newest announcement
@@ -131,7 +131,8 @@ class Swarm:
         self._directory = PeerDirectory()
         if not self.roster.private:
             doubted = self.membership.addresses.referrers.doubted
-            self._directory = transport.directory(identity, run_file.run.id, self.knows, doubted, self.traffic)
+            user = DirectoryUser(identity, run_file.run.id, self.knows, doubted, self.traffic)
+            self._directory = transport.directory(user)
         self.supervisor = Supervisor(transport, self._revive)
         self._rng = rng
         self._transport = transport

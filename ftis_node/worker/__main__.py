@@ -2,11 +2,11 @@
 
 import os
 import signal
-import socket
 import sys
 import threading
 import traceback
 import warnings
+from multiprocessing.connection import Connection
 from queue import Queue
 
 from ftis_node.errors import UserError
@@ -25,7 +25,7 @@ _ASIDE = ({"score", "texts"}, {"write"}, {"watch"}, {"interrupt"})
 class _Dispatcher:
     """Reads requests, passes each to one of five threads, and writes the answers."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._ranks = Ranks()
         self._write_lock = threading.Lock()
@@ -54,7 +54,7 @@ class _Dispatcher:
             while True:
                 data = self._answer(calls.get())
                 with self._write_lock:
-                    self._connection.sendall(data)
+                    self._connection.send_bytes(data)
         finally:
             os._exit(1)  # if only this thread ended, its callers would wait forever
 
@@ -77,9 +77,7 @@ def main() -> None:
     # peft calls deprecated functions of transformers; a person can do nothing about it.
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers|peft")
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the network process decides when to end
-    connection = socket.socket(fileno=int(sys.argv[1]))
-    connection.setblocking(True)
-    _Dispatcher(connection).serve()
+    _Dispatcher(Connection(int(sys.argv[1]))).serve()
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ import asyncio
 import itertools
 import math
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -12,6 +11,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from multiprocessing.connection import Connection, Pipe
 from typing import IO, Any, ClassVar, NamedTuple
 
 import msgspec
@@ -64,7 +64,7 @@ class Worker:
         self._lock = threading.Lock()
         self._waiting: dict[int, _Asked] = {}  # by the number of the call
         self._process: subprocess.Popen[bytes] | None = None
-        self._connection: socket.socket | None = None  # None: not started, or ended
+        self._connection: Connection | None = None  # None: not started, or ended
         self._sender = ThreadPoolExecutor(1)  # a busy process may be slow to read
         self._reader: threading.Thread | None = None
 
@@ -92,7 +92,7 @@ class Worker:
         if threads is not None:
             environment["OMP_NUM_THREADS"] = str(threads)
         output = log or sys.stderr
-        self._connection, theirs = socket.socketpair()
+        self._connection, theirs = Pipe()
         with theirs:
             number = theirs.fileno()
             self._process = subprocess.Popen(
@@ -148,14 +148,12 @@ class Worker:
             self._process.wait()
             self._reader.join()
 
-    def _read(self, connection: socket.socket, process: subprocess.Popen[bytes]) -> None:
+    def _read(self, connection: Connection, process: subprocess.Popen[bytes]) -> None:
         """Hand out answers until the process ends; then every request that is open fails."""
-        with suppress(OSError):
-            for reply in iter(lambda: receive(connection, Reply), None):
-                self._answer(reply)
+        for reply in iter(lambda: receive(connection, Reply), None):
+            self._answer(reply)
         with self._lock:
             self._connection = None
-        connection.shutdown(socket.SHUT_RDWR)  # a sender may wait
         self._sender.shutdown()
         connection.close()
         code = None
@@ -182,9 +180,9 @@ class Worker:
             asked.future.set_exception(error)
 
 
-def _send(connection: socket.socket, message: bytes) -> None:
+def _send(connection: Connection, message: bytes) -> None:
     with suppress(OSError):  # the reader sees that the process has ended
-        connection.sendall(message)
+        connection.send_bytes(message)
 
 
 def error_of(fault: Fault) -> FtisError:

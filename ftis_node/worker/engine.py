@@ -36,7 +36,7 @@ from ftis_node.policy.load import load_policy, load_tokenizer, use_device
 from ftis_node.policy.measure import geometry
 from ftis_node.policy.policy import Policy
 from ftis_node.policy.room import Room, make_way
-from ftis_node.step_report import StepReport, Watched
+from ftis_node.step_report import OWN, StepReport, Watched
 from ftis_node.tasks import Scorer, Task, load_evaluation, load_task, scoring
 from ftis_node.tasks.jsonl import JsonLines
 from ftis_node.tasks.score_columns import ScoreColumns
@@ -228,7 +228,6 @@ class Engine:
             choose_objective(settings, run.task, run.completion_tokens),
             settings,
             run.temperature,
-            m.OWN,
             task=run.task,
             team=self._team,
         )
@@ -373,7 +372,7 @@ class Engine:
         generator = None
         server = self.policy.server
         if server is not None:
-            generator = server.told(report.diagnostics.sources.get(m.OWN, {}))
+            generator = server.told(report.diagnostics.sources.get(OWN, {}))
         return msgspec.structs.replace(
             report,
             columns=self._columns.taken(),
@@ -400,7 +399,7 @@ class Engine:
         return taken
 
     def _part(self, part: m.GroupPart) -> Part:
-        completions = self.packets.read(part.packet).completions(own=part.source == m.OWN)
+        completions = self.packets.read(part.packet).completions(own=part.source == OWN)
         return Part(part.source, list(completions), part.rewards, part.weight)
 
     def evaluate(self, also: str | None = None, part: int = 0, parts: int = 1) -> Evaluation:

@@ -1,14 +1,13 @@
-"""Messages between the two processes: length-prefixed msgpack over a socket pair, both ends ours.
+"""Messages between the two processes: msgpack over a socket pair, both ends ours.
 
 A call is ``{"id", "op", "args"}``, its reply ``{"id", "result"}`` or ``{"id", "fault": {"kind", "what", "fix"}}``.
 `args` is a `Request`, `result` the answer type that its class names. Completions travel as the bytes of their packet
 (`ftis_node.packet`) in both directions.
 """
 
-import socket
-import struct
 from collections.abc import Sequence
 from dataclasses import asdict
+from multiprocessing.connection import Connection
 from typing import Any, ClassVar, Generic, TypeVar, get_args
 
 import msgspec
@@ -21,11 +20,8 @@ from ftis_node.fit.plan import Plan
 from ftis_node.step_report import StepReport, Watched
 from ftis_node.tasks import TextCaps
 
-HEADER = struct.Struct("<I")
 # A step's groups travel in one message: 4096 groups of 36 KB fit.
 MAX_MESSAGE = 1 << 28
-# The source name of a node's own groups; other sources are peer ids.
-OWN = "own"
 OWN_DATA = "own data"  # the name of the evaluation on rows of the owner's own
 
 Answer = TypeVar("Answer")
@@ -370,12 +366,12 @@ Message = TypeVar("Message")
 
 
 def pack(message: Any) -> bytes:
-    """The bytes of a message after its length. Raises ValueError if they are too many."""
-    body = encoded(message)
+    """The bytes of a message. Raises ValueError if they are too many."""
+    body = bytes(encoded(message))
     size = len(body)
     if size > MAX_MESSAGE:
         raise ValueError(f"A message of {size} bytes is over the limit of {MAX_MESSAGE}.")
-    return HEADER.pack(size) + body
+    return body
 
 
 def encoded(value: Any) -> msgspec.Raw:
@@ -384,31 +380,17 @@ def encoded(value: Any) -> msgspec.Raw:
 
 
 def decoded(body: bytes | msgspec.Raw, kind: type[Message]) -> Message:
-    """Decode a value of this type from `body` (without its length). Raises msgspec.ValidationError for another type."""
+    """Decode a value of this type. Raises msgspec.ValidationError for another type."""
     return msgspec.msgpack.decode(body, type=kind, dec_hook=_model)
 
 
-def receive(connection: socket.socket, kind: type[Message]) -> Message | None:
-    """Read one message, blocking; None at the end of the stream."""
-    header = _exactly(connection, HEADER.size)
-    if header is None:
-        return None
-    (size,) = HEADER.unpack(header)
-    body = _exactly(connection, size)
-    if not body:
+def receive(connection: Connection, kind: type[Message]) -> Message | None:
+    """Read one message, blocking; None at the end of the stream, also within a message."""
+    try:
+        body = connection.recv_bytes()
+    except (EOFError, OSError):
         return None
     return decoded(body, kind)
-
-
-def _exactly(connection: socket.socket, count: int) -> bytes | None:
-    """So many bytes; None: the stream ended before."""
-    parts = bytearray()
-    while len(parts) < count:
-        part = connection.recv(min(count - len(parts), 1 << 20))
-        if not part:
-            return None
-        parts += part
-    return bytes(parts)
 
 
 def _plain(value: Any) -> Any:

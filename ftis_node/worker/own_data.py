@@ -9,7 +9,8 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from ftis_node.worker.messages import OWN, GroupPart, ScoredPacket, StepGroup
+from ftis_node.step_report import OWN
+from ftis_node.worker.messages import GroupPart, ScoredPacket, StepGroup
 
 
 def rows_of_step(there: int, count: int, step: int, seed: int) -> list[int]:

@@ -10,7 +10,6 @@ import msgspec
 import numpy as np
 
 from ftis_node.packet import (
-    MSGPACK_ERRORS,
     Completion,
     Packet,
     PacketError,
@@ -20,6 +19,7 @@ from ftis_node.packet import (
     pack_group,
     pack_text_group,
 )
+from ftis_node.packet.layout import MSGPACK_ERRORS
 from ftis_node.swarm.announcement import decode_announcement
 from ftis_node.swarm.signed import Malformed, Signed
 from tests.fuzz.changes import LOGPROBS, Mutator, any_integer, raw
@@ -84,7 +84,7 @@ def repacked(change: Callable[[Any, random.Random], Any]) -> Mutator:
     def mutate(data: bytes, rng: random.Random) -> bytes:
         try:
             packed = msgpack.packb(change(msgpack.unpackb(data, strict_map_key=False), rng))
-        except (*MSGPACK_ERRORS, OverflowError):
+        except MSGPACK_ERRORS:
             return raw(data, rng)
         return packed
 

@@ -32,7 +32,7 @@ from ftis_node.policy.packing import Prefixed
 from ftis_node.policy.score import completion_logprobs
 from ftis_node.swarm.claims import Claims
 from ftis_node.worker.engine import Engine
-from ftis_node.worker.messages import OWN, GroupPart, StepGroup
+from ftis_node.worker.messages import GroupPart, StepGroup
 from tests.support.objective_batches import add, termed
 
 OUT = Path("build/readers")
@@ -76,7 +76,7 @@ def read(model: str, given: dict[str, Any], any_tokenizer: bool) -> dict[str, An
         `figures`, what a step's diagnostics would say of the peer.
     """
     found = {"log_ratio": [], "place": [], "samples": [], "unreadable": 0}
-    diagnostics = Diagnostics(OWN)
+    diagnostics = Diagnostics()
     with closing(opened(model, any_tokenizer)) as engine:
         groups = [
             StepGroup(row, [GroupPart(PEER, bytes.fromhex(one["packet"]), one["rewards"])])

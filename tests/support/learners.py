@@ -95,7 +95,6 @@ def learner(policy: Policy = POLICY, objective: str = "ftis", parts: dict[str, A
         PRESETS[objective].replace(**parts or {}),
         Settings(**usual | k),
         TEMPERATURE,
-        "own",
     )
 
     def note(*_: Any):

@@ -23,7 +23,7 @@ from tests.support.small_models import tiny_policy, twin
 
 def stepped(policy: Policy, ranks: team.Team) -> Learner:
     settings = Settings(learning_rate=1e-3, gradient_clip=1e9, warmup_steps=0)
-    subject = Learner(policy, PRESETS["ftis"], settings, TEMPERATURE, "own", team=ranks)
+    subject = Learner(policy, PRESETS["ftis"], settings, TEMPERATURE, team=ranks)
     for _ in range(2):
         assert subject.step(BATCH).skipped is None
     return subject

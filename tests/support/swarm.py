@@ -35,8 +35,9 @@ from ftis_node.swarm.pulling import Pulling, Trade
 from ftis_node.swarm.reputation import Reputation
 from ftis_node.swarm.roster import Roster
 from ftis_node.swarm.swarm import Swarm
+from ftis_node.swarm.traffic import Traffic
 from ftis_node.swarm.wire.libp2p import FtisSwarm, Libp2p
-from ftis_node.swarm.wire.transport import Listening
+from ftis_node.swarm.wire.transport import DirectoryUser, Listening
 
 VOCABULARY = 1000
 EOS = 999
@@ -196,6 +197,12 @@ def write_key(who: Identity, path: Path) -> Path:
     key = path / "identity.key"
     key.write_bytes(who.to_bytes())
     return key
+
+
+def directory_user(who: Identity) -> DirectoryUser:
+    """A node without peers."""
+    nobody = frozenset[bytes]().__contains__
+    return DirectoryUser(who, RUN.id, nobody, nobody, Traffic())
 
 
 @contextlib.asynccontextmanager

@@ -14,8 +14,9 @@ from ftis_node.errors import FtisError, UsageError
 from ftis_node.lab.bench import Tell, told
 from ftis_node.lab.bench.measure import Figures
 from ftis_node.lab.bench.model import TEMPERATURE, Size, geometry, rewards, small_config, written
+from ftis_node.step_report import OWN
 from ftis_node.worker.client import Worker
-from ftis_node.worker.messages import OWN, Answer, Generate, GroupPart, Load, Open, Request, Step, StepGroup
+from ftis_node.worker.messages import Answer, Generate, GroupPart, Load, Open, Request, Step, StepGroup
 
 ANSWER_SECONDS = 600.0  # beyond which a process hangs
 

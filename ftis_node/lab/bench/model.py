@@ -26,11 +26,11 @@ from ftis_node.policy.load import choose_device, load_policy, make_policy
 from ftis_node.policy.measure import known_config
 from ftis_node.policy.names import resolve
 from ftis_node.policy.policy import Policy
+from ftis_node.step_report import OWN
 from ftis_node.tasks.templates import PLAIN
 from ftis_node.text import rounded
 from ftis_node.worker.planning import settle
 
-OWN = "own"
 PEER = "peer"
 TEMPERATURE = 1.0
 ROWS = 512
@@ -225,4 +225,4 @@ def training_groups(work: Work) -> list[TrainingGroup]:
 
 def make_learner(policy: Policy, objective: str, settings: Settings) -> Learner:
     """A learner that trains the policy's own weights. objective: a name of `PRESETS`."""
-    return Learner(policy, PRESETS[objective], settings, TEMPERATURE, OWN)
+    return Learner(policy, PRESETS[objective], settings, TEMPERATURE)

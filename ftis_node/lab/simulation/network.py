@@ -21,9 +21,8 @@ from ftis_node.lab.simulation.directory import MemoryDirectory, Records
 from ftis_node.lab.simulation.scenario import Machine
 from ftis_node.step_report import Health
 from ftis_node.swarm import ftis_pb2
-from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.wire.inbound import Inbound
-from ftis_node.swarm.wire.transport import Handlers, Listening, Unreachable
+from ftis_node.swarm.wire.transport import DirectoryUser, Handlers, Listening, Unreachable
 
 GOSSIP = "gossip"
 MEMBERSHIP = "membership"
@@ -233,14 +232,7 @@ class MemoryTransport:
             raise Unreachable("there is no connection")
         return self._chunks(other, requests)
 
-    def directory(
-        self,
-        identity: Identity,
-        run_id: bytes,
-        known: Callable[[bytes], bool],
-        doubted: Any,
-        traffic: Any,
-    ) -> MemoryDirectory:
+    def directory(self, user: DirectoryUser) -> MemoryDirectory:
         network = self._network
         return MemoryDirectory(network.records, self.author, lambda: self.meter.counts, network.latency)
 

@@ -1,11 +1,12 @@
 """What a GGUF file says of itself. It may be a stranger's: each count and length is checked before it is believed."""
 
 import math
+import mmap
 import struct
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 MAGIC = b"GGUF"
 FIELDS_MAX = 1 << 12
@@ -43,11 +44,8 @@ class UnusableFile(ValueError):
     """
 
 
-class Bytes(Protocol):
-    """`bytes`, or a file that is mapped."""
-
-    def __len__(self) -> int: ...
-    def __getitem__(self, part: slice, /) -> bytes: ...
+Bytes = bytes | mmap.mmap
+"""Of a file, which may be mapped."""
 
 
 @dataclass(frozen=True)

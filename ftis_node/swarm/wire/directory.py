@@ -13,13 +13,11 @@ from typing import Any
 from hivemind.dht.routing import DHTID
 from hivemind.p2p import PeerID
 
-from ftis_node.swarm.identity import Identity, OfPeer
-from ftis_node.swarm.traffic import Traffic
 from ftis_node.swarm.wire import dht_limits
 from ftis_node.swarm.wire.dht_guard import GuardedDht
 from ftis_node.swarm.wire.dht_limits import DEPTHS, MAX_RECORDS, OWN_NODES, REPLICAS
 from ftis_node.swarm.wire.records import OwnerSigned, Shelf, key_bytes, shard_of, unpack_answer
-from ftis_node.swarm.wire.transport import Answer, PeerDirectory
+from ftis_node.swarm.wire.transport import Answer, DirectoryUser, PeerDirectory
 
 DHT_SECONDS = 10.0
 LEAVE_SECONDS = 1.0
@@ -33,29 +31,16 @@ logger = logging.getLogger(__name__)
 class Directory(PeerDirectory):
     """This node in the DHT. Errors there are logged and not raised."""
 
-    def __init__(
-        self,
-        p2p: Callable[[], Any],
-        identity: Identity,
-        run_id: bytes,
-        known: OfPeer,
-        doubted: OfPeer,
-        traffic: Traffic,
-    ) -> None:
+    def __init__(self, p2p: Callable[[], Any], user: DirectoryUser) -> None:
         """
         Args:
             p2p: returns the present P2P of hivemind; a restart replaces it.
-            known: returns whether a peer is in the view; its record outlasts those of strangers here.
-            doubted: returns whether too many peers that this one named did not answer; it then counts as no referrer.
-            traffic: budgets what answers may have, and counts them.
         """
         self._p2p = p2p
-        self._traffic = traffic
-        self._author = identity.author
-        self._run_id = run_id
-        self._validator = OwnerSigned(identity, run_id)
-        self._shelf = Shelf(self._validator, known)
-        self._doubted = doubted
+        self._user = user
+        self._author = user.identity.author
+        self._validator = OwnerSigned(user.identity, user.run_id)
+        self._shelf = Shelf(self._validator, user.known)
         self._full = set[int]()  # depths at which this node's key had no room at the last publication
         self._outside: Collection[bytes] = ()
         self._dht: GuardedDht | None = None
@@ -72,7 +57,7 @@ class Directory(PeerDirectory):
         try:
             if self._dht is None:
                 self._dht = await asyncio.wait_for(
-                    GuardedDht.begin(self._p2p(), self._shelf, self._traffic), DHT_SECONDS
+                    GuardedDht.begin(self._p2p(), self._shelf, self._user.traffic), DHT_SECONDS
                 )
             await asyncio.wait_for(self._meet(self._dht, peers), DHT_SECONDS)
         except Exception as error:  # hivemind raises whatever a bad peer makes it raise
@@ -113,7 +98,7 @@ class Directory(PeerDirectory):
             depths = [random.randint(0, deepest)]
         for depth in depths:
             shard = f"{random.getrandbits(4 * depth):0{depth}x}" if depth else ""
-            if not await self._find_under(key_bytes(self._run_id, shard), take):
+            if not await self._find_under(key_bytes(self._user.run_id, shard), take):
                 return
 
     async def _find_under(self, key: bytes, take: Callable[[Answer], None]) -> bool:
@@ -124,7 +109,7 @@ class Directory(PeerDirectory):
 
         def enough(answer: Answer) -> bool:
             take(answer)
-            if answer.addresses and not self._doubted(answer.referrer):
+            if answer.addresses and not self._user.doubted(answer.referrer):
                 referrers.add(answer.referrer)
                 owners.update(answer.addresses)
             return len(referrers) >= dht_limits.REFERRERS_ENOUGH and len(owners) >= MAX_RECORDS

@@ -19,13 +19,11 @@ from ftis_node.host.descriptors import ran_out
 from ftis_node.step_report import Health
 from ftis_node.swarm.addresses import PortTaken, check_port, free_port
 from ftis_node.swarm.ftis_pb2 import ExchangeRequest, ExchangeResponse, FetchChunk, FetchRequest, Handshake
-from ftis_node.swarm.identity import Identity, OfPeer
 from ftis_node.swarm.limits import Bounded
-from ftis_node.swarm.traffic import Traffic
 from ftis_node.swarm.wire.directory import Directory
 from ftis_node.swarm.wire.inbound import Inbound
 from ftis_node.swarm.wire.p2pd import kill, launch
-from ftis_node.swarm.wire.transport import Chunks, Handlers, Listening, Requests, Unreachable, resolved
+from ftis_node.swarm.wire.transport import Chunks, DirectoryUser, Handlers, Listening, Requests, Unreachable, resolved
 
 DIAL_SECONDS = 5.0
 # The node detects a p2pd that hangs after at most 1 + 1.5 + 1 + 1.5 s, and one that died at once. On a crowded machine
@@ -254,23 +252,9 @@ class Libp2p:
         chunks: Chunks = await self._stub(peer).rpc_fetch(requests)
         return chunks
 
-    def directory(
-        self,
-        identity: Identity,
-        run_id: bytes,
-        known: OfPeer,
-        doubted: OfPeer,
-        traffic: Traffic,
-    ) -> Directory:
-        """The DHT of a run; the arguments are those of `Directory`."""
-        return Directory(
-            lambda: self.p2p,
-            identity,
-            run_id,
-            known,
-            doubted,
-            traffic,
-        )
+    def directory(self, user: DirectoryUser) -> Directory:
+        """The DHT of the user's run."""
+        return Directory(lambda: self.p2p, user)
 
     def _stub(self, peer: bytes) -> Any:
         """The peer's RPCs, to be called."""

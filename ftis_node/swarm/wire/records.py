@@ -7,16 +7,17 @@ import struct
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
-import msgpack
+import msgspec
 from hivemind.dht.routing import DHTID
 from hivemind.dht.validation import DHTRecord
+from msgspec import Meta
 
-from ftis_node.packet import MSGPACK_ERRORS
 from ftis_node.swarm.addresses import peer_at
 from ftis_node.swarm.identity import Identity, OfPeer, author_of, verify
 from ftis_node.swarm.limits import Bounded
+from ftis_node.swarm.signed import Malformed, decode
 from ftis_node.swarm.wire.dht_limits import DEPTHS, MAX_RECORDS
 
 MAX_VALUE_BYTES = 1024
@@ -28,6 +29,10 @@ MAX_KEYS = 128  # kept: 64 records of at most 1.2 KB each: at most 10 MB
 OTHERS_MAX = 256  # records of other runs that are kept
 _CONTEXT = b"ftis/record/1"
 _SIGNATURE_BYTES = 64
+
+_Addresses = Annotated[list[Any], Meta(max_length=MAX_ADDRESSES)]
+_Rows = Annotated[list[tuple[bytes, bytes, Any]], Meta(max_length=MAX_RECORDS)]
+"""Subkey, value and time of each record in an answer."""
 
 
 def key_bytes(run_id: bytes, shard: str = "") -> bytes:
@@ -53,19 +58,12 @@ def keys_of(run_id: bytes, author: bytes) -> frozenset[bytes]:
 
 def pack_addresses(addresses: Sequence[str]) -> bytes:
     """A record's value: up to eight multiaddrs."""
-    return bytes(msgpack.packb(list(addresses[:MAX_ADDRESSES])))
+    return msgspec.msgpack.encode(addresses[:MAX_ADDRESSES])
 
 
-def unpack_addresses(value: object) -> list[str]:
-    """Read the output of `pack_addresses`; any other value gives an empty list."""
-    if not isinstance(value, bytes) or len(value) > MAX_VALUE_BYTES:
-        return []
-    try:
-        addresses = msgpack.unpackb(value)
-    except MSGPACK_ERRORS:
-        return []
-    if not isinstance(addresses, list) or len(addresses) > MAX_ADDRESSES:
-        return []
+def unpack_addresses(value: bytes) -> list[str]:
+    """Read the output of `pack_addresses`. Raises Malformed."""
+    addresses = decode(value, _Addresses, MAX_VALUE_BYTES, "a list of addresses")
     return [address for address in addresses if isinstance(address, str)]
 
 
@@ -73,32 +71,18 @@ def pack_answer(records: Sequence[DHTRecord]) -> bytes:
     """Pack the records of one key for the answer to a look-up."""
     some = records[:MAX_RECORDS]
     rows = [[record.subkey, record.value, record.expiration_time] for record in some]
-    return bytes(msgpack.packb(rows))
+    return msgspec.msgpack.encode(rows)
 
 
 def unpack_answer(key: bytes, answer: bytes) -> list[DHTRecord]:
     """Read the output of `pack_answer` without validation; empty if it is malformed or has over 64 records."""
-    if len(answer) > MAX_ANSWER_BYTES:
-        return []
     try:
-        rows = msgpack.unpackb(
-            answer,
-            max_array_len=MAX_RECORDS,
-            max_bin_len=MAX_VALUE_BYTES,
-            max_str_len=0,
-            max_map_len=0,
-            max_ext_len=0,
-        )
-        return [_read(key, *row) for row in rows]
-    except MSGPACK_ERRORS:
+        rows = decode(answer, _Rows, MAX_ANSWER_BYTES, "an answer of the DHT")
+    except Malformed:
         return []
-
-
-def _read(key: bytes, subkey: object, value: object, expiration: object) -> DHTRecord:
-    """A record from a row of an answer. Raises TypeError if the row's fields are of other types."""
-    if not (isinstance(subkey, bytes) and isinstance(value, bytes) and isinstance(expiration, float)):
-        raise TypeError("a record has a subkey, a value and a time")
-    return DHTRecord(key, subkey, value, expiration)
+    if not all(isinstance(expiration, float) for _, _, expiration in rows):
+        return []
+    return [DHTRecord(key, *row) for row in rows]
 
 
 @dataclass
@@ -122,13 +106,13 @@ class OwnerSigned:
     def signer(self, record: DHTRecord) -> bytes | None:
         """The owner of a record of any run; None if it is too large, too old or too new, or not signed by its owner.
         Its key cannot be checked, for it is a hash of its run."""
-        if len(record.value) > MAX_VALUE_BYTES or len(record.subkey) > MAX_SUBKEY_BYTES:
+        if len(record.value) > MAX_VALUE_BYTES:
             return None
         if not time.time() - 60 < record.expiration_time <= time.time() + MAX_LIFETIME:
             return None
         try:
-            owner = author_of(str(msgpack.unpackb(record.subkey)))
-        except MSGPACK_ERRORS:
+            owner = author_of(decode(record.subkey, str, MAX_SUBKEY_BYTES, "a peer id"))
+        except (Malformed, ValueError):
             return None
         message = _message(record, record.value[:-_SIGNATURE_BYTES])
         if not verify(owner, message, record.value[-_SIGNATURE_BYTES:]):
@@ -139,8 +123,8 @@ class OwnerSigned:
         """Sign this node's own record, valid for so many seconds."""
         unsigned = DHTRecord(
             key_bytes(self.run_id, shard),
-            msgpack.packb(self.identity.peer_id),
-            msgpack.packb(pack_addresses(addresses)),
+            msgspec.msgpack.encode(self.identity.peer_id),
+            msgspec.msgpack.encode(pack_addresses(addresses)),
             time.time() + lifetime,
         )
         return replace(unsigned, value=self.sign_value(unsigned))
@@ -148,10 +132,10 @@ class OwnerSigned:
     def addresses(self, record: DHTRecord, owner: bytes) -> list[str]:
         """The owner's own addresses in its validated record; addresses of other peers are left out."""
         try:
-            value = msgpack.unpackb(record.value[:-_SIGNATURE_BYTES], max_array_len=0, max_map_len=0, max_ext_len=0)
-        except MSGPACK_ERRORS:
+            packed = decode(record.value[:-_SIGNATURE_BYTES], bytes, MAX_VALUE_BYTES, "a record's value")
+            return [text for text in unpack_addresses(packed) if peer_at(text) == owner]
+        except Malformed:
             return []
-        return [text for text in unpack_addresses(value) if peer_at(text) == owner]
 
     def sign_value(self, record: DHTRecord) -> bytes:
         """The value of an unsigned record with this node's signature behind it."""

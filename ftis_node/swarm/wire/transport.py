@@ -96,6 +96,22 @@ class Answer:
     addresses: dict[bytes, list[str]]
 
 
+@dataclass(frozen=True)
+class DirectoryUser:
+    """A node as the directory of its run needs it. run_id: 16 bytes.
+
+    known: returns whether a peer is in the view; its record outlasts those of strangers here. doubted: returns whether
+    too many peers that this one named did not answer; it then counts as no referrer. traffic: budgets what answers may
+    have, and counts them.
+    """
+
+    identity: Identity
+    run_id: bytes
+    known: OfPeer
+    doubted: OfPeer
+    traffic: Traffic
+
+
 class PeerDirectory:
     """This node's access to a directory of all peers of its run. Errors there are logged and not raised.
 
@@ -160,18 +176,5 @@ class Transport(Protocol):
     async def fetch(self, peer: bytes, requests: Requests) -> Chunks:
         """Open a stream to `peer`; the answers end when the stream ends. Raises as `handshake` does."""
 
-    def directory(
-        self,
-        identity: Identity,
-        run_id: bytes,
-        known: OfPeer,
-        doubted: OfPeer,
-        traffic: Traffic,
-    ) -> PeerDirectory:
-        """The directory of a run.
-
-        Args:
-            known: returns whether a peer is in the view; its record outlasts those of strangers here.
-            doubted: returns whether too many peers that this one named did not answer; it then counts as no referrer.
-            traffic: budgets what answers may have, and counts them.
-        """
+    def directory(self, user: DirectoryUser) -> PeerDirectory:
+        """The directory of the user's run."""

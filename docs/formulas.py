@@ -58,7 +58,7 @@ def gated(
     s = 1/|a| Σ_t log π_start. No claimed log-prob is used.
 
     Args:
-        own: bool `[N]`, the node's own samples. gate: m, see `gate.next_level`.
+        own: bool `[N]`, the node's own samples. gate: m, see `ftis_node.objective.gate.next_level`.
     """
     likelihood = _mean(start_logprobs, loss_mask)
     keep = own | ((advantages > 0) & (likelihood >= gate))
