@@ -20,7 +20,7 @@ from ftis_node.observe.live import node_view, nodes_view
 from ftis_node.observe.logs import JsonFormatter, TextFormatter
 from ftis_node.observe.prometheus import exposition
 from ftis_node.observe.terminal import console, words
-from ftis_node.observe.web import Api
+from ftis_node.observe.web import Api, Route
 from ftis_node.policy.names import BUILT_IN_DIR
 from ftis_node.store.home import Home
 from ftis_node.swarm.identity import Identity
@@ -73,11 +73,11 @@ def place(tmp_path_factory) -> Iterator[Home]:
         return answer
 
     api = Api(
-        {
-            "/status": lambda: STATUS,
-            "/peers": lambda: PEERS,
-            "/page": lambda: {"link": "x"},
-        },
+        [
+            Route("/status", lambda: STATUS),
+            Route("/peers", lambda: PEERS),
+            Route("/page", lambda: {"link": "x"}),
+        ],
         {f"/{name}": ordered for name in ("stop", "finish", "pause", "resume")},
     )
     loop = asyncio.new_event_loop()

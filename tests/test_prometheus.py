@@ -15,7 +15,7 @@ from ftis_node.node.condition import State
 from ftis_node.node.progress import Totals
 from ftis_node.node.status import last_step
 from ftis_node.observe.prometheus import PEERS_MAX, STATES, exposition
-from ftis_node.observe.web import Api
+from ftis_node.observe.web import TEXT, Api, Route
 from ftis_node.step_report import DeviceSeconds, StepFigures
 from tests.support.documented import EVENTS, exposed, keys, metrics, scraped
 from tests.support.statuses import JOINING, LOADING, NOBODY, PEER, TRAINING, peer
@@ -129,7 +129,7 @@ def test_at_most_64_peers_are_in_it():
 
 
 async def test_the_api_serves_it_as_text():
-    api = Api({}, {}, {"/metrics": lambda: exposition(LOADING, NOBODY)})
+    api = Api([Route("/metrics", lambda: exposition(LOADING, NOBODY), TEXT)])
     with tempfile.TemporaryDirectory(prefix="ftis-") as directory:
         await api.start(Path(directory) / "api.sock")
         try:

@@ -21,7 +21,7 @@ from ftis_node.node.observer import EXPORTED, Observer
 from ftis_node.node.status import self_report as node_report
 from ftis_node.observe.api import link, read_token
 from ftis_node.observe.prometheus import swarm_exposition
-from ftis_node.observe.web import Web, json_route
+from ftis_node.observe.web import Route, Web
 from ftis_node.packet import packet_digest
 from ftis_node.store.home import Home
 from ftis_node.swarm import ftis_pb2, self_report
@@ -474,7 +474,7 @@ async def test_the_page_shows_the_swarm_in_a_browser(swarm, width, dark):
     async def answer():
         return facts
 
-    server = Web("t" * 43, [json_route("/swarm.json", answer)], "watch.html")
+    server = Web("t" * 43, [Route("/swarm.json", answer)], "watch.html")
     await server.start("127.0.0.1", 0)
 
     def look():

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -28,6 +28,7 @@ from ftis_node.errors import UsageError
 from ftis_node.export.record import run_of
 from ftis_node.host.doing import doing
 from ftis_node.host.files import replace_text
+from ftis_node.observe.metrics import MetricsLog, read_events
 from ftis_node.observe.terminal import shown_work
 from ftis_node.packet import MAX_GROUP
 from ftis_node.preflight.task_rows import checked
@@ -146,18 +147,29 @@ def filter_rows(
         loaded = as_trained(loaded, run_of(checkpoint), reward, template)
         field = _field(loaded, template)
         chosen = spread(len(loaded.train), rows)
-        notes = _Notes(output.with_name(f"{output.name}.tried"), loaded, model, samples, completion_tokens)
-        done = notes.read()
+        notes = output.with_name(f"{output.name}.tried")
+        of = {
+            "task": loaded.name,
+            "data": loaded.data,
+            "reward": loaded.reward,
+            "model": model,
+            "samples": samples,
+            "completion_tokens": completion_tokens,
+            "template": loaded.template,
+        }
+        done = _tried_before(notes, of)
         if output.exists() and not done:
             raise UsageError(f"{output} exists already, and this command did not make it.", "Name another --output.")
         left = [row for row in chosen if row not in done]
         with suppress(KeyboardInterrupt):  # the rows until then are of use
             if left:
                 subject = stack.enter_context(opened(loaded, left, model, checkpoint, set_, completion_tokens))
-                append = stack.enter_context(notes.appending())
+                log = stack.enter_context(closing(MetricsLog(notes)))
+                if not done:
+                    log.write("filtering", of=of)
                 work = stack.enter_context(doing("filtering", samples * len(left), "completions"))
                 for one in subject.tried(left, samples):
-                    append(one)
+                    log.write("row", **msgspec.to_builtins(one))
                     done[one.row] = one
                     there = sum(low <= each.pass_rate <= high for each in done.values())
                     work.what = f"{there} of {counted(len(done), 'row')} kept so far"
@@ -315,62 +327,18 @@ def _lines(rows: Sequence[Example], field: str) -> str:
     return b"\n".join([*lines, b""]).decode()
 
 
-class _Notes:
-    """The file of rows that were tried: a head that says of what, then a line for each."""
+def _tried_before(notes: Path, of: Mapping[str, object]) -> dict[int, TriedRow]:
+    """The rows that are done, by their number. of: what the file of notes begins with.
 
-    def __init__(self, path: Path, task: Task, model: str, samples: int, completion_tokens: int | None) -> None:
-        self._path = path
-        self._head = {
-            "task": task.name,
-            "data": task.data,
-            "reward": task.reward,
-            "model": model,
-            "samples": samples,
-            "completion_tokens": completion_tokens,
-            "template": task.template,
-        }
+    Raises UsageError for those of another task, model or number of samples."""
+    from ftis_node.evaluate.learnable import TriedRow
 
-    def read(self) -> dict[int, TriedRow]:
-        """The rows that are done, by their number; a line that was cut off by a kill is not. Raises UsageError for
-        those of another task, model or number of samples."""
-        from ftis_node.evaluate.learnable import TriedRow
-
-        head, *lines = self._bytes().splitlines() or [b""]
-        if not head:
-            return {}
-        try:
-            same = msgspec.json.decode(head) == self._head
-        except msgspec.DecodeError:
-            same = False
-        if not same:
-            raise UsageError(
-                f"{self._path} is of another task, model, template or number of samples.",
-                "Name another --output, or remove that file.",
-            )
-        done = {}
-        for line in lines:
-            with suppress(msgspec.DecodeError):
-                one = msgspec.json.decode(line, type=TriedRow)
-                done[one.row] = one
-        return done
-
-    @contextmanager
-    def appending(self) -> Iterator[Callable[[TriedRow], None]]:
-        """Gives a function that adds a row to the file at once. Raises OSError if it cannot be written."""
-        before = self._bytes()
-        with self._path.open("ab") as file:
-            if not before:
-                file.write(msgspec.json.encode(self._head) + b"\n")
-            elif not before.endswith(b"\n"):  # a kill cut its last line off
-                file.write(b"\n")
-
-            def append(one: TriedRow) -> None:
-                file.write(msgspec.json.encode(one) + b"\n")
-                file.flush()
-
-            yield append
-
-    def _bytes(self) -> bytes:
-        if not self._path.exists():
-            return b""
-        return self._path.read_bytes()
+    if not notes.exists():
+        return {}
+    if [head["of"] for head in read_events(notes, "filtering")][:1] != [of]:
+        raise UsageError(
+            f"{notes} is of another task, model, template or number of samples.",
+            "Name another --output, or remove that file.",
+        )
+    rows = [msgspec.convert(event, TriedRow) for event in read_events(notes, "row")]
+    return {one.row: one for one in rows}

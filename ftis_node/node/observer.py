@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -15,11 +14,10 @@ from ftis_node.host.clocks import boot_seconds
 from ftis_node.host.files import replace_bytes, replace_text
 from ftis_node.host.loops import listen
 from ftis_node.node.assembly import check_peers, open_lan, open_network
-from ftis_node.node.dashboard import swarm_route
 from ftis_node.node.run_source import roster_of, run_to_watch
 from ftis_node.observe.api import read_token
 from ftis_node.observe.prometheus import swarm_exposition
-from ftis_node.observe.web import TEXT, Route, Web, at_once, page_files, to_json
+from ftis_node.observe.web import TEXT, Route, Web, page_files, to_json
 from ftis_node.store.home import Home
 from ftis_node.swarm.addresses import parse_address
 from ftis_node.swarm.chronicle import read_chronicle
@@ -154,8 +152,10 @@ class Observer:
         for name, body in page_files().items():
             if name in EXPORTED:
                 replace_bytes(self._export / ("index.html" if name == PAGE else name), body)
-        replace_bytes(self._export / "swarm.json", to_json(msgspec.to_builtins(overview.facts())))
+        replace_bytes(self._export / "swarm.json", to_json(overview.facts()))
 
     def _routes(self, overview: Overview) -> list[Route]:
-        metrics = partial(at_once, lambda: swarm_exposition(msgspec.to_builtins(overview.facts())))
-        return [swarm_route(lambda: overview), Route("/metrics", metrics, TEXT, open=True)]
+        def metrics() -> bytes:
+            return swarm_exposition(msgspec.to_builtins(overview.facts()))
+
+        return [Route("/swarm.json", overview.facts), Route("/metrics", metrics, TEXT, open=True)]

@@ -2,7 +2,6 @@
 for later starts that do not: the run, the paths of its files, the node's name, and its settings."""
 
 import asyncio
-import json
 import logging
 import os
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ import msgspec
 from ftis_node.config.run import Run, RunFile, check_task, in_short, load_run_file, refuse_horizontal
 from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError, UserError, raise_all
-from ftis_node.host.files import kept, replace_text
+from ftis_node.host.files import kept, replace_bytes
 from ftis_node.node.options import JoinOptions
 from ftis_node.store.home import Home
 from ftis_node.swarm.handshake import STARTING_SECONDS, fetch_run
@@ -176,14 +175,14 @@ def remember_files(options: JoinOptions, task: str, run_id: bytes) -> None:
     file = source_of(task).file
     if files["data"] is None and file is not None:
         files["data"] = str(file.resolve())
-    said = {"run": run_id.hex(), "name": options.name or None, "settings": dict(options.kept)}
-    replace_text(options.home.task_files, json.dumps(files | said), durable=True)
+    said = _Said(run=run_id.hex(), name=options.name or None, settings=dict(options.kept), **files)
+    replace_bytes(options.home.task_files, msgspec.json.encode(said), durable=True)
 
 
 def agreed(home: Home, run_id: bytes) -> bool:
     """Whether the owner joined or began this run here. Of a node of an earlier version only its packets say so; a run
     file alone does not, for observers keep one too."""
-    run = _read(home).get("run")
+    run = _said(home).run
     if run is None:
         return home.store.exists()
     return run == run_id.hex()
@@ -196,8 +195,8 @@ def with_remembered(options: JoinOptions) -> JoinOptions:
         UserError: this version does not know the home's schema.
     """
     options.home.check_schema()
-    found = _read(options.home)
-    files = {name: Path(found[name]) for name in ("data", "eval_data") if name in found}
+    said = _said(options.home)
+    files = {name: Path(path) for name, path in (("data", said.data), ("eval_data", said.eval_data)) if path}
     if options.task is not None:
         named = source_of(options.task)
         if named.file is not None:
@@ -206,24 +205,28 @@ def with_remembered(options: JoinOptions) -> JoinOptions:
             files = {}
     data = options.data or files.get("data")
     eval_data = options.eval_data or files.get("eval_data")
-    name = found.get("name") if options.name is None else options.name
+    name = options.name
+    if name is None:
+        name = said.name
     return replace(options, data=data, eval_data=eval_data, name=name)
 
 
 def kept_settings(home: Home) -> dict[str, object]:
     """The settings of earlier command lines, by name; those that this version does not have are left out."""
-    found = _whole(home).get("settings")
-    if not isinstance(found, dict):
-        return {}
-    return {name: value for name, value in found.items() if name in Settings.model_fields}
+    return {name: value for name, value in _said(home).settings.items() if name in Settings.model_fields}
 
 
-def _read(home: Home) -> dict[str, str]:
-    """The texts among what the home keeps."""
-    return {name: value for name, value in _whole(home).items() if isinstance(value, str)}
+class _Said(msgspec.Struct, frozen=True):
+    """What the owner has said at earlier starts, as the home keeps it: paths of files, the id of the run in hex, …"""
+
+    data: str | None = None
+    eval_data: str | None = None
+    run: str | None = None
+    name: str | None = None
+    settings: dict[str, Any] = {}
 
 
-def _whole(home: Home) -> dict[str, Any]:
-    """Read what the home keeps; empty if the file is missing or damaged."""
-    decode = msgspec.json.Decoder(dict[str, Any]).decode
-    return kept(home.task_files, decode, "name the task's files again, if it does not find them.") or {}
+def _said(home: Home) -> _Said:
+    """Read what the home keeps; nothing if the file is missing or damaged."""
+    decode = msgspec.json.Decoder(_Said).decode
+    return kept(home.task_files, decode, "name the task's files again, if it does not find them.") or _Said()
