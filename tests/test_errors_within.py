@@ -75,7 +75,7 @@ def test_one_key_is_one_node(tmp_path, monkeypatch):
 
 
 async def test_a_compute_process_that_only_fails_is_given_up(tmp_path):
-    process = ComputeProcess(JoinOptions(home=Home(tmp_path)), Home(tmp_path), lambda: None)
+    process = ComputeProcess(JoinOptions(home=Home(tmp_path)))
     process._failures = FAILURES
     with pytest.raises(UserError, match=r"failed 6 times in a row, at last with: It was killed\..*micro_batch_tokens"):
         await process.failed(WorkerDied("It was killed."))

@@ -16,7 +16,7 @@ PromptTokens = Annotated[int, typer.Option(min=1, help="Of the random model's pr
 CompletionTokens = Annotated[int, typer.Option(min=2)]
 Repeats = Annotated[int, typer.Option(min=1, help="How often it is timed.")]
 
-app = typer.Typer(no_args_is_help=True, help="Measure speed and traffic.")
+app = typer.Typer(no_args_is_help=True)
 
 
 @app.command("wire")

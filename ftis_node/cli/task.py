@@ -6,7 +6,6 @@ import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -32,20 +31,16 @@ from ftis_node.observe.metrics import MetricsLog, read_events
 from ftis_node.observe.terminal import shown_work
 from ftis_node.packet import MAX_GROUP
 from ftis_node.preflight.task_rows import checked
-from ftis_node.tasks import Example, Task, scoring, source_of
+from ftis_node.tasks import Example, Task, source_of
 from ftis_node.tasks.task import told_if_few
 from ftis_node.tasks.templates import PLAIN, as_trained, known_as, shown, usual
 from ftis_node.text import counted, duration, in_lines, say
 
 if TYPE_CHECKING:
-    from ftis_node.evaluate.learnable import Learnable, TriedRow
-    from ftis_node.policy.generate.stream import Sampling
-    from ftis_node.policy.policy import Policy
-    from ftis_node.policy.room import Room
+    from ftis_node.evaluate.learnable import Learnable, Subject, TriedRow
     from ftis_node.worker.restore import Checkpoint
 
-HELP = "Check a task's rows, and what a model can learn from them; keep those that teach."
-app = typer.Typer(no_args_is_help=True, help=HELP)
+app = typer.Typer(no_args_is_help=True)
 
 TaskArgument = Annotated[str, typer.Argument(help=KINDS)]
 SamplesOption = Annotated[int, typer.Option(min=2, max=MAX_GROUP, help="Completions a row.")]
@@ -221,26 +216,6 @@ def spread(there: int, wanted: int | None) -> list[int]:
     return [index * there // count for index in range(count)]
 
 
-@dataclass(frozen=True)
-class _Subject:
-    """A loaded model with the prompts of some rows."""
-
-    policy: Policy
-    task: Task
-    prompts: dict[int, list[int]]
-    sampling: Sampling
-    room: Room
-
-    def tried(self, rows: Sequence[int], samples: int, seconds: float = float("inf")) -> Iterator[TriedRow]:
-        """Sample and judge the rows, see `learnable.tried`."""
-        from ftis_node.evaluate.learnable import tried
-
-        prompts = [self.prompts[row] for row in rows]
-        examples = [self.task.train[row] for row in rows]
-        with scoring(self.task.reward, self.task.scorer) as scorer:
-            yield from tried(self.policy, rows, prompts, examples, scorer, self.sampling, samples, self.room, seconds)
-
-
 @contextmanager
 def opened(
     task: Task,
@@ -249,7 +224,7 @@ def opened(
     checkpoint: Checkpoint | None,
     pairs: Sequence[str] | None,
     completion_tokens: int | None,
-) -> Iterator[_Subject]:
+) -> Iterator[Subject]:
     """Load a model by its name, or its checkpoint, and ask it these rows; on a terminal its work is shown.
 
     Raises:
@@ -259,6 +234,7 @@ def opened(
     if task.turns > 1:
         raise UsageError(f"Episodes of {task.name} have several answers.", "Name a task of single answers.")
     from ftis_node.evaluate.greedy import batch_that_fits, tokenised
+    from ftis_node.evaluate.learnable import Subject
     from ftis_node.policy.generate.stream import Sampling
     from ftis_node.policy.room import Room
     from ftis_node.worker.formats import asked_in
@@ -278,10 +254,10 @@ def opened(
         cap = completion_tokens or task.completion_tokens
         ids = tokenised(policy, task, [task.train[row] for row in rows], cap, chat, prefix)
         batch = batch_that_fits(policy, max(map(len, ids)), cap, memory_budget(settings, policy.device))
-        yield _Subject(policy, task, dict(zip(rows, ids, strict=True)), Sampling(cap, 1.0, ends), Room(batch))
+        yield Subject(policy, task, dict(zip(rows, ids, strict=True)), Sampling(cap, 1.0, ends), Room(batch))
 
 
-def _learnable(subject: _Subject, rows: Sequence[int], samples: int, seconds: float) -> Learnable:
+def _learnable(subject: Subject, rows: Sequence[int], samples: int, seconds: float) -> Learnable:
     from ftis_node.evaluate.learnable import Learnable
 
     began = time.monotonic()

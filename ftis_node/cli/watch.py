@@ -41,7 +41,7 @@ def watch(
     """
     if json and seconds is None:
         raise UsageError("--json is for --for: what never ends prints nothing.", "Add --for 60, or ask for swarm.json.")
-    place = Home(home.expanduser())
+    place = Home(home)
     if place.store.exists():
         raise UsageError(
             f"The home {place.path} is a node's, and the key of one serves one process.",

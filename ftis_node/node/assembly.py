@@ -246,12 +246,11 @@ async def open_network(
     identity: Identity,
     bootstraps: Sequence[str],
     owners: Sequence[str],
-    started: Callable[[int], None],
 ) -> Libp2p:
     """Start p2pd, on the previous port if that is free.
 
     Args:
-        owners: of the bootstraps, those that the owner named. started: called with the process id of each p2pd.
+        owners: of the bootstraps, those that the owner named.
 
     Raises:
         UserError: another node has this key, the port is taken, or p2pd does not start.
@@ -262,7 +261,7 @@ async def open_network(
             f"Another node with the key of {home.path} is running somewhere: {identity.peer_id}.",
             "Stop that one first, or give this one a --home of its own.",
         )
-    return await Libp2p.start(listening, started, home.last_port())
+    return await Libp2p.start(listening, home.last_port())
 
 
 async def open_lan(stack: AsyncExitStack, swarm: Swarm, transport: Libp2p, about: dict[str, str]) -> None:

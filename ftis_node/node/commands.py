@@ -85,28 +85,24 @@ class Schedule:
         now = boot_seconds()
         if not self._blind and now - self._looked >= CARD_SECONDS and (self._own() or self._card is not None):
             self._looked = now
-            text = await self._pmon()
-            self._note_own_card(text)
             self._busy_looks += 1
-            if not self._others_in(text):
+            if not self._others_in(await self._pmon()):
                 self._busy_looks = 0
             if self._busy_looks >= BUSY_LOOKS:
                 self._busy_at = now
         return now - self._busy_at < QUIET_SECONDS
 
-    def _note_own_card(self, text: str) -> None:
-        """Note on which GPU the node's own process runs. text: nvidia-smi's."""
+    def _others_in(self, text: str) -> bool:
+        """Whether nvidia-smi's text names another busy process on the node's GPU, which is the one that it names for
+        the node's own."""
         own = self._own()
-        for card, pid, _ in read_pmon(text):
+        busy_cards = set()
+        for card, pid, busy in read_pmon(text):
             if pid in own:
                 self._card = card
-
-    def _others_in(self, text: str) -> bool:
-        """Whether nvidia-smi's text names another busy process on the node's GPU."""
-        own = self._own()
-        return any(
-            card == self._card and pid not in own and busy >= BUSY_PERCENT for card, pid, busy in read_pmon(text)
-        )
+            elif busy >= BUSY_PERCENT:
+                busy_cards.add(card)
+        return self._card in busy_cards
 
     async def _pmon(self) -> str:
         """The output of nvidia-smi; empty if there is none."""

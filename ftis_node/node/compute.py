@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Callable
 
 import psutil
 
@@ -17,7 +16,6 @@ from ftis_node.host.descriptors import OutOfFiles
 from ftis_node.node.options import JoinOptions
 from ftis_node.node.remembered import settled
 from ftis_node.step_report import TakenStep, Watched
-from ftis_node.store.home import Home
 from ftis_node.tasks.task import told_if_few
 from ftis_node.worker.client import Worker, WorkerDied, WorkerFault
 from ftis_node.worker.messages import Interrupt, Load, ModelFacts, Watch
@@ -44,18 +42,12 @@ logger = logging.getLogger(__name__)
 class ComputeProcess:
     """The compute process. `worker` is the present one; there is one at a time. `options` may change before a start."""
 
-    def __init__(self, options: JoinOptions, home: Home, started: Callable[[], None]) -> None:
-        """
-        Args:
-            started: called when there is a new process, and in a pause, when there is none.
-        """
+    def __init__(self, options: JoinOptions) -> None:
         self.worker = Worker()
         self.loaded: ModelFacts | None = None
         self.watched = Watched()  # the latest look at it
         self.restarts = 0
         self.options = options
-        self._home = home
-        self.note = started
         self._failures = self._written = 0
         self._faults: deque[tuple[float, str]] = deque(maxlen=FAILURES)  # times and messages
         self._learned: dict[str, int] = {}  # batch sizes below the plan, at which memory was enough
@@ -74,10 +66,9 @@ class ComputeProcess:
         else:
             with output.open("ab") as log:
                 self.worker.start(log, nice=settings.nice)
-        self.note()
         self._watching = asyncio.create_task(self._watch(self.worker))
         if settings.engine == "vllm" and settings.vllm_folder is None:
-            settings = settings.model_copy(update={"vllm_folder": str(self._home.vllm)})
+            settings = settings.model_copy(update={"vllm_folder": str(self.options.home.vllm)})
         facts = await self.worker.call(self._load(settings, run_file))
         self.loaded = facts
         if facts.unwritable:
@@ -113,7 +104,7 @@ class ComputeProcess:
             own_data=own_data,
             own_reward=options.own_reward or "integer",
             caps=caps,
-            remembered=self._learned | settled(self._home.checkpoints, settings.model),
+            remembered=self._learned | settled(self.options.home.checkpoints, settings.model),
             must_fit=self.loaded is None,  # only the first: other users of the GPU may free memory soon
         )
 
@@ -199,7 +190,7 @@ class ComputeProcess:
         self._faults.append((boot_seconds(), first_line(fault).rstrip(".")))
         if self._failures > FAILURES:
             what = f"The compute process failed {self._failures} times in a row, at last with: {fault}"
-            fix = f"Look into {self._home.log}; if it was out of memory, set a smaller micro_batch_tokens."
+            fix = f"Look into {self.options.home.log}; if it was out of memory, set a smaller micro_batch_tokens."
             if str(fault).startswith("DivergedError"):
                 fix = "Set a smaller learning_rate, and begin again from the model or an older checkpoint."
             raise UserError(what, fix)

@@ -59,10 +59,8 @@ class Node:
         self._transport: Libp2p | None = None
         self._training: Training | None = None
         self._addresses: list[str] = []
-        self._runtime: Path | None = None  # the directory of sockets
-        self._p2pd: int | None = None  # its process id
         self._started = boot_seconds()
-        self._compute = ComputeProcess(options, self.home, self._note_children)
+        self._compute = ComputeProcess(options)
         self._commands = Commands(Schedule(lambda: self.settings, self._compute.gpu_pids), paused=options.paused)
         self._telling = Telling(self._condition_of_training, self._commands.stopping.is_set)
         self._page = Dashboard(self)
@@ -205,8 +203,7 @@ class Node:
         self.home.mark()
         self.options = with_remembered(self.options)
         self._compute.options = self.options
-        self._runtime = self.home.make_runtime()
-        return self._runtime
+        return self.home.make_runtime()
 
     async def _begin_to_tell(self, runtime: Path) -> None:
         """Start the local API, the page and the notifications to a supervisor; they report the state from now on."""
@@ -223,7 +220,7 @@ class Node:
     async def _open_network(self, runtime: Path, identity: Identity) -> Libp2p:
         options = self.options
         transport = await assembly.open_network(
-            self.home, self.settings, runtime, identity, options.bootstraps, options.peers, self._note_p2pd
+            self.home, self.settings, runtime, identity, options.bootstraps, options.peers
         )
         self._transport = transport
         self._stack.push_async_callback(transport.close)
@@ -289,16 +286,6 @@ class Node:
             await assembly.open_lan(self._stack, swarm, transport, about)
         if options.run is None:
             assembly.check_peers(swarm.membership, [*options.peers, *options.given], self.home.path)
-
-    def _note_p2pd(self, pid: int) -> None:
-        self._p2pd = pid
-        self._note_children()
-
-    def _note_children(self) -> None:
-        """Record the child processes so that the next start can end them if this process is killed."""
-        children = (self._p2pd, self._compute.worker.pid)
-        if self._runtime is not None:
-            self.home.record_runtime(self._runtime, tuple(pid for pid in children if pid is not None))
 
     # --- what the node says of itself -----------------------------------------------------------------------------
 

@@ -96,16 +96,7 @@ class Observer:
         home.open()
         stack.callback(home.close)
         identity = Identity.load_or_create(home.key)
-        runtime = home.make_runtime()
-        transport = await open_network(
-            home,
-            settings,
-            runtime,
-            identity,
-            self._bootstraps,
-            self._peers,
-            lambda pid: home.record_runtime(runtime, (pid,)),
-        )
+        transport = await open_network(home, settings, home.make_runtime(), identity, self._bootstraps, self._peers)
         stack.push_async_callback(transport.close)
         run_file = await run_to_watch(home, self._invitation, transport, self._bootstraps, settings.patience)
         run = run_file.run

@@ -116,8 +116,8 @@ def _as_text(value: object) -> str:
 
 
 def recalled(home: Home, settings: Settings, origins: Mapping[str, str]) -> tuple[Settings, dict[str, str]]:
-    """The settings with the home's values where the owner names none, and the origin of each setting."""
-    settings, origins = with_begun(home, settings, origins)
+    """The settings, as `with_begun` gives them, with the home's further values where the owner names none; and the
+    origin of each setting."""
     port = home.last_port()
     if port and not settings.port and origins["port"] == "default":
         settings = settings.model_copy(update={"port": port})

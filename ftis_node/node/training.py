@@ -228,7 +228,6 @@ class Training:
         except (WorkerDied, WorkerFault) as fault:
             logger.warning("Pausing unsaved (%s); %s.", fault, self._saving.last)
         await self.compute.stop()
-        self.compute.note()
         self._means.resting = True
         flag = self.components.home.flag
         while self._commands.pausing and not self._commands.ending:

@@ -88,6 +88,9 @@ class Route:
         return web.Response(body=body, headers={"Content-Type": self.kind})
 
 
+NOTHING = Route("", bytes)
+
+
 def to_json(value: Any) -> bytes:
     """JSON that a browser can read whatever is in `value`: null for NaN and infinity, and no `<`, whatever reads it."""
     finite = json.loads(json.dumps(value, default=msgspec.to_builtins), parse_constant=lambda _: None)
@@ -109,7 +112,6 @@ class Web:
         self._cookie = f"ftis-node-{hashlib.sha256(self._token).hexdigest()[:12]}"
         self._names = Names()
         self._routes = {route.path: route for route in (*_files(first), *routes)}
-        self._pages = {path for path, route in self._routes.items() if route.kind.startswith("text/html")}
         self._runner: web.ServerRunner | None = None
         self._kept: dict[str, tuple[float, bytes]] = {}  # when an open route's body was made, and it, by path
 
@@ -163,12 +165,12 @@ class Web:
             return _plain(403, f"This is a node's page; it is found at {self.address}\n")
         if request.method not in ("GET", "HEAD"):
             return _plain(405, "This page is to be looked at only.\n", Allow="GET, HEAD")
-        if request.path in self._pages and not request.query.keys().isdisjoint(("token", "code")):
+        route = self._routes.get(request.path, NOTHING)
+        if route.kind.startswith("text/html") and not request.query.keys().isdisjoint(("token", "code")):
             return self._welcome(request)
-        route = self._routes.get(request.path)
-        if not (route is not None and route.open) and not self._may(request):
+        if not route.open and not self._may(request):
             return _plain(401, NO_TOKEN, **{"WWW-Authenticate": "Bearer"})
-        if route is None:
+        if route is NOTHING:
             return _plain(404, "There is nothing here.\n")
         try:
             body = await self._body(route)
