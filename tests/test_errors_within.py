@@ -92,7 +92,7 @@ def episodes_asked():
 
 
 def asked_for(folder):
-    saving = Saving(folder, "tiny-a (full)", "adamw", MetricsLog(folder / "metrics.jsonl"))
+    saving = Saving(folder, {"model": "tiny-a (full)"}, MetricsLog(folder / "metrics.jsonl"))
     saving.next_bytes = 1 << 60
     saving.ask(1)
 

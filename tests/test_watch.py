@@ -18,6 +18,7 @@ from ftis_node.cli.watch import swarm_lines
 from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError, UserError
 from ftis_node.node.observer import EXPORTED, Observer
+from ftis_node.node.options import JoinOptions
 from ftis_node.node.status import self_report as node_report
 from ftis_node.observe.api import link, read_token
 from ftis_node.observe.prometheus import swarm_exposition
@@ -391,7 +392,9 @@ LOOKING = Settings(host="127.0.0.1", listen=False, patience=0.0)
 
 async def observed(home, *peers, invitation=None):
     """What an observer has seen after a moment."""
-    facts, _ = await Observer(home, LOOKING, peers, invitation).run(lambda page: None, 0.5)
+    facts, _ = await Observer(JoinOptions(home, peers=peers, invitation=invitation), LOOKING).run(
+        lambda page: None, 0.5
+    )
     return facts
 
 
@@ -402,7 +405,9 @@ async def test_an_observer_serves_and_exports_its_page(ann, tmp_path):
     home = Home(tmp_path / "home")
     site = tmp_path / "site"
     opened = asyncio.Queue()
-    running = asyncio.create_task(Observer(home, LOOKING, [ann.address], export=site).run(opened.put_nowait))
+    running = asyncio.create_task(
+        Observer(JoinOptions(home, peers=(ann.address,)), LOOKING, site).run(opened.put_nowait)
+    )
     address = (await opened.get()).address
     token = read_token(home.page_token)
     async with aiohttp.ClientSession() as session:

@@ -71,12 +71,13 @@ def watch(
         import uvloop
 
         from ftis_node.node.observer import Observer
+        from ftis_node.node.options import JoinOptions
         from ftis_node.observe.web import Web
 
     def tell(server: Web) -> None:
         say(f"Page: {link(server.address, read_token(place.page_token))}", error=True, flush=True)
 
-    observer = Observer(place, settings, addresses, invited, export)
+    observer = Observer(JoinOptions(place, peers=addresses, invitation=invited), settings, export)
     if seconds is not None:
         say(f"Looking for {seconds:g} s.", error=True, flush=True)
     facts, code = uvloop.run(observer.run(tell, seconds))

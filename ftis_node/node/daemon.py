@@ -218,10 +218,7 @@ class Node:
         self._stack.callback(told.cancel)
 
     async def _open_network(self, runtime: Path, identity: Identity) -> Libp2p:
-        options = self.options
-        transport = await assembly.open_network(
-            self.home, self.settings, runtime, identity, options.bootstraps, options.peers
-        )
+        transport = await assembly.open_network(self.options, self.settings, runtime, identity)
         self._transport = transport
         self._stack.push_async_callback(transport.close)
         replace_text(self.home.port, str(transport.port), durable=True)

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -14,15 +14,14 @@ from ftis_node.host.clocks import boot_seconds
 from ftis_node.host.files import replace_bytes, replace_text
 from ftis_node.host.loops import listen
 from ftis_node.node.assembly import check_peers, open_lan, open_network
+from ftis_node.node.options import JoinOptions
 from ftis_node.node.run_source import roster_of, run_to_watch
 from ftis_node.observe.api import read_token
 from ftis_node.observe.prometheus import swarm_exposition
 from ftis_node.observe.web import TEXT, Route, Web, page_files, to_json
-from ftis_node.store.home import Home
 from ftis_node.swarm.addresses import parse_address
 from ftis_node.swarm.chronicle import read_chronicle
 from ftis_node.swarm.identity import Identity
-from ftis_node.swarm.invitation import Invitation
 from ftis_node.swarm.overview import Overview, SwarmFacts
 from ftis_node.swarm.reputation import Reputation
 from ftis_node.swarm.swarm import Swarm
@@ -38,28 +37,17 @@ logger = logging.getLogger(__name__)
 class Observer:
     """Looks at one swarm until it is stopped."""
 
-    def __init__(
-        self,
-        home: Home,
-        settings: Settings,
-        peers: Sequence[str],
-        invitation: Invitation | None = None,
-        export: Path | None = None,
-    ) -> None:
+    def __init__(self, options: JoinOptions, settings: Settings, export: Path | None = None) -> None:
         """
         Args:
-            peers: multiaddrs that its owner named, to begin with beside the invitation's; none: those of before.
+            options: home, and of the run peers and invitation; without either it begins with the peers of before.
             export: a directory for the page as files, written anew each minute.
         """
-        self._home = home
+        self._options = options
         self._settings = settings
-        self._invitation = invitation
         self._export = export
-        for text in peers:
+        for text in options.peers:
             parse_address(text)  # raises UsageError
-        self._peers = peers
-        self._given = invitation.addresses if invitation is not None else []
-        self._bootstraps = [*self._peers, *self._given]
         self._stopping = asyncio.Event()
         self._exit_code = 0
 
@@ -76,7 +64,7 @@ class Observer:
         listen(self._stop)
         async with contextlib.AsyncExitStack() as stack:
             overview = await self._start(stack)
-            server = Web(read_token(self._home.page_token), self._routes(overview), PAGE)
+            server = Web(read_token(self._options.home.page_token), self._routes(overview), PAGE)
             await server.start(self._settings.http_host, self._settings.http_port)
             stack.push_async_callback(server.close)
             ready(server)
@@ -91,16 +79,17 @@ class Observer:
         self._stopping.set()
 
     async def _start(self, stack: contextlib.AsyncExitStack) -> Overview:
-        home = self._home
+        options = self._options
+        home = options.home
         settings = self._settings
         home.open()
         stack.callback(home.close)
         identity = Identity.load_or_create(home.key)
-        transport = await open_network(home, settings, home.make_runtime(), identity, self._bootstraps, self._peers)
+        transport = await open_network(options, settings, home.make_runtime(), identity)
         stack.push_async_callback(transport.close)
-        run_file = await run_to_watch(home, self._invitation, transport, self._bootstraps, settings.patience)
+        run_file = await run_to_watch(options, transport, settings.patience)
         run = run_file.run
-        roster = roster_of(home, run, identity, self._invitation)
+        roster = roster_of(options, run, identity)
         replace_text(home.run_file, dump_run_file(run_file))
         swarm = Swarm(
             transport=transport,
@@ -115,11 +104,11 @@ class Observer:
         swarm.idle = ASK_SECONDS  # it pulls none, so it never has enough
         swarm.gossip.enough = float("inf")
         overview = Overview(swarm, home.swarm_history)
-        await swarm.start(self._peers, run_file.hints.bootstraps, self._given)
+        await swarm.start(options.peers, run_file.hints.bootstraps, options.given)
         stack.push_async_callback(swarm.close)
         if settings.lan:
             await open_lan(stack, swarm, transport, {})
-        check_peers(swarm.membership, self._bootstraps, home.path)
+        check_peers(swarm.membership, options.bootstraps, home.path)
         logger.info("Looking at run %s: %s", run.id.hex(), in_short(run))
         return overview
 

@@ -4,7 +4,6 @@ for later starts that do not: the run, the paths of its files, the node's name, 
 import asyncio
 import logging
 import os
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -56,19 +55,17 @@ async def run_to_join(options: JoinOptions, transport: Transport, patience: floa
     return found
 
 
-async def run_to_watch(
-    home: Home, invitation: Invitation | None, transport: Transport, bootstraps: Sequence[str], patience: float
-) -> RunFile:
+async def run_to_watch(options: JoinOptions, transport: Transport, patience: float) -> RunFile:
     """The run of a previous start, or of a peer.
 
     Raises:
         UsageError: the home looks at another run than that of the invitation.
         UserError: no peer sent its run within `patience` seconds, or half an hour while one of them was starting.
     """
-    found = known_run(home, None)
+    found = known_run(options.home, None)
     if found is None:
-        found = await fetch_run(transport, bootstraps, patience, invitation, STARTING_SECONDS)
-    refuse_other_run(found, invitation)
+        found = await fetch_run(transport, options.bootstraps, patience, options.invitation, STARTING_SECONDS)
+    refuse_other_run(found, options.invitation)
     return found
 
 
@@ -122,7 +119,7 @@ def check_run(found: RunFile, options: JoinOptions, *, ours: bool) -> None:
     identity = Identity(os.urandom(32))
     if home.key.exists():
         identity = Identity.load(home.key)
-    roster_of(home, found.run, identity, options.invitation)
+    roster_of(options, found.run, identity)
     check_named(
         found.run,
         task=options.task,
@@ -133,7 +130,7 @@ def check_run(found: RunFile, options: JoinOptions, *, ours: bool) -> None:
     )
 
 
-def roster_of(home: Home, run: Run, identity: Identity, invitation: Invitation | None) -> OpenRun:
+def roster_of(options: JoinOptions, run: Run, identity: Identity) -> OpenRun:
     """The members of a run.
 
     Raises:
@@ -141,7 +138,8 @@ def roster_of(home: Home, run: Run, identity: Identity, invitation: Invitation |
     """
     if not run.founder:
         return OpenRun()
-    roster = Roster(run.id, run.founder, identity, home.members, home.orders, invitation)
+    home = options.home
+    roster = Roster(run.id, run.founder, identity, home.members, home.orders, options.invitation)
     why = roster.shut_out
     if why:
         raise UserError(f"This node is no member of its private run: {why}.", NO_MEMBER)
