@@ -155,7 +155,7 @@ def test_row_45_whatever_a_name_holds_a_command_shows_it(arguments, place, files
 def test_row_45_the_views_show_it(tmp_path):
     status = read(STATUS, Status)
     one = node_view(status, read(PEERS, Peers), [HOSTILE], HOSTILE)
-    for view in (one, nodes_view([status], [[0.5]], HOSTILE)):
+    for view in (one, nodes_view([status], HOSTILE)):
         with (tmp_path / "seen").open("w") as file:
             terminal = console()
             terminal.file = file

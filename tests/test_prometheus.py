@@ -11,10 +11,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import ftis_node
-from ftis_node.node.condition import State
 from ftis_node.node.progress import Totals
 from ftis_node.node.status import last_step
-from ftis_node.observe.prometheus import PEERS_MAX, STATES, exposition
+from ftis_node.observe.prometheus import PEERS_MAX, exposition
 from ftis_node.observe.web import TEXT, Api, Route
 from ftis_node.step_report import DeviceSeconds, StepFigures
 from tests.support.documented import EVENTS, exposed, keys, metrics, scraped
@@ -116,10 +115,6 @@ def test_of_a_models_folder_the_last_name_alone_is_told(tmp_path):
 
 def test_a_models_name_of_whatever_characters_stays_a_label():
     assert model_label(EVIL) == EVIL
-
-
-def test_every_state_of_a_node_is_known_here():
-    assert sorted(STATES) == sorted(State)
 
 
 def test_at_most_64_peers_are_in_it():

@@ -10,7 +10,7 @@ import typer
 
 from ftis_node.cli.common import HomeOption, JsonOption, parse_pairs, print_answer, print_facts, print_json, waiting
 from ftis_node.errors import UserError
-from ftis_node.observe.answers import Kind, NodeState, PeerRow, Peers, Status
+from ftis_node.observe.answers import Kind, PeerRow, Peers, Status
 from ftis_node.observe.api import NoDaemon, ask, link, read_token
 from ftis_node.observe.logs import as_object, as_text, last_lines, last_words, read_log
 from ftis_node.store.home import DEFAULT_HOME, Home
@@ -290,9 +290,9 @@ def saved(home: Path) -> Status:
     return status
 
 
-def _command(home: Path, name: str, *, wait: bool = False) -> NodeState:
+def _command(home: Path, name: str, *, wait: bool = False) -> Status:
     """The node's answer; wait: that of a node that has paused, or trains again."""
-    answer = ask_daemon(home, f"/{name}", NodeState, order={})
+    answer = ask_daemon(home, f"/{name}", Status, order={})
     pausing = name == "pause"
 
     def done() -> bool:
@@ -304,7 +304,7 @@ def _command(home: Path, name: str, *, wait: bool = False) -> NodeState:
         if answer.pausing != pausing or answer.finishing or answer.state == "STOPPING":
             raise UserError(f"The node does not {name}: it is {answer.state}.", "Ask it with `ftis-node status`.")
         time.sleep(POLL_SECONDS)
-        answer = ask_daemon(home, "/status", NodeState, timeout=PATIENCE)
+        answer = ask_daemon(home, "/status", Status, timeout=PATIENCE)
     return answer
 
 
@@ -323,5 +323,5 @@ def _end(home: Path, name: str, text: str, *, wait: bool, json: bool) -> None:
     _say(answer, text, json=json)
 
 
-def _say(answer: NodeState, text: str, *, json: bool) -> None:
+def _say(answer: Status, text: str, *, json: bool) -> None:
     print_answer({name: getattr(answer, name) for name in ("state", "pausing", "finishing")}, text, json=json)

@@ -32,7 +32,7 @@ from ftis_node.observe.terminal import shown_work
 from ftis_node.packet import MAX_GROUP
 from ftis_node.preflight.task_rows import checked
 from ftis_node.tasks import Example, Task, source_of
-from ftis_node.tasks.task import told_if_few
+from ftis_node.tasks.task import spread, told_if_few
 from ftis_node.tasks.templates import PLAIN, as_trained, known_as, shown, usual
 from ftis_node.text import counted, duration, in_lines, say
 
@@ -210,12 +210,6 @@ def filter_rows(
         say(f"ftis-node run new {line} --completion-tokens {completion_tokens} -o run.toml")
 
 
-def spread(there: int, wanted: int | None) -> list[int]:
-    """So many of the rows at even distances; None: all."""
-    count = min(there, wanted or there)
-    return [index * there // count for index in range(count)]
-
-
 @contextmanager
 def opened(
     task: Task,
@@ -241,7 +235,7 @@ def opened(
     from ftis_node.worker.planning import memory_budget
     from ftis_node.worker.restore import load_trained, settings_for
 
-    flags = parse_pairs(pairs or [])
+    flags = parse_pairs(pairs)
     run = None
     if "chat" not in flags:
         run = run_of(checkpoint)

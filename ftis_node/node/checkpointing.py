@@ -111,15 +111,12 @@ class Saving:
         checkpoints = self._checkpoints
         if older and await asyncio.to_thread(checkpoints.take_back):
             older = False  # it failed with the older one too
-        known_damaged = checkpoints.damaged()
         found = None
         if older:
             found = await asyncio.to_thread(checkpoints.latest, self.saved_step)
         if found is None:
             found = await asyncio.to_thread(checkpoints.latest)
         self.branch = await asyncio.to_thread(checkpoints.next_branch)
-        for path in set(checkpoints.damaged()) - set(known_damaged):
-            logger.error("A checkpoint is damaged and set aside as %s; an older one is used, if there is one.", path)
         if found is None:
             return None
         directory, facts = found

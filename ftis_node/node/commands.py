@@ -7,7 +7,6 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterator
 from datetime import datetime
-from enum import Enum, auto
 from pathlib import Path
 
 import psutil
@@ -135,27 +134,11 @@ def read_pmon(text: str) -> Iterator[tuple[str, int, int]]:
             yield words[0], int(words[1]), busy
 
 
-class Phase(Enum):
-    """FINISHING: the node ends after the running step. STOPPING: it ends within half a minute."""
-
-    GOING_ON = auto()
-    FINISHING = auto()
-    STOPPING = auto()
-
-
-class Hold(Enum):
-    """Why a node does not train: its owner paused it, or by `Schedule`."""
-
-    OWNER = auto()
-    SCHEDULE = auto()
-
-
 class Commands:
     """The present commands.
 
-    phase: what the latest `finish` or `stop` made it; neither is taken back. hold: why the node is not to train, None
-    if it is.
-    stopping: set in the phase STOPPING. deadline: by when, then, the node must have ended (`time.monotonic`).
+    stopping: set once the node is to end within half a minute. deadline: by when it must have ended (`time.monotonic`).
+    finishing: it ends after the running step. why: why the schedule holds it, a sentence; empty if it does not.
     flush: set if the running step is to wait for nothing.
     """
 
@@ -163,48 +146,41 @@ class Commands:
         self.stopping = asyncio.Event()
         self.flush = asyncio.Event()
         self.deadline = 0.0
+        self.finishing = False
+        self.why = ""
+        self._paused = paused  # by its owner
         self._schedule = schedule
         self._came = asyncio.Event()
-        self._give(Phase.GOING_ON, Hold.OWNER if paused else None)
+        self._note()
 
     @property
     def ending(self) -> bool:
         """Whether the node ends."""
-        return self.phase is not Phase.GOING_ON
+        return self.finishing or self.stopping.is_set()
 
     @property
     def pausing(self) -> bool:
         """Whether the node is not to train."""
-        return self.hold is not None
-
-    @property
-    def finishing(self) -> bool:
-        """Whether the node ends after the running step."""
-        return self.phase is Phase.FINISHING
-
-    @property
-    def why(self) -> str:
-        """Why the schedule holds the node, if it does."""
-        if self.hold is Hold.SCHEDULE:
-            return self._schedule.why
-        return ""
+        return self._paused or bool(self.why)
 
     def stop(self, seconds: float) -> None:
         """End the node within so many seconds."""
         self.deadline = time.monotonic() + seconds
         self.stopping.set()
-        self._give(Phase.STOPPING, self.hold)
+        self.finishing = False
+        self._note()
 
     def finish(self) -> None:
-        self._give(Phase.FINISHING, self.hold)
+        self.finishing = True
+        self._note()
 
     def pause(self) -> None:
-        self._give(self.phase, Hold.OWNER)
+        self._hold(paused=True)
 
     def resume(self) -> None:
         """Train, also in spite of hours, battery and GPU, until these allow it anyway."""
         self._schedule.overrule()
-        self._give(self.phase, None)
+        self._hold(paused=False)
 
     async def keep_hours(self) -> None:
         """Pause and continue by the schedule, without an end."""
@@ -215,20 +191,22 @@ class Commands:
 
     async def look(self) -> None:
         """Ask the schedule."""
-        before = self.why
         why = await self._schedule.why_not()
-        if self.hold is not Hold.OWNER and why != before:
-            self._give(self.phase, Hold.SCHEDULE if why else None)
+        if not self._paused and why != self.why:
+            self._hold(paused=False, why=why)
 
     async def next(self) -> None:
         """Wait for the next command."""
         self._came.clear()
         await self._came.wait()
 
-    def _give(self, phase: Phase, hold: Hold | None) -> None:
-        self.phase = phase
-        self.hold = hold
-        if hold is not None or self.ending:
+    def _hold(self, *, paused: bool, why: str = "") -> None:
+        self._paused = paused
+        self.why = why
+        self._note()
+
+    def _note(self) -> None:
+        if self.pausing or self.ending:
             self.flush.set()
         else:
             self.flush.clear()

@@ -84,23 +84,20 @@ class ComputeProcess:
     def _load(self, settings: Settings, run_file: RunFile | None) -> Load:
         """The request to load the task and the model; what the run says, if it is known, nobody else says."""
         options = self.options
-        files = options.files()
-        template = options.template
+        source = options.source(run_file)
         caps: dict[str, int] = {}
         if run_file is not None:
-            template = None
             caps = run_file.run.caps
         own_data = None
         if options.own_data is not None:
             own_data = str(options.own_data.resolve())
         return Load(
             settings=settings,
-            task=options.task_of(run_file),
-            data=files["data"],
-            eval_data=files["eval_data"],
-            reward=options.reward_of(run_file),
-            template=template,
-            code=options.task is not None,
+            task=source.name,
+            **options.files(),
+            reward=source.reward,
+            template=source.template,
+            code=source.code,
             own_data=own_data,
             own_reward=options.own_reward or "integer",
             caps=caps,
@@ -161,19 +158,16 @@ class ComputeProcess:
                 await asyncio.sleep(WATCH_SECONDS)
         self.watched = Watched()
 
-    def saved(self, written: int) -> None:
-        """Note the number of written checkpoints; a new one resets the count of failures."""
-        if written > self._written:
-            self._written = written
-            self._failures = 0
-
     def stepped(self, last: TakenStep, generation_batch: int) -> None:
         """Note a successful step: remember the batch sizes that are below the plan, forget those that grew back."""
         sizes = {"micro_batch_tokens": last.report.micro_batch_tokens, "generation_batch": generation_batch}
         self._learned = {name: size for name, size in sizes.items() if size < getattr(self.facts.plan, name)}
 
-    async def failed(self, fault: FtisError) -> bool:
+    async def failed(self, fault: FtisError, written: int) -> bool:
         """End what is left of the process and pause; return whether to try an older checkpoint.
+
+        Args:
+            written: checkpoints so far. Only failures without a new one between them are in a row.
 
         Raises:
             UserError: it failed too often in a row.
@@ -185,6 +179,9 @@ class ComputeProcess:
             planned = self.facts.settings.micro_batch_tokens or 0
             size = self._learned.get("micro_batch_tokens", planned)  # each such death halves it again
             self._learned["micro_batch_tokens"] = max(MIN_TOKENS, size // 2)
+        if written > self._written:
+            self._written = written
+            self._failures = 0
         self.restarts += 1
         self._failures += 1
         self._faults.append((boot_seconds(), first_line(fault).rstrip(".")))

@@ -20,14 +20,13 @@ from ftis_node.node import assembly
 from ftis_node.node.assembly import Components
 from ftis_node.node.commands import Commands, Schedule
 from ftis_node.node.compute import ComputeProcess
-from ftis_node.node.condition import Condition, Signs, State, condition
+from ftis_node.node.condition import Condition, Signs, Telling, condition
 from ftis_node.node.dashboard import Dashboard
 from ftis_node.node.options import JoinOptions
 from ftis_node.node.run_source import remember_files, run_to_join, with_remembered
 from ftis_node.node.status import joined, peers_row, resident_bytes, self_report, signs, status_row
-from ftis_node.node.telling import Telling
 from ftis_node.node.training import FINISH_SECONDS, GRACE_SECONDS, Training, until_stopped
-from ftis_node.observe.answers import Status
+from ftis_node.observe.answers import State, Status
 from ftis_node.observe.logs import set_level
 from ftis_node.observe.notify import Notifier
 from ftis_node.policy.names import public_name
@@ -305,6 +304,10 @@ class Node:
     def status(self) -> Status:
         """The node's status; without the training part before the swarm exists."""
         run_file = self._decided()
+        loaded = self._compute.loaded
+        of_model = {}  # but for its plan, which `row` adds
+        if loaded is not None:
+            of_model = {name: getattr(loaded, name) for name in ("kind", "parameters", "tokenizer")}
         status = Status(
             name=self.options.name or "",
             **vars(self.condition()),
@@ -316,7 +319,7 @@ class Node:
             run=run_file.run.id.hex() if run_file is not None else None,
             page=self._page.address,
             uptime=boot_seconds() - self._started,
-            **self._of_model(),
+            **of_model,
             objective=self.settings.objective,
             worker_restarts=self._compute.restarts,
             worker_memory_bytes=resident_bytes(self._compute.worker.pid),
@@ -326,17 +329,6 @@ class Node:
         if self._training is None:
             return status
         return joined(status, self._training)
-
-    def _of_model(self) -> dict[str, Any]:
-        """The status's part on the model but for its plan, which `row` adds; nothing before it is loaded."""
-        loaded = self._compute.loaded
-        if loaded is None:
-            return {}
-        return {
-            "kind": loaded.kind,
-            "parameters": loaded.parameters,
-            "tokenizer": loaded.tokenizer,
-        }
 
     def row(self) -> dict[str, Any]:
         """The object that `ftis-node status --json` prints."""

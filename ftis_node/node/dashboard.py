@@ -14,7 +14,7 @@ from ftis_node.node.step_batch import Shown
 from ftis_node.observe.api import read_token
 from ftis_node.observe.history import History
 from ftis_node.observe.prometheus import exposition
-from ftis_node.observe.web import TEXT, Api, Order, Route, Web, to_json
+from ftis_node.observe.web import TEXT, Api, Order, Route, Web
 from ftis_node.worker.client import WorkerDied, WorkerFault
 from ftis_node.worker.messages import GroupText, ReadableGroup, Texts
 
@@ -56,7 +56,7 @@ class Dashboard:
         routes = [
             Route("/api/status", node.row),
             Route("/api/peers", node.peers),
-            Route("/api/history", _Curves(History(home.metrics)).body),
+            _curves(History(home.metrics)),
             Route("/api/completions", _Texts(node).answer),
             Route("/swarm.json", self._swarm),
             self._metrics,
@@ -107,20 +107,16 @@ class Dashboard:
         return {"link": self._server.invite() if self._server is not None else None}
 
 
-class _Curves:
-    """The history as JSON, rebuilt only when the log has grown."""
+def _curves(history: History) -> Route:
+    """The route of the present curves. One request at a time reads what the log has got since."""
+    lock = asyncio.Lock()
 
-    def __init__(self, history: History) -> None:
-        self._history = history
-        self._lock = asyncio.Lock()
-        self._body = to_json(history.facts())
+    async def curves() -> object:
+        async with lock:
+            await asyncio.to_thread(history.follow)
+            return history.facts()
 
-    async def body(self) -> bytes:
-        """The present curves."""
-        async with self._lock:
-            if await asyncio.to_thread(self._history.follow):
-                self._body = to_json(self._history.facts())
-        return self._body
+    return Route("/api/history", curves)
 
 
 class _Texts:

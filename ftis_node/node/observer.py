@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -51,12 +52,11 @@ class Observer:
         self._stopping = asyncio.Event()
         self._exit_code = 0
 
-    async def run(self, ready: Callable[[Web], None], seconds: float | None = None) -> tuple[SwarmFacts, int]:
+    async def run(self, ready: Callable[[Web], None], seconds: float = math.inf) -> tuple[SwarmFacts, int]:
         """Look on until stopped; return what was seen last, and the exit code.
 
         Args:
             ready: called with the page once it can be opened.
-            seconds: None: without end.
 
         Raises:
             UserError: the run cannot be found, this key may not see it, or page or export cannot be written.
@@ -112,15 +112,15 @@ class Observer:
         logger.info("Looking at run %s: %s", run.id.hex(), in_short(run))
         return overview
 
-    async def _look_on(self, overview: Overview, seconds: float | None) -> None:
-        ends = None if seconds is None else boot_seconds() + seconds
+    async def _look_on(self, overview: Overview, seconds: float) -> None:
+        ends = boot_seconds() + seconds
         self._write(overview)
-        while not self._stopping.is_set() and (ends is None or boot_seconds() < ends):
+        while not self._stopping.is_set() and boot_seconds() < ends:
             try:
                 self._write(overview)
             except OSError as error:  # a disk that is full now may have room in a minute
                 logger.warning("The page cannot be written to %s: %s", self._export, error)
-            left = EXPORT_SECONDS if ends is None else max(0.0, ends - boot_seconds())
+            left = max(0.0, ends - boot_seconds())
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), min(EXPORT_SECONDS, left))
 

@@ -152,9 +152,9 @@ def check_foreseen(found: RunFile, options: JoinOptions) -> None:
     Raises:
         UsageError: the data or the rule differ.
     """
-    task = options.task_of(found)
-    data, reward = source_of(task, data=options.data, reward=options.reward_of(found)).foreseen()
-    raise_all(check_task(found.run, {"task": task, "data": data, "reward": reward, "turns": None}))
+    source = options.source(found)
+    data, reward = source.foreseen()
+    raise_all(check_task(found.run, {"task": source.name, "data": data, "reward": reward, "turns": None}))
 
 
 def remember_files(options: JoinOptions, task: str, run_id: bytes) -> None:
