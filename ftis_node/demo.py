@@ -23,7 +23,7 @@ from ftis_node.config.run import Run, RunFile, dump_run_file, run_for
 from ftis_node.errors import UsageError, UserError
 from ftis_node.host.loops import PARENT
 from ftis_node.node.step_batch import mean
-from ftis_node.observe.answers import NodeState, Status
+from ftis_node.observe.answers import Status
 from ftis_node.observe.api import ask
 from ftis_node.observe.live import nodes_view
 from ftis_node.observe.metrics import read_events
@@ -186,7 +186,7 @@ class Demo:
             told = (
                 f"Two nodes take {self.steps} steps on sums in words. {pace}; after {duration(self._limit)} they end."
             )
-            self.console.print(words(told), soft_wrap=True)
+            self._say(told)
         ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN  # by nohup
         before = {number: signal.signal(number, self._interrupt) for number in ENDING[: 2 if ignored else 3]}
         try:
@@ -195,14 +195,18 @@ class Demo:
             if self.task != TASK:
                 self._watch(self._last_rounds(began))
         except KeyboardInterrupt:
-            self.console.print("Interrupted; ending the nodes.")
-            self.console.print(words(f"What they have learned stays in {self.output}."), soft_wrap=True)
+            self._say("Interrupted; ending the nodes.")
+            self._say(f"What they have learned stays in {self.output}.")
             raise
         finally:
             self._stop()
             for number, handler in before.items():
                 signal.signal(number, handler)
         return self._sum_up(time.monotonic() - began)
+
+    def _say(self, text: str) -> None:
+        """Print a text, in which a command can be copied whole."""
+        self.console.print(words(text), soft_wrap=True)
 
     def _interrupt(self, *_: object) -> None:
         """Note Ctrl-C for the next round. asyncio's own handler loses it if it comes while an answer is arriving."""
@@ -263,12 +267,11 @@ class Demo:
             for headline in rounds:
                 if time.monotonic() - spoken >= SPEAK_SECONDS:
                     spoken = time.monotonic()
-                    self.console.print(words(headline), soft_wrap=True)
+                    self._say(headline)
             return
         with Live(console=self.console, refresh_per_second=2, transient=False) as live:
             for headline in rounds:
-                curves = [[value for _, value in member.curve()] for member in self.members]
-                live.update(nodes_view([member.status for member in self.members], curves, headline))
+                live.update(nodes_view([member.status for member in self.members], headline))
 
     def _rounds(self, began: float) -> Iterator[str]:
         """Poll all nodes repeatedly; yield a line about their progress each time."""
@@ -289,7 +292,7 @@ class Demo:
         """As `_rounds`, while the nodes end with an evaluation; a large model needs longer for it than `_stop` has."""
         for member in self.members:
             with suppress(UserError):  # it has ended by itself
-                ask(member.home.api_socket(), "/finish", NodeState, order={})
+                ask(member.home.api_socket(), "/finish", Status, order={})
         ends = time.monotonic() + LAST_SECONDS
         while time.monotonic() < ends:
             self._end_if_asked()
@@ -356,11 +359,11 @@ class Demo:
             )
         (self.output / "summary.json").write_text(json.dumps(msgspec.to_builtins(summary), indent=1))
         for node in nodes:
-            self.console.print(words(result_of(node)))
+            self._say(result_of(node))
         for line in self._what_now(nodes):
-            self.console.print(words(line), soft_wrap=True)  # commands are copied
+            self._say(line)
         curves = f"curves in {picture}" if picture is not None else f"for a picture of the curves: {TO_DRAW}"
-        self.console.print(words(f"{seconds:.0f} s; {curves}; logs under {self.output}"))
+        self._say(f"{seconds:.0f} s; {curves}; logs under {self.output}")
         return summary
 
     def _what_now(self, nodes: Sequence[NodeSummary]) -> Iterator[str]:
@@ -381,7 +384,8 @@ class Demo:
 
     def _node_summary(self, member: _Member, authors: dict[str, str]) -> NodeSummary:
         """authors: the tokenizer of each, by peer id."""
-        evaluations = read_events(member.home.metrics, "evaluation")
+        none_yet = {"step": member.steps, "pass_at_1": 0.0}
+        evaluations = read_events(member.home.metrics, "evaluation") or [none_yet]
         status = member.status
         by_author = status.foreign_groups_used
         rewards = [e["own_reward"] for e in read_events(member.home.metrics, "step") if e["own_reward"] is not None]
@@ -392,9 +396,9 @@ class Demo:
             role=member.role,
             tokenizer=member.tokenizer,
             foreign_tokenizers=len(others - {member.tokenizer}),
-            steps=max(member.steps, evaluations[-1]["step"]) if evaluations else member.steps,
-            pass_at_1_before=evaluations[0]["pass_at_1"] if evaluations else 0.0,
-            pass_at_1_after=evaluations[-1]["pass_at_1"] if evaluations else 0.0,
+            steps=max(member.steps, evaluations[-1]["step"]),
+            pass_at_1_before=evaluations[0]["pass_at_1"],
+            pass_at_1_after=evaluations[-1]["pass_at_1"],
             reward_before=mean(rewards[:LATEST]),
             reward_after=mean(rewards[-LATEST:]),
             own_groups_used=status.own_groups_used or 0,

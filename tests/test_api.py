@@ -24,7 +24,7 @@ from ftis_node.node.status import status_row
 from ftis_node.observe import answers
 from ftis_node.observe.answers import Status
 from ftis_node.observe.api import ask
-from ftis_node.observe.web import Api
+from ftis_node.observe.web import Api, Route
 from ftis_node.store.home import Home
 from ftis_node.swarm.reputation import Reputation
 from tests.support.command_lines import root
@@ -65,7 +65,7 @@ async def stopped(socket_path) -> AsyncIterator[asyncio.Event]:
 
 @asynccontextmanager
 async def served(path, reads, **orders):
-    api = Api(reads, {f"/{name}": order for name, order in orders.items()})
+    api = Api([Route(*read) for read in reads.items()], {f"/{name}": order for name, order in orders.items()})
     await api.start(path)
     yield
     await api.close()
@@ -225,7 +225,7 @@ async def test_commands_import_their_needs(needed, commands, socket_path, tmp_pa
         return status
 
     status = status_row(answered(**TRAINING), None) | {"page": "http://127.0.0.1/"}
-    reads = {"/status": lambda: status, "/peers": lambda: {"peers": []}}
+    reads = [Route("/status", lambda: status), Route("/peers", lambda: {"peers": []})]
     (tmp_path / "node.log").write_text("It began.\n")
     Home(tmp_path).record_runtime(socket_path.parent)
     api = Api(reads, dict.fromkeys(("/pause", "/finish", "/set"), ordered))

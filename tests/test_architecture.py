@@ -4,7 +4,6 @@ import tomllib
 from pathlib import Path
 
 from ftis_node.learner.batch import Prompted, TrainingGroup
-from ftis_node.node.step_batch import OwnGroup
 from ftis_node.objective.loss import Terms
 from ftis_node.objective.samples import Samples
 from ftis_node.swarm.handshake import PROTOCOL_MAJOR
@@ -35,5 +34,5 @@ def test_figures_that_are_written_by_hand_are_those_of_the_code():
     architecture = (ROOT / "docs/architecture.md").read_text()
     assert f"1 KB, {RECORD_LIFETIME:g} s" in architecture
     assert f"uint32 major = 1;                // {PROTOCOL_MAJOR};" in (ROOT / "proto/ftis.proto").read_text()
-    forms = {OwnGroup, Scored, StepGroup, TrainingGroup, Prompted, Samples, Terms}
+    forms = {Scored, StepGroup, TrainingGroup, Prompted, Samples, Terms}
     assert all(f"`{form.__name__}`" in architecture for form in forms)

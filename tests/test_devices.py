@@ -301,13 +301,13 @@ def test_shards_end_together_where_memory_is_short_in_one(failing):
 
 async def test_shards_without_room_take_half_the_next_time(tmp_path, monkeypatch):
     monkeypatch.setattr("ftis_node.node.compute.LONGEST_PAUSE", 0.0)
-    process = ComputeProcess(JoinOptions(home=Home(tmp_path)), Home(tmp_path), lambda: None)
+    process = ComputeProcess(JoinOptions(home=Home(tmp_path)))
     process.loaded = SimpleNamespace(settings=SimpleNamespace(micro_batch_tokens=1000))
-    await process.failed(WorkerDied("It was killed."))
+    await process.failed(WorkerDied("It was killed."), 0)
     assert process._learned == {}
-    await process.failed(WorkerDied("It was killed.", no_room=True))
+    await process.failed(WorkerDied("It was killed.", no_room=True), 0)
     assert process._learned == {"micro_batch_tokens": 500}
-    await process.failed(WorkerDied("It was killed.", no_room=True))
+    await process.failed(WorkerDied("It was killed.", no_room=True), 0)
     assert process._learned == {"micro_batch_tokens": 250}
 
 

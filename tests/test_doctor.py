@@ -145,8 +145,6 @@ def test_libraries_out_of_their_ranges_are_told(case_with, monkeypatch):
 def test_a_machine_that_p2pd_is_not_made_for(case_with, tmp_path, monkeypatch):
     monkeypatch.setattr(machine.util, "find_spec", lambda _: SimpleNamespace(origin=str(tmp_path / "__init__.py")))
     assert "p2pd is not there" in told(machine.python, "fail", case_with())
-    monkeypatch.setattr(machine, "_wanted_python", lambda: ">=4")
-    assert "needs >=4" in told(machine.python, "fail", case_with())
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ from ftis_node.node.checkpointing import Saving
 from ftis_node.node.compute import FAILURES, ComputeProcess
 from ftis_node.node.options import JoinOptions
 from ftis_node.observe import plot
-from ftis_node.observe.answers import NodeState, Peers, Status
+from ftis_node.observe.answers import Peers, Status
 from ftis_node.observe.metrics import MetricsLog
 from ftis_node.policy.load import choose_device, load_policy, make_policy
 from ftis_node.policy.ready import ready
@@ -75,10 +75,10 @@ def test_one_key_is_one_node(tmp_path, monkeypatch):
 
 
 async def test_a_compute_process_that_only_fails_is_given_up(tmp_path):
-    process = ComputeProcess(JoinOptions(home=Home(tmp_path)), Home(tmp_path), lambda: None)
+    process = ComputeProcess(JoinOptions(home=Home(tmp_path)))
     process._failures = FAILURES
     with pytest.raises(UserError, match=r"failed 6 times in a row, at last with: It was killed\..*micro_batch_tokens"):
-        await process.failed(WorkerDied("It was killed."))
+        await process.failed(WorkerDied("It was killed."), 0)
 
 
 async def test_a_network_daemon_that_does_not_start_says_why(tmp_path):
@@ -92,7 +92,7 @@ def episodes_asked():
 
 
 def asked_for(folder):
-    saving = Saving(folder, "tiny-a (full)", "adamw", MetricsLog(folder / "metrics.jsonl"))
+    saving = Saving(folder, {"model": "tiny-a (full)"}, MetricsLog(folder / "metrics.jsonl"))
     saving.next_bytes = 1 << 60
     saving.ask(1)
 
@@ -277,7 +277,7 @@ def test_a_task_in_python_has_rows_and_a_source_file(tmp_path, monkeypatch):
     ],
 )
 def test_a_wait_for_a_pause_ends(instead, monkeypatch, tmp_path):
-    answers = iter([NodeState(state="ONLINE", pausing=True), NodeState(**instead)])
+    answers = iter([Status(state="ONLINE", pausing=True), Status(**instead)])
     monkeypatch.setattr(local, "ask_daemon", lambda *_, **__: next(answers))
     monkeypatch.setattr(local, "POLL_SECONDS", 0.0)
     with pytest.raises(UserError, match=f"does not pause: it is {instead['state']}"):

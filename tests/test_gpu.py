@@ -44,7 +44,7 @@ def test_the_view_has_a_line_for_a_gpu_and_none_without():
 async def test_it_is_looked_at_until_the_compute_process_ends(tmp_path, monkeypatch):
     monkeypatch.setattr(compute, "WATCH_SECONDS", 0.0)
     seen = []
-    process = ComputeProcess(JoinOptions(Home(tmp_path)), Home(tmp_path), lambda: None)
+    process = ComputeProcess(JoinOptions(Home(tmp_path)))
 
     class Worker:
         pid = None

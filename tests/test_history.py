@@ -130,7 +130,6 @@ def test_a_log_in_parts_is_followed_across_them(path):
 @pytest.mark.parametrize("part_bytes", [100_000, 1 << 30])
 def test_a_long_log_is_read_in_part(path, part_bytes, monkeypatch):
     monkeypatch.setattr(history_module, "WHOLE", 1 << 17)
-    monkeypatch.setattr(history_module, "WINDOWS", 16)
     log = MetricsLog(path, 1 << 30, part_bytes=part_bytes)
     for number in range(1, 2001):
         log.write("step", padding="x" * 500, **step(number))

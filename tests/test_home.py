@@ -12,7 +12,6 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 from ftis_node.errors import UserError
@@ -183,35 +182,6 @@ def test_kill_nine_of_the_holder_frees_the_home_and_the_next_clears_its_sockets(
     home.open()
     assert not directory.exists()
     assert home.runtime() is None
-
-
-def test_the_next_start_ends_a_child_of_the_killed_daemon(home, sleeper):
-    home.path.mkdir()
-    home.record_runtime(home.make_runtime(), (sleeper.pid,))
-    home.open()
-    assert sleeper.wait() == -9
-
-
-def test_a_process_that_got_the_pid_later_is_spared(home, sleeper):
-    home.path.mkdir()
-    home.record_runtime(home.make_runtime(), (sleeper.pid,))
-    record = home.path / "runtime.json"
-    content = json.loads(record.read_text())
-    content["children"][str(sleeper.pid)] -= 60.0
-    record.write_text(json.dumps(content))
-    home.open()
-    assert psutil.Process(sleeper.pid).status() != psutil.STATUS_ZOMBIE
-    assert sleeper.poll() is None
-
-
-def test_a_child_that_is_gone_does_not_matter(home, sleeper):
-    home.path.mkdir()
-    directory = home.make_runtime()
-    home.record_runtime(directory, (sleeper.pid,))
-    sleeper.kill()
-    sleeper.wait()
-    home.open()
-    assert not directory.exists()
 
 
 @pytest.mark.parametrize("record", ["", "[]", "{", '"x"', '{"directory": 5}', '{"directory": ""}'])

@@ -17,10 +17,10 @@ from ftis_node.cli import main
 from ftis_node.config.run import RunFile, dump_run_file, make_hints, parse_run_file
 from ftis_node.observe.answers import Peers, Status, read
 from ftis_node.observe.live import node_view, nodes_view
-from ftis_node.observe.logs import JsonFormatter, TextFormatter
+from ftis_node.observe.logs import EventFormatter
 from ftis_node.observe.prometheus import exposition
 from ftis_node.observe.terminal import console, words
-from ftis_node.observe.web import Api
+from ftis_node.observe.web import Api, Route
 from ftis_node.policy.names import BUILT_IN_DIR
 from ftis_node.store.home import Home
 from ftis_node.swarm.identity import Identity
@@ -58,7 +58,7 @@ def place(tmp_path_factory) -> Iterator[Home]:
     home.open()
     Identity.load_or_create(home.key)
     runtime = home.make_runtime()
-    home.record_runtime(runtime, ())
+    home.record_runtime(runtime)
     home.page_token.write_text("0" * 43)
     event = json.dumps({"time": HOSTILE, "level": HOSTILE, "message": HOSTILE})
     home.log.write_text(HOSTILE.replace("\n", " ") + f"\n{event}\n")
@@ -73,11 +73,11 @@ def place(tmp_path_factory) -> Iterator[Home]:
         return answer
 
     api = Api(
-        {
-            "/status": lambda: STATUS,
-            "/peers": lambda: PEERS,
-            "/page": lambda: {"link": "x"},
-        },
+        [
+            Route("/status", lambda: STATUS),
+            Route("/peers", lambda: PEERS),
+            Route("/page", lambda: {"link": "x"}),
+        ],
         {f"/{name}": ordered for name in ("stop", "finish", "pause", "resume")},
     )
     loop = asyncio.new_event_loop()
@@ -155,7 +155,7 @@ def test_row_45_whatever_a_name_holds_a_command_shows_it(arguments, place, files
 def test_row_45_the_views_show_it(tmp_path):
     status = read(STATUS, Status)
     one = node_view(status, read(PEERS, Peers), [HOSTILE], HOSTILE)
-    for view in (one, nodes_view([status], [[0.5]], HOSTILE)):
+    for view in (one, nodes_view([status], HOSTILE)):
         with (tmp_path / "seen").open("w") as file:
             terminal = console()
             terminal.file = file
@@ -187,9 +187,11 @@ def test_row_45_json_is_printable_ascii_and_reads_back():
     assert json.loads(text) == {"name": HOSTILE}
 
 
-@pytest.mark.parametrize("formatter", [TextFormatter, JsonFormatter])
-def test_row_45_an_event_of_the_log_is_one_printable_line(formatter):
-    line = formatter().format(logging.LogRecord("x", logging.INFO, "", 0, "Met %s", (HOSTILE,), None))
+@pytest.mark.parametrize("as_json", [False, True])
+def test_row_45_an_event_of_the_log_is_one_printable_line(as_json):
+    line = EventFormatter(as_json=as_json).format(
+        logging.LogRecord("x", logging.INFO, "", 0, "Met %s", (HOSTILE,), None)
+    )
     assert "\n" not in line, repr(line)
     assert plain(line), repr(line)
 

@@ -14,13 +14,16 @@ import pytest
 from ftis_node.cli.local import ask_daemon
 from ftis_node.errors import UserError
 from ftis_node.observe import logs
-from ftis_node.observe.logs import JsonFormatter, TextFormatter, as_object, as_text, last_lines, log_to, read_log
+from ftis_node.observe.logs import EventFormatter, as_object, as_text, last_lines, log_to, read_log
 from ftis_node.store.home import Home
 from tests.support.cli import printed
 from tests.support.daemons import ENVIRONMENT, PATIENCE, command
 from tests.support.documented import check
 
 FORGED = "hi\n2026-01-01 00:00:00,000 ERROR forged\r\x1b[2J\x9b1m\u2028\u202e\x00 end"
+
+TEXT = EventFormatter()
+JSON = EventFormatter(as_json=True)
 
 
 def record(message, *args, error=None):
@@ -51,7 +54,7 @@ def fresh_process():
         root.setLevel(level)
 
 
-@pytest.mark.parametrize("formatter", [TextFormatter(), JsonFormatter()])
+@pytest.mark.parametrize("formatter", [TEXT, JSON])
 def test_no_character_of_a_message_ends_its_line_and_a_level_keeps_its_name(formatter):
     line = formatter.format(record("peer says %s", FORGED))
     assert line.isprintable(), "one line, and nothing that moves a cursor or turns text"
@@ -63,15 +66,15 @@ def test_no_character_of_a_message_ends_its_line_and_a_level_keeps_its_name(form
 
 
 def test_what_can_be_printed_stays_as_it_is():
-    assert TextFormatter().format(record("ρ → ½ of %d", 3)).endswith(" WARNING ρ → ½ of 3")
+    assert TEXT.format(record("ρ → ½ of %d", 3)).endswith(" WARNING ρ → ½ of 3")
 
 
 def test_no_line_of_a_traceback_passes_for_an_event():
-    first, *others = TextFormatter().format(record("it failed", error=raised(FORGED))).split("\n")
+    first, *others = TEXT.format(record("it failed", error=raised(FORGED))).split("\n")
     assert first.endswith("WARNING it failed")
     assert any("forged" in line for line in others)
     assert all(line.startswith("    ") and line.isprintable() for line in others)
-    told = json.loads(JsonFormatter().format(record("it failed", error=raised("why"))))
+    told = json.loads(JSON.format(record("it failed", error=raised("why"))))
     assert told["message"] == "it failed"
     assert told["exception"].endswith("ValueError: why")
 
@@ -79,7 +82,7 @@ def test_no_line_of_a_traceback_passes_for_an_event():
 @pytest.mark.parametrize("error", [None, raised("why")])
 def test_a_json_line_is_as_documented(error):
     before = datetime.now(UTC)
-    told = json.loads(JsonFormatter().format(record("%s", FORGED, error=error)))
+    told = json.loads(JSON.format(record("%s", FORGED, error=error)))
     check(told, "Log")
     assert told["level"] == "WARNING"
     assert told["logger"] == "ftis_node.node.daemon"
@@ -109,13 +112,13 @@ def test_a_home_that_cannot_be_written_still_logs_to_stderr(tmp_path, capsys):
 
 def test_both_formats_are_read_as_text_and_as_objects():
     one = record("hello %s", "there\n")
-    text = TextFormatter().format(one)
-    line = JsonFormatter().format(one)
+    text = TEXT.format(one)
+    line = JSON.format(one)
     assert as_object(text)["time"] == as_object(line)["time"], "whatever the time zone"
     assert as_object(text)["level"] == as_object(line)["level"] == "WARNING"
     assert as_text(text) == text
     assert as_text(line).endswith(" WARNING hello there\\n")
-    assert as_text(JsonFormatter().format(record("it failed", error=raised("why")))).endswith("\n    ValueError: why")
+    assert as_text(JSON.format(record("it failed", error=raised("why")))).endswith("\n    ValueError: why")
     for odd in ("not a line\x1b[2J", "{}", '{"broken', "[1]", "    a traceback's"):
         assert as_text(odd).isprintable()
         assert isinstance(as_object(odd), dict)
@@ -215,7 +218,7 @@ def test_what_is_added_is_followed_across_rotations_until_the_daemon_ends(tmp_pa
 
 @pytest.mark.parametrize("follow", [[], ["-f"]])
 def test_the_command_shows_the_log_of_a_node_that_has_ended(tmp_path, follow):
-    written = [TextFormatter().format(record("line %d", n)) + "\n" for n in range(5)]
+    written = [TEXT.format(record("line %d", n)) + "\n" for n in range(5)]
     add(tmp_path / "node.log", "".join(written))
     line = ("logs", "--home", tmp_path, "-n", "2", *follow)
 

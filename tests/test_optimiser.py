@@ -58,7 +58,7 @@ async def test_8_bit_adamw_goes_on_bit_for_bit_in_a_new_process(kind, tmp_path):
         batch = await groups(one)
         for _ in range(2):
             assert (await one.call(Step(batch))).skipped is None
-        saving = Saving(tmp_path / "checkpoints", "tiny-a", "adamw8bit", MetricsLog(tmp_path / "metrics.jsonl"))
+        saving = Saving(tmp_path / "checkpoints", {"model": "tiny-a"}, MetricsLog(tmp_path / "metrics.jsonl"))
         await saving.checkpoint(one, Progress(step=2))
         await saving.flush()
         await one.call(Step(batch))

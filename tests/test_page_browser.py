@@ -9,7 +9,7 @@ import pytest
 
 from ftis_node.observe.api import link
 from ftis_node.observe.history import History
-from ftis_node.observe.web import Route, Web, json_route
+from ftis_node.observe.web import Route, Web
 from tests.support.browser import Browser, missing
 from tests.support.looking import SCRIPT
 from tests.support.statuses import LOADING, TRAINING, peer
@@ -102,7 +102,7 @@ async def page(tmp_path) -> AsyncIterator[Web]:
         "history": history,
         "completions": completions,
     }
-    server = Web(TOKEN, [json_route(f"/api/{name}", answer) for name, answer in answers.items()])
+    server = Web(TOKEN, [Route(f"/api/{name}", answer) for name, answer in answers.items()])
     await server.start("127.0.0.1", 0)
     yield server
     await server.close()
@@ -233,8 +233,8 @@ async def test_a_node_that_is_gone_is_missed_at_once_and_its_return_seen(page):
     async def nothing():
         return {}
 
-    others = [json_route(f"/api/{name}", nothing) for name in ("peers", "history", "completions")]
-    again = Web(TOKEN, [json_route("/api/status", now), *others])
+    others = [Route(f"/api/{name}", nothing) for name in ("peers", "history", "completions")]
+    again = Web(TOKEN, [Route("/api/status", now), *others])
     try:
         await looked_at(page, look)
     finally:

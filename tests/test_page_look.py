@@ -12,7 +12,7 @@ import pytest
 
 from ftis_node.observe.api import link
 from ftis_node.observe.history import History
-from ftis_node.observe.web import Web, json_route
+from ftis_node.observe.web import Route, Web
 from tests.support.browser import Browser, missing
 from tests.support.looking import NIGHT, STEPS, faults, minutes, write_steps
 from tests.support.statuses import JOINING, NOBODY, TRAINING, peer
@@ -126,7 +126,7 @@ async def test_every_page_is_whole_after(tmp_path, browser, swarm, steps):
         async def answer():
             return told[path]
 
-        return json_route(path, answer)
+        return Route(path, answer)
 
     server = Web(TOKEN, [route(path) for path in told])
     await server.start("127.0.0.1", 0)

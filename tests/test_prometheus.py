@@ -11,11 +11,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import ftis_node
-from ftis_node.node.condition import State
 from ftis_node.node.progress import Totals
 from ftis_node.node.status import last_step
-from ftis_node.observe.prometheus import PEERS_MAX, STATES, exposition
-from ftis_node.observe.web import Api
+from ftis_node.observe.prometheus import PEERS_MAX, exposition
+from ftis_node.observe.web import TEXT, Api, Route
 from ftis_node.step_report import DeviceSeconds, StepFigures
 from tests.support.documented import EVENTS, exposed, keys, metrics, scraped
 from tests.support.statuses import JOINING, LOADING, NOBODY, PEER, TRAINING, peer
@@ -118,10 +117,6 @@ def test_a_models_name_of_whatever_characters_stays_a_label():
     assert model_label(EVIL) == EVIL
 
 
-def test_every_state_of_a_node_is_known_here():
-    assert sorted(STATES) == sorted(State)
-
-
 def test_at_most_64_peers_are_in_it():
     many = [peer(f"peer{number}") for number in range(2 * PEERS_MAX)]
     found = samples(exposition(TRAINING, {"peers": many, "left_out": []}))
@@ -129,7 +124,7 @@ def test_at_most_64_peers_are_in_it():
 
 
 async def test_the_api_serves_it_as_text():
-    api = Api({}, {}, {"/metrics": lambda: exposition(LOADING, NOBODY)})
+    api = Api([Route("/metrics", lambda: exposition(LOADING, NOBODY), TEXT)])
     with tempfile.TemporaryDirectory(prefix="ftis-") as directory:
         await api.start(Path(directory) / "api.sock")
         try:

@@ -291,7 +291,7 @@ async def train_here(home, bad_steps, task="arithmetic"):
     log.write("started", step=0, fresh=True, **MACHINE | told)
     worker = InProcess(engine)
     node = stepper(home.path, 0, context=context, run=run, worker=worker, **settings)
-    saving = Saving(home.checkpoints, "tiny-a (full)", "adamw", log, 0)
+    saving = Saving(home.checkpoints, {"model": "tiny-a (full)"}, log, 0)
     for bad in bad_steps:
         taken = await node.step(asyncio.Event())
         log.write("step", **taken.row())

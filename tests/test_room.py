@@ -173,7 +173,7 @@ def test_what_was_learned_is_where_a_start_begins_and_not_where_it_ends():
 
 def test_what_has_grown_again_is_forgotten(tmp_path):
     home = Home(tmp_path)
-    process = ComputeProcess(JoinOptions(home), home, lambda: None)
+    process = ComputeProcess(JoinOptions(home))
     facts = Engine().load(arithmetic_settings(), "arithmetic")
     process.loaded = msgspec.structs.replace(
         facts, plan=replace(facts.plan, micro_batch_tokens=512, generation_batch=64)

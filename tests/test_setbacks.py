@@ -67,7 +67,7 @@ class Node:
     def start(self):
         """Another process on the same home."""
         self.log = MetricsLog(self.path / "metrics.jsonl")
-        self.saving = Saving(self.path / "checkpoints", "m (full)", "adamw", self.log, self.minutes, self.clock)
+        self.saving = Saving(self.path / "checkpoints", {"model": "m (full)"}, self.log, self.minutes, self.clock)
         self.revive()
         if self.progress is None:
             self.progress = Progress()

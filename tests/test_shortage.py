@@ -110,7 +110,7 @@ async def test_a_node_that_has_begun_goes_on_with_less(tmp_path, monkeypatch):
             return Engine().load(request.settings, request.task)
 
     monkeypatch.setattr(compute, "Worker", Worker)
-    process = ComputeProcess(JoinOptions(Home(tmp_path)), Home(tmp_path), lambda: None)
+    process = ComputeProcess(JoinOptions(Home(tmp_path)))
     for _ in range(2):
         await process.start(TINY, None)
     assert asked == [True, False]
@@ -120,7 +120,7 @@ async def test_letters_that_a_tokenizer_lacks_are_told(tmp_path, caplog):
     mine = tmp_path / "mine.jsonl"
     rows = ({"prompt": "Ask "[: n % 5] + f"{n}+1=", "answer": n + 1} for n in range(40))
     mine.write_text("\n".join(map(json.dumps, rows)))
-    process = ComputeProcess(JoinOptions(Home(tmp_path), task=str(mine)), Home(tmp_path), lambda: None)
+    process = ComputeProcess(JoinOptions(Home(tmp_path), task=str(mine)))
     try:
         await process.start(Settings(model="tiny-a", device="cpu"), None)
     finally:

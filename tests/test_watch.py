@@ -18,10 +18,11 @@ from ftis_node.cli.watch import swarm_lines
 from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError, UserError
 from ftis_node.node.observer import EXPORTED, Observer
+from ftis_node.node.options import JoinOptions
 from ftis_node.node.status import self_report as node_report
 from ftis_node.observe.api import link, read_token
 from ftis_node.observe.prometheus import swarm_exposition
-from ftis_node.observe.web import Web, json_route
+from ftis_node.observe.web import Route, Web
 from ftis_node.packet import packet_digest
 from ftis_node.store.home import Home
 from ftis_node.swarm import ftis_pb2, self_report
@@ -391,7 +392,9 @@ LOOKING = Settings(host="127.0.0.1", listen=False, patience=0.0)
 
 async def observed(home, *peers, invitation=None):
     """What an observer has seen after a moment."""
-    facts, _ = await Observer(home, LOOKING, peers, invitation).run(lambda page: None, 0.5)
+    facts, _ = await Observer(JoinOptions(home, peers=peers, invitation=invitation), LOOKING).run(
+        lambda page: None, 0.5
+    )
     return facts
 
 
@@ -402,7 +405,9 @@ async def test_an_observer_serves_and_exports_its_page(ann, tmp_path):
     home = Home(tmp_path / "home")
     site = tmp_path / "site"
     opened = asyncio.Queue()
-    running = asyncio.create_task(Observer(home, LOOKING, [ann.address], export=site).run(opened.put_nowait))
+    running = asyncio.create_task(
+        Observer(JoinOptions(home, peers=(ann.address,)), LOOKING, site).run(opened.put_nowait)
+    )
     address = (await opened.get()).address
     token = read_token(home.page_token)
     async with aiohttp.ClientSession() as session:
@@ -474,7 +479,7 @@ async def test_the_page_shows_the_swarm_in_a_browser(swarm, width, dark):
     async def answer():
         return facts
 
-    server = Web("t" * 43, [json_route("/swarm.json", answer)], "watch.html")
+    server = Web("t" * 43, [Route("/swarm.json", answer)], "watch.html")
     await server.start("127.0.0.1", 0)
 
     def look():

@@ -16,9 +16,9 @@ from ftis_node.config.settings import Settings
 from ftis_node.errors import UserError
 from ftis_node.node.condition import State
 from ftis_node.node.dashboard import SHOWN, Dashboard
-from ftis_node.node.step_batch import OwnGroup, Recent, StepBatch
+from ftis_node.node.step_batch import Recent, StepBatch
 from ftis_node.observe.api import link, read_token
-from ftis_node.observe.web import Route, Web, json_route
+from ftis_node.observe.web import Route, Web
 from ftis_node.store.home import Home
 from ftis_node.swarm.identity import peer_id
 from ftis_node.swarm.pool import Scored
@@ -43,7 +43,7 @@ async def page() -> AsyncIterator[Web]:
     async def metrics():
         return b"up 1\n"
 
-    routes = [json_route("/api/status", answer), json_route("/broken", fail)]
+    routes = [Route("/api/status", answer), Route("/broken", fail)]
     server = Web(TOKEN, [*routes, Route("/metrics", metrics, open=True), Route("/closed", metrics)])
     await server.start("127.0.0.1", 0)
     yield server
@@ -241,7 +241,8 @@ def batch(own, foreign):
     """So many own groups, and others of one peer."""
     packet = SimpleNamespace(lengths=(2,) * 20, finished=(True,) * 20)
     group = SimpleNamespace(author=PEER, row=7, data=b"", packet=packet)
-    return StepBatch([OwnGroup(group, [1.0] * 20)] * own, [Scored(group, (1.0,) * 20, 0.0)] * foreign)
+    scored = Scored(group, (1.0,) * 20, 0.0)
+    return StepBatch([scored] * own, [scored] * foreign)
 
 
 def test_of_the_latest_groups_a_few_are_kept_own_and_foreign_apart():

@@ -111,7 +111,7 @@ def _made(name: str) -> Any:
     found = import_module(f"{__name__}.{module}")
     alone = typer.Typer(pretty_exceptions_enable=False)
     if hasattr(found, "app"):
-        alone.add_typer(found.app, name=name)
+        alone.add_typer(found.app, name=name, help=_COMMANDS[name])
     else:
         alone.command(name, cls=getattr(found, "Command", None))(getattr(found, function))
     return get_group(alone).commands[name]

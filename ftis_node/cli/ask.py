@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -19,9 +18,7 @@ from ftis_node.cli.common import (
     parse_pairs,
     print_json,
 )
-from ftis_node.cli.eval import chosen_models
-from ftis_node.config.run import Run
-from ftis_node.config.settings import Settings
+from ftis_node.cli.eval import Chosen, chosen_models
 from ftis_node.errors import UsageError
 from ftis_node.export.record import record_of
 from ftis_node.fit.context import context_of, refuse_prompts
@@ -67,24 +64,26 @@ def ask(
         with shown_work(), doing("loading the model"):
             from ftis_node.worker.restore import load_trained
 
-            flags = parse_pairs(set_ or [])
+            flags = parse_pairs(set_)
             models = chosen_models(checkpoint, found, record, None, flags, "", compare=compare)
-            answerers = [
-                _Answerer(name, load_trained(one.settings, one.found), one.settings, one.run)
-                for name, one in models.items()
-            ]
+            policies = {name: load_trained(one.settings, one.found) for name, one in models.items()}
+        template = ASKED
         if loaded is not None:
             loaded = as_trained(loaded, record.run, reward, None)
+            template = loaded.template
+        if trained:
+            run = models["checkpoint"].run
+            if run is None:
+                raise UsageError("No run is known here whose template could be used.", "Leave out --trained.")
+            template = run.template
         asked: Iterable[str] = _lines(json)
         if example is not None:
             asked = [example.question]
         elif question is not None:
             asked = [question]
         for one in asked:
-            answers = {}
-            with shown_work(), doing("answering", len(answerers), "answers"):
-                for answerer in answerers:
-                    answers[answerer.name] = answerer.answer(one, loaded, cap, trained=trained)
+            with shown_work(), doing("answering", len(policies), "answers"):
+                answers = {name: _answer(policy, models[name], template, one, cap) for name, policy in policies.items()}
             verdicts = _verdicts(loaded, example, answers)
             if json:
                 print_json({"question": one, "answers": answers, **verdicts})
@@ -92,45 +91,28 @@ def ask(
                 _show(answers, example, verdicts)
 
 
-@dataclass(frozen=True)
-class _Answerer:
-    """A loaded model; name: `checkpoint` or `base`; run: in which it was trained, if it was."""
+def _answer(policy: Policy, chosen: Chosen, template: str, question: str, tokens: int) -> str:
+    """The model's likeliest answer to a question in a template.
 
-    name: str
-    policy: Policy
-    settings: Settings
-    run: Run | None
+    Raises:
+        UsageError: the tokenizer cannot write the question, or the model has no room for it and its answer.
+    """
+    from ftis_node.policy.generate.stream import Sampling, generate
+    from ftis_node.tokenizer.asking import prompt_ids
+    from ftis_node.worker.formats import asked_in
 
-    def answer(self, question: str, task: Task | None, tokens: int, *, trained: bool) -> str:
-        """The model's likeliest answer; in a task's template, in the run's, or as a message of its own.
-
-        Raises:
-            UsageError: the tokenizer cannot write the question, the model has no room for it and its answer, or there
-                is no run whose template could be used.
-        """
-        from ftis_node.policy.generate.stream import Sampling, generate
-        from ftis_node.tokenizer.asking import prompt_ids
-        from ftis_node.worker.formats import asked_in
-
-        template = ASKED
-        if task is not None:
-            template = task.template
-        if trained:
-            if self.run is None:
-                raise UsageError("No run is known here whose template could be used.", "Leave out --trained.")
-            template = self.run.template
-        tokenizer = self.policy.tokenizer
-        chat, prefix, ends = asked_in(self.run, tokenizer, template, self.settings)
-        ids = prompt_ids(tokenizer, template, question, chat, prefix)
-        context = context_of(self.policy.causal_lm.config)
-        shorter = "Ask a shorter question, or use fewer --completion-tokens."
-        examples = [Example(question, "")]
-        refuse_prompts(self.policy.name, context, [ids], examples, "the question", tokens, shorter=shorter)
-        ((completion,),) = generate(self.policy, [ids], group=1, sampling=Sampling(tokens, 1.0, ends, greedy=True))
-        text = str(tokenizer.decode(completion.token_ids.tolist(), skip_special_tokens=True)).strip()
-        if not completion.finished:
-            text += " …"
-        return text
+    tokenizer = policy.tokenizer
+    chat, prefix, ends = asked_in(chosen.run, tokenizer, template, chosen.settings)
+    ids = prompt_ids(tokenizer, template, question, chat, prefix)
+    context = context_of(policy.causal_lm.config)
+    shorter = "Ask a shorter question, or use fewer --completion-tokens."
+    examples = [Example(question, "")]
+    refuse_prompts(policy.name, context, [ids], examples, "the question", tokens, shorter=shorter)
+    ((completion,),) = generate(policy, [ids], group=1, sampling=Sampling(tokens, 1.0, ends, greedy=True))
+    text = str(tokenizer.decode(completion.token_ids.tolist(), skip_special_tokens=True)).strip()
+    if not completion.finished:
+        text += " …"
+    return text
 
 
 def _example(name: str | None, row: int, reward: str | None) -> tuple[Task | None, Example | None]:

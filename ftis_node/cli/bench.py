@@ -1,6 +1,7 @@
 """``ftis-node bench``: measurements that anyone can repeat."""
 
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated
 
@@ -16,7 +17,7 @@ PromptTokens = Annotated[int, typer.Option(min=1, help="Of the random model's pr
 CompletionTokens = Annotated[int, typer.Option(min=2)]
 Repeats = Annotated[int, typer.Option(min=1, help="How often it is timed.")]
 
-app = typer.Typer(no_args_is_help=True, help="Measure speed and traffic.")
+app = typer.Typer(no_args_is_help=True)
 
 
 @app.command("wire")
@@ -27,44 +28,31 @@ def wire(repeats: Repeats = 200, json: JsonOption = False) -> None:
     _print(bench_wire(repeats), json)
 
 
-@app.command("train")
-def train(
-    model: Model = None,
-    data: Data = None,
-    set_: SetOption = None,
-    groups: Groups = 8,
-    group: Group = 12,
-    prompt_tokens: PromptTokens = 40,
-    completion_tokens: CompletionTokens = 64,
-    repeats: Repeats = 7,
-    json: JsonOption = False,
-) -> None:
-    """CPU time of a training step, beside TRL's GRPOTrainer on the same batch."""
-    from ftis_node.lab.bench.model import Size
-    from ftis_node.lab.bench.train import bench_train
+def _beside_another(name: str, says: str) -> None:
+    """Make the command that shows what `bench_NAME` of the lab measures: our code, and another's, on the same batch."""
 
-    size = Size(groups, group, prompt_tokens, completion_tokens)
-    _print(bench_train(model, data, parse_pairs(set_ or []), size, repeats=repeats), json)
+    def compare(
+        model: Model = None,
+        data: Data = None,
+        set_: SetOption = None,
+        groups: Groups = 8,
+        group: Group = 12,
+        prompt_tokens: PromptTokens = 40,
+        completion_tokens: CompletionTokens = 64,
+        repeats: Repeats = 7,
+        json: JsonOption = False,
+    ) -> None:
+        from ftis_node.lab.bench.model import Size
+
+        measure = getattr(import_module(f"ftis_node.lab.bench.{name}"), f"bench_{name}")
+        size = Size(groups, group, prompt_tokens, completion_tokens)
+        _print(measure(model, data, parse_pairs(set_), size, repeats=repeats), json)
+
+    app.command(name, help=says)(compare)
 
 
-@app.command("generate")
-def generate(
-    model: Model = None,
-    data: Data = None,
-    set_: SetOption = None,
-    groups: Groups = 8,
-    group: Group = 12,
-    prompt_tokens: PromptTokens = 40,
-    completion_tokens: CompletionTokens = 64,
-    repeats: Repeats = 7,
-    json: JsonOption = False,
-) -> None:
-    """Tokens a second of generation: our engine, and transformers' generate, in turns."""
-    from ftis_node.lab.bench.generate import bench_generate
-    from ftis_node.lab.bench.model import Size
-
-    size = Size(groups, group, prompt_tokens, completion_tokens)
-    _print(bench_generate(model, data, parse_pairs(set_ or []), size, repeats=repeats), json)
+_beside_another("train", "CPU time of a training step, beside TRL's GRPOTrainer on the same batch.")
+_beside_another("generate", "Tokens a second of generation: our engine, and transformers' generate, in turns.")
 
 
 @app.command("step")
@@ -92,7 +80,7 @@ def step(
         return
     from ftis_node.lab.bench.step import bench_step
 
-    _print(bench_step(model, data, parse_pairs(set_ or []), size, repeats=repeats, trace=trace), json)
+    _print(bench_step(model, data, parse_pairs(set_), size, repeats=repeats, trace=trace), json)
 
 
 @app.command("swarm")

@@ -19,12 +19,11 @@ from ftis_node.store.home import DEFAULT_HOME, Home
 from ftis_node.text import say
 
 
-@with_settings()
+@with_settings("model")
 def bugreport(
     *,
     home: HomeOption = DEFAULT_HOME,
     out: Annotated[Path | None, typer.Option(help="The file to write, .tar.gz; default: one in this folder.")] = None,
-    model: Annotated[str | None, typer.Option(help="As for join; default: the model of the home.")] = None,
     given: Given,
     with_addresses: Annotated[bool, typer.Option("--with-addresses", help="Leave addresses and ids.")] = False,
     json: JsonOption = False,
@@ -37,7 +36,7 @@ def bugreport(
     to = out or Path(time.strftime("ftis-node-bugreport-%Y%m%d-%H%M%S.tar.gz"))
     if to.exists() or not os.access(to.parent, os.W_OK):
         raise UsageError(f"{to} exists already, or cannot be written.", "Name another file with --out.")
-    case, unsound = _case(home, given.with_values(model=model or None))
+    case, unsound = _case(home, given)
     with waiting("Checking this machine, its home and its network"):
         findings = [*unsound, *examined(case)]
         parts = collect(case, findings, with_addresses=with_addresses)
@@ -58,7 +57,7 @@ def bugreport(
 
 def _case(home: Path, given: Given) -> tuple[Case, list[Finding]]:
     """The case with the person's settings, or with default ones and a finding where those cannot be read."""
-    place = Home(home.expanduser())
+    place = Home(home)
     options = JoinOptions(place)
     try:
         return case_of(options, given.on(place)), []

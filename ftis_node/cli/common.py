@@ -69,14 +69,14 @@ def print_facts(facts: Mapping[str, str | Sequence[str]]) -> None:
             name = ""
 
 
-def parse_pairs(pairs: Sequence[str]) -> dict[str, str]:
+def parse_pairs(pairs: Sequence[str] | None) -> dict[str, str]:
     """``--set key=value`` options as text; the settings know their types.
 
     Raises:
         UsageError: there is no ``=``.
     """
     values = {}
-    for pair in pairs:
+    for pair in pairs or ():
         key, separator, text = pair.partition("=")
         if not separator:
             raise UsageError(f"The setting {pair} has no value.", f"Write {pair}=VALUE.")

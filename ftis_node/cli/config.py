@@ -13,7 +13,7 @@ from ftis_node.config.settings import LIVE
 from ftis_node.store.home import DEFAULT_HOME, Home
 from ftis_node.text import say
 
-app = typer.Typer(no_args_is_help=True, help="Show the settings, layer upon layer.")
+app = typer.Typer(no_args_is_help=True)
 
 
 @app.command("show")
@@ -35,7 +35,7 @@ def show(
     from ftis_node.node.remembered import recalled
     from ftis_node.node.run_source import known_run
 
-    place = Home(home.expanduser())
+    place = Home(home)
     task = JoinOptions(place, task).task_of(known_run(place, run))
     settled, origins = recalled(place, *given.on(place)(task))
     if json:

@@ -21,15 +21,14 @@ from ftis_node.preflight.checks import examined
 from ftis_node.store.home import DEFAULT_HOME, Home
 
 PeersOption = Annotated[str, typer.Option(help="Addresses of nodes to dial, separated by commas.")]
-app = typer.Typer(invoke_without_command=True, help="Find what is wrong, and say what to do.")
+app = typer.Typer(invoke_without_command=True)
 
 
 @app.callback()
-@with_settings("lora", "vram_gb", "device", "host", "port")
+@with_settings("model", "lora", "vram_gb", "device", "host", "port")
 def doctor(
     *,
     context: typer.Context,
-    model: Annotated[str | None, typer.Option(help="As for join; default: the model of the home.")] = None,
     home: HomeOption = DEFAULT_HOME,
     peers: PeersOption = "",
     run: Annotated[Path | None, typer.Option(help="A run file that shall be joined.")] = None,
@@ -49,8 +48,8 @@ def doctor(
                 f"Write them after it: ftis-node doctor {context.invoked_subcommand} {named[0]} …",
             )
         return
-    options = JoinOptions(Home(home.expanduser()), task=task, run=run, peers=addresses_in(peers))
-    case = case_of(options, given.with_values(model=model).on(options.home))
+    options = JoinOptions(Home(home), task=task, run=run, peers=addresses_in(peers))
+    case = case_of(options, given.on(options.home))
     raise typer.Exit(_report(examined(case), json=json))
 
 
@@ -67,7 +66,7 @@ def net(
     """Whether this machine can reach peers and they can reach it. Asks the node on this home if one runs."""
     from ftis_node.preflight.net import look_around, looked_around, of_a_running_node
 
-    at = Home(home.expanduser())
+    at = Home(home)
     chosen = given.on(at)("arithmetic")[0]
     addresses = addresses_in(peers)
     found = None

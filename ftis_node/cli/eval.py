@@ -68,7 +68,7 @@ def evaluate(
     json: JsonOption = False,
 ) -> None:
     """Measure greedy pass@1 with its 95 % interval; also right formats, and accuracy in any format."""
-    flags = parse_pairs(set_ or [])
+    flags = parse_pairs(set_)
     if "eval_prompts" in flags:
         raise UsageError("eval_prompts says how many questions a node asks in training.", "Here name --prompts.")
     task = with_columns(task, question, answer) or task

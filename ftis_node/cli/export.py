@@ -77,7 +77,7 @@ def export(
         from ftis_node.worker.restore import settings_for
 
         # On the CPU, because the GPU is the running node's.
-        flags = parse_pairs(set_ or [])
+        flags = parse_pairs(set_)
         flags["device"] = "cpu"
         if dtype and to:
             flags["dtype"] = dtype
@@ -104,10 +104,7 @@ def export(
 
 def save_first(path: Path) -> None:
     """Let the node that trains on a home save what it has learned; nothing happens where none runs."""
-    if not (path / "run.toml").is_file():
-        return
     place = Home(path)
-    if not place.in_use() or place.observes:
-        return
-    say("The running node saves first; --no-save takes its last checkpoint.", error=True)
-    saved(path)
+    if place.in_use() and not place.observes:
+        say("The running node saves first; --no-save takes its last checkpoint.", error=True)
+        saved(path)

@@ -89,7 +89,7 @@ def with_settings(*names: str) -> Callable[[Command], Command]:
         def run(*, settings: Path | None, set_: list[str] | None, **arguments: Any) -> None:
             flags = {name: arguments.pop(name) for name in names}
             named = {name: value for name, value in flags.items() if value != []}
-            command(given=Given(parse_pairs(set_ or []), settings).with_values(**named), **arguments)
+            command(given=Given(parse_pairs(set_), settings).with_values(**named), **arguments)
 
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}

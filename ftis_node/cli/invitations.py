@@ -213,7 +213,7 @@ def keep_invitation(home: Home, invitation: Invitation) -> None:
 
 
 def _of(home: Path) -> tuple[Home, Identity, Run]:
-    place = Home(home.expanduser())
+    place = Home(home)
     if place.run_file.exists():
         found = load_run_file(place.run_file)
     else:  # the node may be loading for the first time

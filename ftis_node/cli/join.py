@@ -94,9 +94,6 @@ def join(
         str | None, typer.Argument(help="An invitation, ftis:…; a file of it; or - for stdin.")
     ] = None,
     *,
-    model: Annotated[
-        str | None, typer.Option(help="A short name (qwen2.5-3b), a hub id, a folder, a GGUF file, or tiny-a.")
-    ] = None,
     peers: Annotated[str, typer.Option(help="Addresses of nodes to join, separated by commas.")] = "",
     run: Annotated[Path | None, typer.Option(help="A run file; without it the peers are asked for theirs.")] = None,
     task: Annotated[str | None, typer.Option(help=f"{TASK_KINDS}. Default: the run's.")] = None,
@@ -129,10 +126,10 @@ def join(
     """
     if json and not dry_run:
         raise UsageError("--json is for --dry-run: a daemon answers nothing.", "Ask it with `ftis-node status --json`.")
-    place = Home(home.expanduser())
+    place = Home(home)
     if place.in_use():
         raise place.taken()
-    layers = given.with_values(model=model).on(place)
+    layers = given.on(place)
     invited = None
     if invitation is not None:
         invited = invitation_in(invitation, place)

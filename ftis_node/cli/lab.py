@@ -11,7 +11,7 @@ from ftis_node.cli.common import JsonOption, print_answer
 from ftis_node.errors import UsageError
 from ftis_node.text import say
 
-app = typer.Typer(no_args_is_help=True, help="Run experiments with many nodes in one place, and report on them.")
+app = typer.Typer(no_args_is_help=True)
 
 
 @app.command("run")

@@ -10,7 +10,7 @@ import typer
 
 from ftis_node.cli.common import HomeOption, JsonOption, parse_pairs, print_answer, print_facts, print_json, waiting
 from ftis_node.errors import UserError
-from ftis_node.observe.answers import Kind, NodeState, PeerRow, Peers, Status
+from ftis_node.observe.answers import Kind, PeerRow, Peers, Status
 from ftis_node.observe.api import NoDaemon, ask, link, read_token
 from ftis_node.observe.logs import as_object, as_text, last_lines, last_words, read_log
 from ftis_node.store.home import DEFAULT_HOME, Home
@@ -45,7 +45,7 @@ def ask_daemon(
     Raises:
         UserError: there is no such home, none runs on it, it does not answer, or refuses the order.
     """
-    place = Home(home.expanduser())
+    place = Home(home)
     deadline = time.monotonic() + starting
     told = False
     while True:
@@ -131,7 +131,7 @@ def page(
     """Print the link to the node's page. Its holder can see everything the node shows, and change nothing."""
     import webbrowser
 
-    place = Home(home.expanduser())
+    place = Home(home)
     address = ask_daemon(home, "/status", Status).page
     if address is None:
         raise UserError("The node on this home serves no page.", "Start it without --set page=false.")
@@ -147,7 +147,7 @@ def show_id(home: HomeOption = DEFAULT_HOME, json: JsonOption = False) -> None:
     """Print this node's peer id, and its addresses if it is running."""
     from ftis_node.swarm.identity import Identity
 
-    place = Home(home.expanduser())
+    place = Home(home)
     place.refuse_missing()
     identity = Identity.load(place.key)
     try:
@@ -179,7 +179,7 @@ def top(home: HomeOption = DEFAULT_HOME) -> None:
     from ftis_node.observe.live import node_view
     from ftis_node.observe.terminal import console
 
-    place = Home(home.expanduser())
+    place = Home(home)
     terminal = console()
 
     def look() -> RenderableType:
@@ -203,7 +203,7 @@ def logs(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line and nothing else.")] = False,
 ) -> None:
     """Print the last lines of the log of the node on this home, also after it has ended."""
-    place = Home(home.expanduser())
+    place = Home(home)
 
     def may_grow() -> bool:
         return follow and place.lives(place.runtime())
@@ -290,9 +290,9 @@ def saved(home: Path) -> Status:
     return status
 
 
-def _command(home: Path, name: str, *, wait: bool = False) -> NodeState:
+def _command(home: Path, name: str, *, wait: bool = False) -> Status:
     """The node's answer; wait: that of a node that has paused, or trains again."""
-    answer = ask_daemon(home, f"/{name}", NodeState, order={})
+    answer = ask_daemon(home, f"/{name}", Status, order={})
     pausing = name == "pause"
 
     def done() -> bool:
@@ -304,12 +304,12 @@ def _command(home: Path, name: str, *, wait: bool = False) -> NodeState:
         if answer.pausing != pausing or answer.finishing or answer.state == "STOPPING":
             raise UserError(f"The node does not {name}: it is {answer.state}.", "Ask it with `ftis-node status`.")
         time.sleep(POLL_SECONDS)
-        answer = ask_daemon(home, "/status", NodeState, timeout=PATIENCE)
+        answer = ask_daemon(home, "/status", Status, timeout=PATIENCE)
     return answer
 
 
 def _end(home: Path, name: str, text: str, *, wait: bool, json: bool) -> None:
-    place = Home(home.expanduser())
+    place = Home(home)
     record = place.runtime()
     answer = _command(home, name)
     if wait:
@@ -323,5 +323,5 @@ def _end(home: Path, name: str, text: str, *, wait: bool, json: bool) -> None:
     _say(answer, text, json=json)
 
 
-def _say(answer: NodeState, text: str, *, json: bool) -> None:
+def _say(answer: Status, text: str, *, json: bool) -> None:
     print_answer({name: getattr(answer, name) for name in ("state", "pausing", "finishing")}, text, json=json)

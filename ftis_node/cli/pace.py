@@ -1,9 +1,6 @@
 """About how long a step and an evaluation take with a model, before it is loaded."""
 
-import json
 import re
-import subprocess
-import sys
 from typing import Any
 
 from ftis_node.fit.geometry import Geometry
@@ -12,7 +9,6 @@ from ftis_node.fit.plan import SMALL_MODEL, Plan
 from ftis_node.lab.step_seconds import CARDS, MULTIPLYING, READING, Card, Work, generating, training
 from ftis_node.text import duration
 
-PATIENCE = 60.0  # seconds for the process that measures, most of which it imports
 _NOT_MODEL = re.compile("NVIDIA |GeForce |Tesla | 80GB HBM3")  # what drivers call a card beside its model
 
 
@@ -56,13 +52,14 @@ def card_named(name: str) -> Card | None:
 
 
 def card_here(device: str, chosen: Plan, shape: Geometry) -> Card | None:
-    """This machine's device: of a known name, or with rates that another process measures.
+    """This machine's device: of a known name, or with rates that are measured.
 
     None: it cannot be measured, or the model takes no time.
     """
     import torch
 
     from ftis_node.policy.load import choose_device
+    from ftis_node.preflight.rates import rates
 
     if shape.parameters < SMALL_MODEL:
         return None
@@ -71,13 +68,11 @@ def card_here(device: str, chosen: Plan, shape: Geometry) -> Card | None:
         known = card_named(torch.cuda.get_device_name(place))
         if known is not None:
             return known
-    line = [sys.executable, "-P", "-m", "ftis_node.preflight.rates", str(place), chosen.dtype]
     try:
-        ended = subprocess.run(line, capture_output=True, timeout=PATIENCE, stdin=subprocess.DEVNULL, check=True)
-    except subprocess.SubprocessError:
+        tflops, bandwidth = rates(place, getattr(torch, chosen.dtype))
+    except RuntimeError:  # as where its memory is full
         return None
-    found = json.loads(ended.stdout)
-    return Card(tflops=found["tflops"] / MULTIPLYING, bandwidth=found["bandwidth"] / READING)
+    return Card(tflops=tflops / MULTIPLYING, bandwidth=bandwidth / READING)
 
 
 def step_seconds_text(seconds: dict[str, Any]) -> str:

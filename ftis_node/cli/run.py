@@ -26,7 +26,7 @@ from ftis_node.packet import MAX_GROUP
 from ftis_node.store.home import DEFAULT_HOME, Home
 
 GroupOption = Annotated[int, typer.Option(min=2, max=MAX_GROUP, help="Completions a prompt.")]
-app = typer.Typer(no_args_is_help=True, help="Make or show a run, the public contract of a swarm.")
+app = typer.Typer(no_args_is_help=True)
 
 
 @app.command("show")
@@ -113,7 +113,7 @@ def new(
     if output.exists() and not overwrite:
         raise UsageError(f"{output} exists already.", "Name another --output, or add --overwrite.")
     if private:
-        shared["founder"] = Identity.load_or_create(Home(home.expanduser()).key).peer_id
+        shared["founder"] = Identity.load_or_create(Home(home).key).peer_id
     run = run_for(facts, any_tokenizer=any_tokenizer, group=group, temperature=temperature, **shared)
     run_file = RunFile(run=run, hints=hints)
     try:

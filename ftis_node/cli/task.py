@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -28,23 +27,20 @@ from ftis_node.errors import UsageError
 from ftis_node.export.record import run_of
 from ftis_node.host.doing import doing
 from ftis_node.host.files import replace_text
+from ftis_node.observe.metrics import MetricsLog, read_events
 from ftis_node.observe.terminal import shown_work
 from ftis_node.packet import MAX_GROUP
 from ftis_node.preflight.task_rows import checked
-from ftis_node.tasks import Example, Task, scoring, source_of
-from ftis_node.tasks.task import told_if_few
+from ftis_node.tasks import Example, Task, source_of
+from ftis_node.tasks.task import spread, told_if_few
 from ftis_node.tasks.templates import PLAIN, as_trained, known_as, shown, usual
 from ftis_node.text import counted, duration, in_lines, say
 
 if TYPE_CHECKING:
-    from ftis_node.evaluate.learnable import Learnable, TriedRow
-    from ftis_node.policy.generate.stream import Sampling
-    from ftis_node.policy.policy import Policy
-    from ftis_node.policy.room import Room
+    from ftis_node.evaluate.learnable import Learnable, Subject, TriedRow
     from ftis_node.worker.restore import Checkpoint
 
-HELP = "Check a task's rows, and what a model can learn from them; keep those that teach."
-app = typer.Typer(no_args_is_help=True, help=HELP)
+app = typer.Typer(no_args_is_help=True)
 
 TaskArgument = Annotated[str, typer.Argument(help=KINDS)]
 SamplesOption = Annotated[int, typer.Option(min=2, max=MAX_GROUP, help="Completions a row.")]
@@ -146,18 +142,29 @@ def filter_rows(
         loaded = as_trained(loaded, run_of(checkpoint), reward, template)
         field = _field(loaded, template)
         chosen = spread(len(loaded.train), rows)
-        notes = _Notes(output.with_name(f"{output.name}.tried"), loaded, model, samples, completion_tokens)
-        done = notes.read()
+        notes = output.with_name(f"{output.name}.tried")
+        of = {
+            "task": loaded.name,
+            "data": loaded.data,
+            "reward": loaded.reward,
+            "model": model,
+            "samples": samples,
+            "completion_tokens": completion_tokens,
+            "template": loaded.template,
+        }
+        done = _tried_before(notes, of)
         if output.exists() and not done:
             raise UsageError(f"{output} exists already, and this command did not make it.", "Name another --output.")
         left = [row for row in chosen if row not in done]
         with suppress(KeyboardInterrupt):  # the rows until then are of use
             if left:
                 subject = stack.enter_context(opened(loaded, left, model, checkpoint, set_, completion_tokens))
-                append = stack.enter_context(notes.appending())
+                log = stack.enter_context(closing(MetricsLog(notes)))
+                if not done:
+                    log.write("filtering", of=of)
                 work = stack.enter_context(doing("filtering", samples * len(left), "completions"))
                 for one in subject.tried(left, samples):
-                    append(one)
+                    log.write("row", **msgspec.to_builtins(one))
                     done[one.row] = one
                     there = sum(low <= each.pass_rate <= high for each in done.values())
                     work.what = f"{there} of {counted(len(done), 'row')} kept so far"
@@ -203,32 +210,6 @@ def filter_rows(
         say(f"ftis-node run new {line} --completion-tokens {completion_tokens} -o run.toml")
 
 
-def spread(there: int, wanted: int | None) -> list[int]:
-    """So many of the rows at even distances; None: all."""
-    count = min(there, wanted or there)
-    return [index * there // count for index in range(count)]
-
-
-@dataclass(frozen=True)
-class _Subject:
-    """A loaded model with the prompts of some rows."""
-
-    policy: Policy
-    task: Task
-    prompts: dict[int, list[int]]
-    sampling: Sampling
-    room: Room
-
-    def tried(self, rows: Sequence[int], samples: int, seconds: float = float("inf")) -> Iterator[TriedRow]:
-        """Sample and judge the rows, see `learnable.tried`."""
-        from ftis_node.evaluate.learnable import tried
-
-        prompts = [self.prompts[row] for row in rows]
-        examples = [self.task.train[row] for row in rows]
-        with scoring(self.task.reward, self.task.scorer) as scorer:
-            yield from tried(self.policy, rows, prompts, examples, scorer, self.sampling, samples, self.room, seconds)
-
-
 @contextmanager
 def opened(
     task: Task,
@@ -237,7 +218,7 @@ def opened(
     checkpoint: Checkpoint | None,
     pairs: Sequence[str] | None,
     completion_tokens: int | None,
-) -> Iterator[_Subject]:
+) -> Iterator[Subject]:
     """Load a model by its name, or its checkpoint, and ask it these rows; on a terminal its work is shown.
 
     Raises:
@@ -247,13 +228,14 @@ def opened(
     if task.turns > 1:
         raise UsageError(f"Episodes of {task.name} have several answers.", "Name a task of single answers.")
     from ftis_node.evaluate.greedy import batch_that_fits, tokenised
+    from ftis_node.evaluate.learnable import Subject
     from ftis_node.policy.generate.stream import Sampling
     from ftis_node.policy.room import Room
     from ftis_node.worker.formats import asked_in
     from ftis_node.worker.planning import memory_budget
     from ftis_node.worker.restore import load_trained, settings_for
 
-    flags = parse_pairs(pairs or [])
+    flags = parse_pairs(pairs)
     run = None
     if "chat" not in flags:
         run = run_of(checkpoint)
@@ -266,10 +248,10 @@ def opened(
         cap = completion_tokens or task.completion_tokens
         ids = tokenised(policy, task, [task.train[row] for row in rows], cap, chat, prefix)
         batch = batch_that_fits(policy, max(map(len, ids)), cap, memory_budget(settings, policy.device))
-        yield _Subject(policy, task, dict(zip(rows, ids, strict=True)), Sampling(cap, 1.0, ends), Room(batch))
+        yield Subject(policy, task, dict(zip(rows, ids, strict=True)), Sampling(cap, 1.0, ends), Room(batch))
 
 
-def _learnable(subject: _Subject, rows: Sequence[int], samples: int, seconds: float) -> Learnable:
+def _learnable(subject: Subject, rows: Sequence[int], samples: int, seconds: float) -> Learnable:
     from ftis_node.evaluate.learnable import Learnable
 
     began = time.monotonic()
@@ -315,62 +297,18 @@ def _lines(rows: Sequence[Example], field: str) -> str:
     return b"\n".join([*lines, b""]).decode()
 
 
-class _Notes:
-    """The file of rows that were tried: a head that says of what, then a line for each."""
+def _tried_before(notes: Path, of: Mapping[str, object]) -> dict[int, TriedRow]:
+    """The rows that are done, by their number. of: what the file of notes begins with.
 
-    def __init__(self, path: Path, task: Task, model: str, samples: int, completion_tokens: int | None) -> None:
-        self._path = path
-        self._head = {
-            "task": task.name,
-            "data": task.data,
-            "reward": task.reward,
-            "model": model,
-            "samples": samples,
-            "completion_tokens": completion_tokens,
-            "template": task.template,
-        }
+    Raises UsageError for those of another task, model or number of samples."""
+    from ftis_node.evaluate.learnable import TriedRow
 
-    def read(self) -> dict[int, TriedRow]:
-        """The rows that are done, by their number; a line that was cut off by a kill is not. Raises UsageError for
-        those of another task, model or number of samples."""
-        from ftis_node.evaluate.learnable import TriedRow
-
-        head, *lines = self._bytes().splitlines() or [b""]
-        if not head:
-            return {}
-        try:
-            same = msgspec.json.decode(head) == self._head
-        except msgspec.DecodeError:
-            same = False
-        if not same:
-            raise UsageError(
-                f"{self._path} is of another task, model, template or number of samples.",
-                "Name another --output, or remove that file.",
-            )
-        done = {}
-        for line in lines:
-            with suppress(msgspec.DecodeError):
-                one = msgspec.json.decode(line, type=TriedRow)
-                done[one.row] = one
-        return done
-
-    @contextmanager
-    def appending(self) -> Iterator[Callable[[TriedRow], None]]:
-        """Gives a function that adds a row to the file at once. Raises OSError if it cannot be written."""
-        before = self._bytes()
-        with self._path.open("ab") as file:
-            if not before:
-                file.write(msgspec.json.encode(self._head) + b"\n")
-            elif not before.endswith(b"\n"):  # a kill cut its last line off
-                file.write(b"\n")
-
-            def append(one: TriedRow) -> None:
-                file.write(msgspec.json.encode(one) + b"\n")
-                file.flush()
-
-            yield append
-
-    def _bytes(self) -> bytes:
-        if not self._path.exists():
-            return b""
-        return self._path.read_bytes()
+    if not notes.exists():
+        return {}
+    if [head["of"] for head in read_events(notes, "filtering")][:1] != [of]:
+        raise UsageError(
+            f"{notes} is of another task, model, template or number of samples.",
+            "Name another --output, or remove that file.",
+        )
+    rows = [msgspec.convert(event, TriedRow) for event in read_events(notes, "row")]
+    return {one.row: one for one in rows}

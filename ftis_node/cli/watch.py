@@ -1,5 +1,6 @@
 """``ftis-node watch``: the swarm as a whole, without a model."""
 
+import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ftis_node.cli.common import JsonOption, addresses_in, print_json
+from ftis_node.cli.common import JsonOption, addresses_in, print_answer
 from ftis_node.cli.flags import Given, with_settings
 from ftis_node.cli.invitations import invitation_in, keep_invitation, tell_invitation
 from ftis_node.errors import UsageError
@@ -41,7 +42,7 @@ def watch(
     """
     if json and seconds is None:
         raise UsageError("--json is for --for: what never ends prints nothing.", "Add --for 60, or ask for swarm.json.")
-    place = Home(home.expanduser())
+    place = Home(home)
     if place.store.exists():
         raise UsageError(
             f"The home {place.path} is a node's, and the key of one serves one process.",
@@ -71,19 +72,18 @@ def watch(
         import uvloop
 
         from ftis_node.node.observer import Observer
+        from ftis_node.node.options import JoinOptions
         from ftis_node.observe.web import Web
 
     def tell(server: Web) -> None:
         say(f"Page: {link(server.address, read_token(place.page_token))}", error=True, flush=True)
 
-    observer = Observer(place, settings, addresses, invited, export)
+    observer = Observer(JoinOptions(place, peers=addresses, invitation=invited), settings, export)
     if seconds is not None:
         say(f"Looking for {seconds:g} s.", error=True, flush=True)
-    facts, code = uvloop.run(observer.run(tell, seconds))
-    if json:
-        print_json(msgspec.to_builtins(facts))
-    elif seconds is not None:
-        say(*swarm_lines(facts))
+    facts, code = uvloop.run(observer.run(tell, seconds or math.inf))
+    if seconds is not None:
+        print_answer(msgspec.to_builtins(facts), *swarm_lines(facts), json=json)
     sys.exit(code)
 
 

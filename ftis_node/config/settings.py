@@ -58,8 +58,8 @@ class Settings(BaseModel):
     }
     """The groups of the settings, by the first setting of each."""
 
-    model: str = "tiny-a"
-    """A short name (qwen2.5-3b), a hub id, a local folder, or tiny-a, -b, -c."""
+    model: Annotated[str, Flag()] = "tiny-a"
+    """A short name (qwen2.5-3b), a hub id, a folder, a GGUF file, or tiny-a, -b, -c."""
     lora: Annotated[bool | None, Flag("--lora/--full")] = None
     """Train LoRA layers only (true) or everything (false). Default: what fits; on a CPU LoRA, but for tiny models."""
     lora_rank: int = Field(128, ge=1)
@@ -293,7 +293,7 @@ def group_of(name: str) -> str:
 FLAGS: Mapping[str, Flag] = {
     name: one for name, field in Settings.model_fields.items() for one in field.metadata if isinstance(one, Flag)
 }
-"""The flags of `join` that give a setting, by its name. (--model is an option of several commands.)"""
+"""The flags of `join` that give a setting, by its name."""
 
 OBJECTIVE_PARTS = tuple(name for name in (*PART_NAMES, *PART_LIMITS) if name in Settings.model_fields)
 """The settings that replace parts of an objective."""

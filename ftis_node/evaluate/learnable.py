@@ -5,17 +5,18 @@ signal is the share of a node's work that is of use.
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import msgspec
 
 from ftis_node.evaluate.judging import Judged, judge
 from ftis_node.evaluate.playing import sampled
 from ftis_node.host.doing import doing
-from ftis_node.policy.generate.sampling import Prompts, Sampling
+from ftis_node.policy.generate.sampling import Sampling
 from ftis_node.policy.policy import Policy
 from ftis_node.policy.room import Room
-from ftis_node.tasks import Example, Scorer
+from ftis_node.tasks import Task, scoring
 
 FEW = 0.2  # a share of groups below which little can be learned
 
@@ -107,42 +108,45 @@ class Learnable(msgspec.Struct, frozen=True):
         return found
 
 
-def tried(
-    policy: Policy,
-    rows: Sequence[int],
-    prompts: Prompts,
-    examples: Sequence[Example],
-    scorer: Scorer,
-    sampling: Sampling,
-    samples: int,
-    room: Room,
-    seconds: float = float("inf"),
-) -> Iterator[TriedRow]:
-    """Sample so many completions of each row's prompt and judge them; yield the rows as they are done.
+@dataclass(frozen=True)
+class Subject:
+    """A loaded model with the prompts of some rows of a task, as token ids by the rows' numbers.
 
-    Args:
-        rows: the rows' numbers, for the answer. prompts: their token ids.
-        room: how many completions are generated side by side.
-        seconds: after these no other rows are begun. Rows are begun together where that is done in time, and within
-            a minute: what is not done is lost where somebody has no patience.
-
-    Raises:
-        FtisError: a single group does not fit into memory, or the weights have diverged.
+    room: how many completions are generated side by side.
     """
-    ends = time.monotonic() + seconds
-    done = 0
-    together = 1
-    with doing("sampling", samples * len(rows), "completions"):
-        while done < len(rows) and (done == 0 or time.monotonic() < ends):
-            began = time.monotonic()
-            some = slice(done, done + together)
-            groups = sampled(policy, prompts[some], sampling, room, group=samples)
-            for row, example, group in zip(rows[some], examples[some], groups, strict=True):
-                scorer.begin()
-                judged = [judge(policy.tokenizer, completion, example, scorer) for completion in group]
-                yield TriedRow.of(row, judged)
-            done = some.stop
-            now = time.monotonic()
-            a_row = max(now - began, 1e-6) / len(groups)
-            in_time = int(min(ends - now, _TOGETHER_SECONDS) / a_row)
-            together = max(1, min(room.size // samples, in_time))
+
+    policy: Policy
+    task: Task
+    prompts: Mapping[int, Sequence[int]]
+    sampling: Sampling
+    room: Room
+
+    def tried(self, rows: Sequence[int], samples: int, seconds: float = float("inf")) -> Iterator[TriedRow]:
+        """Sample so many completions of each row's prompt and judge them; yield the rows as they are done.
+
+        Args:
+            seconds: after these no other rows are begun. Rows are begun together where that is done in time, and
+                within a minute: what is not done is lost where somebody has no patience.
+
+        Raises:
+            FtisError: a single group does not fit into memory, or the weights have diverged.
+        """
+        task = self.task
+        ends = time.monotonic() + seconds
+        done = 0
+        together = 1
+        with scoring(task.reward, task.scorer) as scorer, doing("sampling", samples * len(rows), "completions"):
+            while done < len(rows) and (done == 0 or time.monotonic() < ends):
+                began = time.monotonic()
+                some = rows[done : done + together]
+                prompts = [self.prompts[row] for row in some]
+                groups = sampled(self.policy, prompts, self.sampling, self.room, group=samples)
+                for row, group in zip(some, groups, strict=True):
+                    scorer.begin()
+                    judged = [judge(self.policy.tokenizer, one, task.train[row], scorer) for one in group]
+                    yield TriedRow.of(row, judged)
+                done += len(some)
+                now = time.monotonic()
+                a_row = max(now - began, 1e-6) / len(some)
+                in_time = int(min(ends - now, _TOGETHER_SECONDS) / a_row)
+                together = max(1, min(self.room.size // samples, in_time))

@@ -22,7 +22,7 @@ from ftis_node.lab.spec import TrialSpec, generating, own_share
 from ftis_node.node.demand import announced_age
 from ftis_node.node.means import Means
 from ftis_node.node.progress import Progress
-from ftis_node.node.step_batch import OwnGroup, StepBatch
+from ftis_node.node.step_batch import StepBatch
 from ftis_node.node.stepper import Stepper, source_for
 from ftis_node.node.vertical import VerticalSource
 from ftis_node.policy.load import load_tokenizer
@@ -31,7 +31,7 @@ from ftis_node.store.checkpoints import Checkpoints, labelled
 from ftis_node.store.packets import PacketStore
 from ftis_node.swarm.admission import AdmissionContext
 from ftis_node.swarm.identity import Identity
-from ftis_node.swarm.pool import Pool
+from ftis_node.swarm.pool import Pool, Scored
 from ftis_node.swarm.reputation import Reputation
 from ftis_node.tasks import load_task
 from ftis_node.worker.engine import Engine
@@ -204,9 +204,8 @@ class Participant:
         self.stepper.source.pool = Pool(lambda: math.inf, clock, self._rng(f"pool/{step}"), keep_all=True)
         self.swarm.reseed(self._rng(f"table/{step}"))
 
-    async def gather(self, own: list[OwnGroup]) -> StepBatch:
-        """The batch of this round: what it made itself, and what it takes of the others. In lock step only, once all
-        nodes have made theirs."""
+    async def gather(self, own: list[Scored]) -> StepBatch:
+        """The batch of this round: what it made itself, and what it takes of the others."""
         means = self.stepper.means
         if means.own_only:
             return StepBatch(own, [])

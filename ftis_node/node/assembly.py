@@ -16,8 +16,9 @@ from ftis_node.node.checkpointing import Saving
 from ftis_node.node.compute import ComputeProcess
 from ftis_node.node.demand import announced_age
 from ftis_node.node.means import Means
+from ftis_node.node.options import JoinOptions
 from ftis_node.node.progress import Progress
-from ftis_node.node.remembered import layers_of
+from ftis_node.node.remembered import facts_of
 from ftis_node.node.run_source import roster_of
 from ftis_node.node.standing import ReputationFile
 from ftis_node.node.stepper import Stepper, source_for
@@ -26,7 +27,7 @@ from ftis_node.observe.provenance import versions
 from ftis_node.observe.tracking import Tracker
 from ftis_node.packet import Group
 from ftis_node.policy.names import lasting
-from ftis_node.store.checkpoints import CHECKPOINTS_KEPT, labelled
+from ftis_node.store.checkpoints import CHECKPOINTS_KEPT
 from ftis_node.store.home import Home
 from ftis_node.store.packets import PacketStore
 from ftis_node.swarm.addresses import parse_address
@@ -145,7 +146,6 @@ def build_components(
     name = f"{Path(settings.model).name}-{run.id.hex()[:8]}"
     tracker = Tracker(settings.track, home.track / settings.track, name) if settings.track != "none" else None
     metrics = MetricsLog(home.metrics, quota.older_metrics, tracker=tracker)
-    model = labelled(lasting(settings.model), facts.kind)
     reputation = Reputation(boot_seconds, settings.defences)
     context = AdmissionContext(run=run, prompt_digests=opened.prompt_digests)
     stepper: Stepper  # made below: the swarm hands it groups, but not before it has started
@@ -157,7 +157,7 @@ def build_components(
         max_age=announced_age(run, settings.max_age),
         trade=Trade(context, store, lambda: stepper.want(), lambda arrived: stepper.source.inbox.on_groups(arrived)),
         peer_cache=home.peers,
-        roster=roster_of(home, run, identity, compute.options.invitation),
+        roster=roster_of(compute.options, run, identity),
         describe=describe,
         chronicle=read_chronicle(home.swarm_history, run),
     )
@@ -179,14 +179,7 @@ def build_components(
         home=home,
         run_file=run_file,
         metrics=metrics,
-        saving=Saving(
-            home.checkpoints,
-            model,
-            facts.plan.optimiser,
-            metrics,
-            quantisation=facts.plan.quantisation,
-            layers=layers_of(facts.settings),
-        ),
+        saving=Saving(home.checkpoints, facts_of(facts, lasting(settings.model)), metrics),
         reputation_file=ReputationFile(home.standing, reputation),
         stepper=stepper,
         swarm=swarm,
@@ -242,33 +235,21 @@ def refill_pool(stepper: Stepper) -> None:
                 break
 
 
-async def open_network(
-    home: Home,
-    settings: Settings,
-    sockets: Path,
-    identity: Identity,
-    bootstraps: Sequence[str],
-    owners: Sequence[str],
-    started: Callable[[int], None],
-) -> Libp2p:
-    """Start p2pd, on the previous port if that is free. The caller closes what it returns. With bootstraps it first
-    asks them for some seconds whether another node has this key.
-
-    Args:
-        sockets: a private directory for p2pd's sockets.
-        owners: of the bootstraps, those that the owner named. started: called with the process id of each p2pd, also of
-            one that replaces another later.
+async def open_network(options: JoinOptions, settings: Settings, sockets: Path, identity: Identity) -> Libp2p:
+    """Start p2pd, on the previous port if that is free.
 
     Raises:
         UserError: another node has this key, the port is taken, or p2pd does not start.
     """
+    home = options.home
+    known = options.bootstraps
     listening = listening_of(settings, home.key, sockets)
-    if bootstraps and await somebody_else(listening, identity.author, bootstraps, TWIN_SECONDS, owners):
+    if known and await somebody_else(listening, identity.author, known, TWIN_SECONDS, options.peers):
         raise UserError(
             f"Another node with the key of {home.path} is running somewhere: {identity.peer_id}.",
             "Stop that one first, or give this one a --home of its own.",
         )
-    return await Libp2p.start(listening, started, home.last_port())
+    return await Libp2p.start(listening, home.last_port())
 
 
 async def open_lan(stack: AsyncExitStack, swarm: Swarm, transport: Libp2p, about: dict[str, str]) -> None:

@@ -8,10 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ftis_node.errors import UsageError, UserError
-from ftis_node.fit.memory import Quantisation
 from ftis_node.host.files import bytes_under, removed_if_it_fails
 from ftis_node.node.progress import Progress
-from ftis_node.node.remembered import Layers, facts_of, refuse_other_model
+from ftis_node.node.remembered import refuse_other_model
 from ftis_node.observe.answers import CheckpointStatus
 from ftis_node.observe.metrics import MetricsLog
 from ftis_node.step_report import StepReport
@@ -65,29 +64,22 @@ class Saving:
     def __init__(
         self,
         path: Path,
-        model: str,
-        optimiser: str,
+        facts: Facts,
         metrics: MetricsLog,
         minutes: float | None = None,
         clock: Callable[[], float] = time.monotonic,
-        quantisation: Quantisation = "none",
-        layers: Layers | None = None,
     ) -> None:
         """
         Args:
-            path: the directory of checkpoints, which is made here; it is one node's alone.
-            model: the label that a checkpoint must have: the model's name and the trained part of it.
-            optimiser: the optimiser whose state it must hold.
+            facts: of each checkpoint beside branch and progress, see `facts_of`.
             minutes: between checkpoints, see `checkpoint_seconds`. clock: seconds.
-            quantisation: of the frozen weights beside which the checkpoint's were trained.
-            layers: the settings of the LoRA layers, if it trains any.
         """
         self.minutes = minutes
         self._metrics = metrics
         self._clock = clock
         self._path = path
         self._checkpoints = Checkpoints(path)
-        self._facts = facts_of(model, optimiser, quantisation, layers)  # of each checkpoint, beside branch and progress
+        self._facts = facts
         self.branch = 1
 
         # The newest whole checkpoint.
@@ -123,15 +115,12 @@ class Saving:
         checkpoints = self._checkpoints
         if older and await asyncio.to_thread(checkpoints.take_back):
             older = False  # it failed with the older one too
-        known_damaged = checkpoints.damaged()
         found = None
         if older:
             found = await asyncio.to_thread(checkpoints.latest, self.saved_step)
         if found is None:
             found = await asyncio.to_thread(checkpoints.latest)
         self.branch = await asyncio.to_thread(checkpoints.next_branch)
-        for path in set(checkpoints.damaged()) - set(known_damaged):
-            logger.error("A checkpoint is damaged and set aside as %s; an older one is used, if there is one.", path)
         if found is None:
             return None
         directory, facts = found

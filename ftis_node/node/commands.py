@@ -7,7 +7,6 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterator
 from datetime import datetime
-from enum import Enum, auto
 from pathlib import Path
 
 import psutil
@@ -96,28 +95,24 @@ class Schedule:
         now = boot_seconds()
         if not self._blind and now - self._looked >= CARD_SECONDS and (self._own() or self._card is not None):
             self._looked = now
-            text = await self._pmon()
-            self._note_own_card(text)
             self._busy_looks += 1
-            if not self._others_in(text):
+            if not self._others_in(await self._pmon()):
                 self._busy_looks = 0
             if self._busy_looks >= BUSY_LOOKS:
                 self._busy_at = now
         return now - self._busy_at < QUIET_SECONDS
 
-    def _note_own_card(self, text: str) -> None:
-        """Note on which GPU the node's own process runs; of several, the one listed last. text: nvidia-smi's."""
+    def _others_in(self, text: str) -> bool:
+        """Whether nvidia-smi's text names another busy process on the node's GPU, which is the one that it names for
+        the node's own."""
         own = self._own()
-        for card, pid, _ in read_pmon(text):
+        busy_cards = set()
+        for card, pid, busy in read_pmon(text):
             if pid in own:
                 self._card = card
-
-    def _others_in(self, text: str) -> bool:
-        """Whether nvidia-smi's text names another busy process on the node's GPU."""
-        own = self._own()
-        return any(
-            card == self._card and pid not in own and busy >= BUSY_PERCENT for card, pid, busy in read_pmon(text)
-        )
+            elif busy >= BUSY_PERCENT:
+                busy_cards.add(card)
+        return self._card in busy_cards
 
     async def _pmon(self) -> str:
         """The output of nvidia-smi; empty if it is missing, which ends all further looks, or takes over ten seconds."""
@@ -151,78 +146,53 @@ def read_pmon(text: str) -> Iterator[tuple[str, int, int]]:
             yield words[0], int(words[1]), busy
 
 
-class Phase(Enum):
-    """FINISHING: the node ends after the running step. STOPPING: it ends within half a minute."""
-
-    GOING_ON = auto()
-    FINISHING = auto()
-    STOPPING = auto()
-
-
-class Hold(Enum):
-    """Why a node does not train: its owner paused it, or by `Schedule`."""
-
-    OWNER = auto()
-    SCHEDULE = auto()
-
-
 class Commands:
     """The present commands. A command only sets what is read here: `Training` reads it between steps.
 
-    phase: what the latest `finish` or `stop` made it; neither is taken back. hold: why the node is not to train, None
-    if it is.
-    stopping: set in the phase STOPPING. deadline: by when, then, the node must have ended (`time.monotonic`); 0 before.
-    flush: set if the running step is to wait for nothing, because the node pauses or ends.
+    stopping: set once the node is to end within half a minute. deadline: by when it must have ended (`time.monotonic`).
+    finishing: it ends after the running step. why: why the schedule holds it, a sentence; empty if it does not.
+    flush: set if the running step is to wait for nothing.
     """
 
     def __init__(self, schedule: Schedule, *, paused: bool) -> None:
         self.stopping = asyncio.Event()
         self.flush = asyncio.Event()
         self.deadline = 0.0
+        self.finishing = False
+        self.why = ""
+        self._paused = paused  # by its owner
         self._schedule = schedule
         self._came = asyncio.Event()
-        self._give(Phase.GOING_ON, Hold.OWNER if paused else None)
+        self._note()
 
     @property
     def ending(self) -> bool:
         """Whether the node ends."""
-        return self.phase is not Phase.GOING_ON
+        return self.finishing or self.stopping.is_set()
 
     @property
     def pausing(self) -> bool:
-        """Whether the node is not to train, by its owner or the schedule; a running step is finished."""
-        return self.hold is not None
-
-    @property
-    def finishing(self) -> bool:
-        """Whether the node ends after the running step."""
-        return self.phase is Phase.FINISHING
-
-    @property
-    def why(self) -> str:
-        """Why the schedule holds the node, as a sentence; "" if it does not, or the owner paused it."""
-        if self.hold is Hold.SCHEDULE:
-            return self._schedule.why
-        return ""
+        """Whether the node is not to train."""
+        return self._paused or bool(self.why)
 
     def stop(self, seconds: float) -> None:
         """End the node within so many seconds."""
         self.deadline = time.monotonic() + seconds
         self.stopping.set()
-        self._give(Phase.STOPPING, self.hold)
+        self.finishing = False
+        self._note()
 
     def finish(self) -> None:
-        """End the node after the running step, however long that takes."""
-        self._give(Phase.FINISHING, self.hold)
+        self.finishing = True
+        self._note()
 
     def pause(self) -> None:
-        """Train no more after the running step, until `resume`; the schedule does not end this."""
-        self._give(self.phase, Hold.OWNER)
+        self._hold(paused=True)
 
     def resume(self) -> None:
         """Train, also in spite of hours, battery and GPU, until these allow it anyway."""
         self._schedule.overrule()
-        self._give(self.phase, None)
+        self._hold(paused=False)
 
     async def keep_hours(self) -> None:
         """Pause and continue by the schedule, without an end."""
@@ -232,27 +202,23 @@ class Commands:
             await asyncio.sleep(LOOK_SECONDS)
 
     async def look(self) -> None:
-        """Ask the schedule, and hold the node or let it go on if its answer has changed. Called every five seconds and
-        after a change of settings.
-
-        Raises:
-            OSError: see `Schedule.why_not`.
-        """
-        before = self.why
+        """Ask the schedule."""
         why = await self._schedule.why_not()
-        if self.hold is not Hold.OWNER and why != before:
-            self._give(self.phase, Hold.SCHEDULE if why else None)
+        if not self._paused and why != self.why:
+            self._hold(paused=False, why=why)
 
     async def next(self) -> None:
         """Wait for the next command; one that came before this call does not count, so read the present ones first."""
         self._came.clear()
         await self._came.wait()
 
-    def _give(self, phase: Phase, hold: Hold | None) -> None:
-        """Make these the present commands, and wake what waits for the next one."""
-        self.phase = phase
-        self.hold = hold
-        if hold is not None or self.ending:
+    def _hold(self, *, paused: bool, why: str = "") -> None:
+        self._paused = paused
+        self.why = why
+        self._note()
+
+    def _note(self) -> None:
+        if self.pausing or self.ending:
             self.flush.set()
         else:
             self.flush.clear()

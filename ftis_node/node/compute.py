@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Callable
 
 import psutil
 
@@ -17,7 +16,6 @@ from ftis_node.host.descriptors import OutOfFiles
 from ftis_node.node.options import JoinOptions
 from ftis_node.node.remembered import settled
 from ftis_node.step_report import TakenStep, Watched
-from ftis_node.store.home import Home
 from ftis_node.tasks.task import told_if_few
 from ftis_node.worker.client import Worker, WorkerDied, WorkerFault
 from ftis_node.worker.messages import Interrupt, Load, ModelFacts, Watch
@@ -49,18 +47,12 @@ class ComputeProcess:
     note      called when there is a new process, and in a pause, when there is none
     """
 
-    def __init__(self, options: JoinOptions, home: Home, started: Callable[[], None]) -> None:
-        """
-        Args:
-            started: called when there is a new process, and in a pause, when there is none.
-        """
+    def __init__(self, options: JoinOptions) -> None:
         self.worker = Worker()
         self.loaded: ModelFacts | None = None
         self.watched = Watched()  # the latest look at it
         self.restarts = 0
         self.options = options
-        self._home = home
-        self.note = started
         self._failures = self._written = 0
         self._faults: deque[tuple[float, str]] = deque(maxlen=FAILURES)  # times and messages
         self._learned: dict[str, int] = {}  # batch sizes below the plan, at which memory was enough
@@ -84,10 +76,9 @@ class ComputeProcess:
         else:
             with output.open("ab") as log:
                 self.worker.start(log, nice=settings.nice)
-        self.note()
         self._watching = asyncio.create_task(self._watch(self.worker))
         if settings.engine == "vllm" and settings.vllm_folder is None:
-            settings = settings.model_copy(update={"vllm_folder": str(self._home.vllm)})
+            settings = settings.model_copy(update={"vllm_folder": str(self.options.home.vllm)})
         facts = await self.worker.call(self._load(settings, run_file))
         self.loaded = facts
         if facts.unwritable:
@@ -104,27 +95,24 @@ class ComputeProcess:
         """The request to load the task and the model. Template and token caps are the run's if it is known, whatever
         the options say."""
         options = self.options
-        files = options.files()
-        template = options.template
+        source = options.source(run_file)
         caps: dict[str, int] = {}
         if run_file is not None:
-            template = None
             caps = run_file.run.caps
         own_data = None
         if options.own_data is not None:
             own_data = str(options.own_data.resolve())
         return Load(
             settings=settings,
-            task=options.task_of(run_file),
-            data=files["data"],
-            eval_data=files["eval_data"],
-            reward=options.reward_of(run_file),
-            template=template,
-            code=options.task is not None,
+            task=source.name,
+            **options.files(),
+            reward=source.reward,
+            template=source.template,
+            code=source.code,
             own_data=own_data,
             own_reward=options.own_reward or "integer",
             caps=caps,
-            remembered=self._learned | settled(self._home.checkpoints, settings.model),
+            remembered=self._learned | settled(self.options.home.checkpoints, settings.model),
             must_fit=self.loaded is None,  # only the first: other users of the GPU may free memory soon
         )
 
@@ -189,12 +177,6 @@ class ComputeProcess:
                 await asyncio.sleep(WATCH_SECONDS)
         self.watched = Watched()
 
-    def saved(self, written: int) -> None:
-        """Note how many checkpoints were written since the node started; a new one resets the count of failures."""
-        if written > self._written:
-            self._written = written
-            self._failures = 0
-
     def stepped(self, last: TakenStep, generation_batch: int) -> None:
         """Note a successful step: remember the batch sizes that are below the plan, forget those that grew back. The
         next compute process begins with them; the next node does not.
@@ -205,10 +187,11 @@ class ComputeProcess:
         sizes = {"micro_batch_tokens": last.report.micro_batch_tokens, "generation_batch": generation_batch}
         self._learned = {name: size for name, size in sizes.items() if size < getattr(self.facts.plan, name)}
 
-    async def failed(self, fault: FtisError) -> bool:
-        """End what is left of the process and pause for 2 to 30 s, longer each time; return whether to try an older
-        checkpoint. Call it once for each failure, before the next `start`. A death for want of memory halves the next
-        one's micro-batches. Too many open files are no failure of the process: no pause, and not counted.
+    async def failed(self, fault: FtisError, written: int) -> bool:
+        """End what is left of the process and pause; return whether to try an older checkpoint.
+
+        Args:
+            written: checkpoints so far. Only failures without a new one between them are in a row.
 
         Raises:
             UserError: it failed six times in a row without a checkpoint between them.
@@ -220,12 +203,15 @@ class ComputeProcess:
             planned = self.facts.settings.micro_batch_tokens or 0
             size = self._learned.get("micro_batch_tokens", planned)  # each such death halves it again
             self._learned["micro_batch_tokens"] = max(MIN_TOKENS, size // 2)
+        if written > self._written:
+            self._written = written
+            self._failures = 0
         self.restarts += 1
         self._failures += 1
         self._faults.append((boot_seconds(), first_line(fault).rstrip(".")))
         if self._failures > FAILURES:
             what = f"The compute process failed {self._failures} times in a row, at last with: {fault}"
-            fix = f"Look into {self._home.log}; if it was out of memory, set a smaller micro_batch_tokens."
+            fix = f"Look into {self.options.home.log}; if it was out of memory, set a smaller micro_batch_tokens."
             if str(fault).startswith("DivergedError"):
                 fix = "Set a smaller learning_rate, and begin again from the model or an older checkpoint."
             raise UserError(what, fix)

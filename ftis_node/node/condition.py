@@ -1,13 +1,16 @@
-"""A node's condition: one word, one sentence, and advice if a person can do something about it."""
+"""A node's condition: one word, one sentence, and advice if a person can do something about it; and telling it."""
 
-from collections.abc import Iterator, Sequence
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
+from ftis_node.observe.answers import State
 from ftis_node.step_report import ClockDifference
 from ftis_node.swarm.membership import Reachability
 from ftis_node.swarm.roster import NO_MEMBER
 from ftis_node.text import counted, duration, rounded
+
+logger = logging.getLogger(__name__)
 
 FAULT_SECONDS = 600.0  # a node is degraded for so long after a failure of its compute process
 IDLE_STEPS = 10
@@ -18,20 +21,6 @@ DOWN_SECONDS = 10.0
 CLOCK_SHOWN = 300.0  # difference to the peers' clocks from which the node reports it
 CLOCK_FAR = 2 * 3600.0  # difference from which it is degraded: at three hours peers refuse each other's announcements
 ENOUGH_CLOCKS = 3  # peers whose median shows that this node's clock is the wrong one
-
-
-class State(StrEnum):
-    """The states; docs/operations.md explains each."""
-
-    LOADING = "LOADING"
-    JOINING = "JOINING"
-    ONLINE = "ONLINE"
-    RELAYED = "RELAYED"
-    OUTBOUND_ONLY = "OUTBOUND-ONLY"
-    ALONE = "ALONE"
-    PAUSED = "PAUSED"
-    DEGRADED = "DEGRADED"
-    STOPPING = "STOPPING"
 
 
 @dataclass(frozen=True)
@@ -226,3 +215,47 @@ def _training_troubles(signs: Signs) -> Iterator[tuple[str, str]]:
 def _solved(signs: Signs) -> bool:
     """Whether steps change nothing because the model can do the task; before an evaluation: no."""
     return signs.idle_steps >= IDLE_STEPS and signs.pass_at_1 is not None and signs.pass_at_1 >= SOLVED
+
+
+# --- telling a person -------------------------------------------------------------------------------------------------
+
+
+class Telling:
+    """A node's condition: what was set while it does not train, else what the signs say."""
+
+    def __init__(self, of_training: Callable[[], Condition], stops: Callable[[], bool]) -> None:
+        """
+        Args:
+            of_training: returns the condition of a node that trains.
+            stops: returns whether the node was asked to stop; then no other condition is set.
+        """
+        self._of_training = of_training
+        self._stops = stops
+        self._apart: Condition | None = Condition(State.LOADING, "The node is starting.")
+        self._logged = (State.LOADING, "")  # the latest state and advice in the log
+
+    def condition(self) -> Condition:
+        """The node's present condition."""
+        if self._apart is not None:
+            return self._apart
+        return self._of_training()
+
+    def trains(self) -> None:
+        """From now on the condition follows from the signs."""
+        self._apart = None
+
+    def set_apart(self, state: State, reason: str, advice: str = "") -> None:
+        """Set the condition of a node that does not train, and log it."""
+        if not self._stops() or state is State.STOPPING:
+            self._apart = Condition(state, reason, advice)
+            self._log(self._apart)
+
+    def note(self) -> None:
+        """Log the condition if its state or advice changed."""
+        now = self.condition()
+        if (now.state, now.advice) != self._logged:
+            self._log(now)
+
+    def _log(self, now: Condition) -> None:
+        logger.info("%s: %s", now.state, f"{now.reason} {now.advice}".rstrip())
+        self._logged = (now.state, now.advice)

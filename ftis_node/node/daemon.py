@@ -20,14 +20,13 @@ from ftis_node.node import assembly
 from ftis_node.node.assembly import Components
 from ftis_node.node.commands import Commands, Schedule
 from ftis_node.node.compute import ComputeProcess
-from ftis_node.node.condition import Condition, Signs, State, condition
+from ftis_node.node.condition import Condition, Signs, Telling, condition
 from ftis_node.node.dashboard import Dashboard
 from ftis_node.node.options import JoinOptions
 from ftis_node.node.run_source import remember_files, run_to_join, with_remembered
 from ftis_node.node.status import joined, peers_row, resident_bytes, self_report, signs, status_row
-from ftis_node.node.telling import Telling
 from ftis_node.node.training import FINISH_SECONDS, GRACE_SECONDS, Training, until_stopped
-from ftis_node.observe.answers import Status
+from ftis_node.observe.answers import State, Status
 from ftis_node.observe.logs import set_level
 from ftis_node.observe.notify import Notifier
 from ftis_node.policy.names import public_name
@@ -61,10 +60,8 @@ class Node:
         self._transport: Libp2p | None = None
         self._training: Training | None = None
         self._addresses: list[str] = []
-        self._runtime: Path | None = None  # the directory of sockets
-        self._p2pd: int | None = None  # its process id
         self._started = boot_seconds()
-        self._compute = ComputeProcess(options, self.home, self._note_children)
+        self._compute = ComputeProcess(options)
         self._commands = Commands(Schedule(lambda: self.settings, self._compute.gpu_pids), paused=options.paused)
         self._telling = Telling(self._condition_of_training, self._commands.stopping.is_set)
         self._page = Dashboard(self)
@@ -219,8 +216,7 @@ class Node:
         self.home.mark()
         self.options = with_remembered(self.options)
         self._compute.options = self.options
-        self._runtime = self.home.make_runtime()
-        return self._runtime
+        return self.home.make_runtime()
 
     async def _begin_to_tell(self, runtime: Path) -> None:
         """Start the local API, the page and the notifications to a supervisor; they report the state from now on."""
@@ -235,11 +231,7 @@ class Node:
         self._stack.callback(told.cancel)
 
     async def _open_network(self, runtime: Path, identity: Identity) -> Libp2p:
-        """Start p2pd, and write its port into the home for the next start. See `assembly.open_network` for errors."""
-        options = self.options
-        transport = await assembly.open_network(
-            self.home, self.settings, runtime, identity, options.bootstraps, options.peers, self._note_p2pd
-        )
+        transport = await assembly.open_network(self.options, self.settings, runtime, identity)
         self._transport = transport
         self._stack.push_async_callback(transport.close)
         replace_text(self.home.port, str(transport.port), durable=True)
@@ -307,18 +299,6 @@ class Node:
         if options.run is None:
             assembly.check_peers(swarm.membership, [*options.peers, *options.given], self.home.path)
 
-    def _note_p2pd(self, pid: int) -> None:
-        """Called with each p2pd that is started."""
-        self._p2pd = pid
-        self._note_children()
-
-    def _note_children(self) -> None:
-        """Record the child processes so that the next start can end them if this process is killed. Called when p2pd or
-        a compute process has started, and in a pause."""
-        children = (self._p2pd, self._compute.worker.pid)
-        if self._runtime is not None:
-            self.home.record_runtime(self._runtime, tuple(pid for pid in children if pid is not None))
-
     # --- what the node says of itself -----------------------------------------------------------------------------
 
     def condition(self) -> Condition:
@@ -341,6 +321,10 @@ class Node:
     def status(self) -> Status:
         """The node's status; without the training part before the swarm exists."""
         run_file = self._decided()
+        loaded = self._compute.loaded
+        of_model = {}  # but for its plan, which `row` adds
+        if loaded is not None:
+            of_model = {name: getattr(loaded, name) for name in ("kind", "parameters", "tokenizer")}
         status = Status(
             name=self.options.name or "",
             **vars(self.condition()),
@@ -352,7 +336,7 @@ class Node:
             run=run_file.run.id.hex() if run_file is not None else None,
             page=self._page.address,
             uptime=boot_seconds() - self._started,
-            **self._of_model(),
+            **of_model,
             objective=self.settings.objective,
             worker_restarts=self._compute.restarts,
             worker_memory_bytes=resident_bytes(self._compute.worker.pid),
@@ -362,17 +346,6 @@ class Node:
         if self._training is None:
             return status
         return joined(status, self._training)
-
-    def _of_model(self) -> dict[str, Any]:
-        """The status's part on the model but for its plan, which `row` adds; nothing before it is loaded."""
-        loaded = self._compute.loaded
-        if loaded is None:
-            return {}
-        return {
-            "kind": loaded.kind,
-            "parameters": loaded.parameters,
-            "tokenizer": loaded.tokenizer,
-        }
 
     def row(self) -> dict[str, Any]:
         """The object that `ftis-node status --json` prints."""

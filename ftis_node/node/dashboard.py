@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-import msgspec
 
 from ftis_node.config.settings import Settings
 from ftis_node.node.means import Compute
@@ -17,8 +14,7 @@ from ftis_node.node.step_batch import Shown
 from ftis_node.observe.api import read_token
 from ftis_node.observe.history import History
 from ftis_node.observe.prometheus import exposition
-from ftis_node.observe.web import TEXT, Api, Order, ReadOut, Route, Web, at_once, json_route, to_json
-from ftis_node.swarm.overview import Overview
+from ftis_node.observe.web import TEXT, Api, Order, Route, Web
 from ftis_node.worker.client import WorkerDied, WorkerFault
 from ftis_node.worker.messages import GroupText, ReadableGroup, Texts
 
@@ -60,12 +56,12 @@ class Dashboard:
         node = self._node
         home = node.home
         routes = [
-            json_route("/api/status", partial(at_once, node.row)),
-            json_route("/api/peers", partial(at_once, node.peers)),
-            Route("/api/history", _Curves(History(home.metrics)).body),
-            json_route("/api/completions", _Texts(node).answer),
-            swarm_route(lambda: node.overview),
-            Route("/metrics", partial(at_once, self._metrics), TEXT, open=True),  # metrics hold no secret
+            Route("/api/status", node.row),
+            Route("/api/peers", node.peers),
+            _curves(History(home.metrics)),
+            Route("/api/completions", _Texts(node).answer),
+            Route("/swarm.json", self._swarm),
+            self._metrics,
         ]
         server = Web(read_token(home.page_token), routes)
         await server.start(settings.http_host, settings.http_port)
@@ -82,8 +78,8 @@ class Dashboard:
     async def api(self, path: Path, orders: Mapping[str, Order]) -> Api:
         """Start the local API on a socket; `orders` are the owner's by route. The caller closes it."""
         node = self._node
-        reads: dict[str, ReadOut] = {"/status": node.row, "/peers": node.peers, "/page": self.invitation}
-        api = Api(reads, {**orders, "/save": self._save}, {"/metrics": self._metrics})
+        reads = (Route("/status", node.row), Route("/peers", node.peers), Route("/page", self.invitation))
+        api = Api([*reads, self._metrics], {**orders, "/save": self._save})
         await api.start(path)
         return api
 
@@ -96,42 +92,34 @@ class Dashboard:
             components.saving.ask(components.stepper.progress.step)
         return node.row()
 
-    def _metrics(self) -> bytes:
-        """The present metrics as Prometheus reads them, for page and local API; made anew for each request."""
-        return exposition(self._node.row(), self._node.peers())
+    @property
+    def _metrics(self) -> Route:
+        """They hold no secret."""
+        node = self._node
+        return Route("/metrics", lambda: exposition(node.row(), node.peers()), TEXT, open=True)
+
+    def _swarm(self) -> object:
+        """What the page shows of the whole swarm; nothing before the node has joined it."""
+        overview = self._node.overview
+        if overview is None:
+            return {}
+        return overview.facts()
 
     def invitation(self) -> dict[str, str | None]:
         """A new link that opens the page once, for whoever has it; null without a page. Each call makes another."""
         return {"link": self._server.invite() if self._server is not None else None}
 
 
-def swarm_route(overview: Callable[[], Overview | None]) -> Route:
-    """The route of the swarm's page: what an overview shows; nothing before there is one."""
+def _curves(history: History) -> Route:
+    """The route of the present curves. One request at a time reads what the log has got since."""
+    lock = asyncio.Lock()
 
-    async def answer() -> dict[str, object]:
-        found = overview()
-        facts: dict[str, object] = {}
-        if found is not None:
-            facts = msgspec.to_builtins(found.facts())
-        return facts
+    async def curves() -> object:
+        async with lock:
+            await asyncio.to_thread(history.follow)
+            return history.facts()
 
-    return json_route("/swarm.json", answer)
-
-
-class _Curves:
-    """The history as JSON, rebuilt only when the log has grown."""
-
-    def __init__(self, history: History) -> None:
-        self._history = history
-        self._lock = asyncio.Lock()
-        self._body = to_json(history.facts())
-
-    async def body(self) -> bytes:
-        """The present curves. The log is read in a thread; several requests share one reading."""
-        async with self._lock:
-            if await asyncio.to_thread(self._history.follow):
-                self._body = to_json(self._history.facts())
-        return self._body
+    return Route("/api/history", curves)
 
 
 class _Texts:

@@ -14,7 +14,7 @@ from ftis_node.node.demand import WAIT_SECONDS, waiting_in
 from ftis_node.node.inbox import Inbox
 from ftis_node.node.maker import Maker
 from ftis_node.node.means import Means
-from ftis_node.node.step_batch import OwnGroup, StepBatch
+from ftis_node.node.step_batch import StepBatch
 from ftis_node.swarm.announcement import decode_announcement
 from ftis_node.swarm.common_rows import OwnSlots
 from ftis_node.swarm.parts import Key, Parts, key_of
@@ -34,7 +34,7 @@ class HorizontalSource:
         for data, _ in means.store.latest_announced(means.run.epoch):  # by an earlier start: these rows are answered
             made = decode_announcement(data, max_packets=means.run.slots)
             self._slots.take(len(made.packets), made.issued_at, {ref.slot: 1 for ref in made.packets})
-        self._mine: dict[Key, OwnGroup] = {}  # own parts of open groups
+        self._mine: dict[Key, Scored] = {}  # own parts of open groups
 
     @property
     def pool(self) -> Pool:
@@ -157,11 +157,11 @@ class HorizontalSource:
         while not self.inbox.hurries(stopping) and self._lacking() and means.clock() < deadline:
             await self.inbox.arrival(stopping, deadline - means.clock())
 
-    def _take(self, newcomers: Newcomers) -> tuple[list[OwnGroup], list[Scored]]:
+    def _take(self, newcomers: Newcomers) -> tuple[list[Scored], list[Scored]]:
         """Close groups until a batch is full: those that are ready, then the fullest. A group without a signal counts
         if this node made a part of it, as in other runs. The last group may make it larger. newcomers: counted down."""
         ready = self.parts.ready(self._mine, self._epoch())
-        own: list[OwnGroup] = []
+        own: list[Scored] = []
         foreign: list[Scored] = []
         for key in dict.fromkeys((*ready, *self.parts.fullest(self._mine))):
             if len(own) + len(foreign) >= self._whole:

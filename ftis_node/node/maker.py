@@ -9,9 +9,9 @@ from statistics import fmean
 from typing import TypeVar
 
 from ftis_node.node.means import Means
-from ftis_node.node.step_batch import OwnGroup
 from ftis_node.swarm.admission import Rejection, admit
 from ftis_node.swarm.announcement import PacketRef, right_of
+from ftis_node.swarm.pool import Scored
 from ftis_node.worker.client import WorkerFault
 from ftis_node.worker.messages import Generate, Generated
 
@@ -52,18 +52,15 @@ class Maker:
             return 0.0
         return min(self._means.settings.wait, missing * self._means.pace.group_seconds())
 
-    async def generate(self, count: int) -> list[OwnGroup]:
-        """Generate, store and announce up to `count` groups, in as many rounds as their slots need; 0 or less: none.
-
-        Groups that admission refuses are made up for by another round. When this returns, peers may know of its groups;
-        what an earlier round has announced stays announced if a later one raises.
+    async def generate(self, count: int) -> list[Scored]:
+        """Generate, store and announce up to `count` groups, in as many rounds as their slots need.
 
         Raises:
             WorkerFault: every group of a round is unsound, or the engine failed.
             WorkerDied: the compute process ended.
             OSError, sqlite3.Error: the store could not be written.
         """
-        groups: list[OwnGroup] = []
+        groups: list[Scored] = []
         while len(groups) < count:
             made = await self._generate_round(count - len(groups))
             if not made:
@@ -71,9 +68,7 @@ class Maker:
             groups += made
         return groups
 
-    async def _generate_round(self, count: int) -> list[OwnGroup]:
-        """One round of up to `count` groups; none if there are no slots. Its number is taken on disk before anything is
-        announced, so no round is ever announced twice."""
+    async def _generate_round(self, count: int) -> list[Scored]:
         means = self._means
         began = means.clock()
         number = means.store.upcoming_round()
@@ -99,7 +94,7 @@ class Maker:
         means.swarm.announce(number, means.progress.step, refs, issued_at)
         return groups
 
-    def _admitted(self, number: int, slots: list[int], issued_at: int, answer: Generated) -> list[OwnGroup]:
+    def _admitted(self, number: int, slots: list[int], issued_at: int, answer: Generated) -> list[Scored]:
         """The groups of a round that peers would admit; others are neither sent nor trained on.
 
         Counts refused groups, and notes the rewards of the others.
@@ -108,7 +103,7 @@ class Maker:
             WorkerFault: none would be admitted.
         """
         means = self._means
-        groups: list[OwnGroup] = []
+        groups: list[Scored] = []
         for slot, made in zip(slots, answer.groups, strict=True):
             announced = (number, slot)
             verdict = admit(means.context, means.author, made.packet, announced=announced, issued_at=issued_at)
@@ -116,7 +111,7 @@ class Maker:
                 self.refused += 1
                 logger.error("A group of this node's own is unsound: %s (%s)", verdict.reason, verdict.detail)
                 continue
-            own = OwnGroup(verdict, made.rewards)
+            own = Scored(verdict, tuple(made.rewards), means.age_clock())
             groups.append(own)
             self.latest.append((fmean(own.rewards), own.has_signal))
         self.unsound = len(groups) < len(answer.groups)

@@ -3,8 +3,8 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
-from functools import partial
+import math
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -15,16 +15,14 @@ from ftis_node.host.clocks import boot_seconds
 from ftis_node.host.files import replace_bytes, replace_text
 from ftis_node.host.loops import listen
 from ftis_node.node.assembly import check_peers, open_lan, open_network
-from ftis_node.node.dashboard import swarm_route
+from ftis_node.node.options import JoinOptions
 from ftis_node.node.run_source import roster_of, run_to_watch
 from ftis_node.observe.api import read_token
 from ftis_node.observe.prometheus import swarm_exposition
-from ftis_node.observe.web import TEXT, Route, Web, at_once, page_files, to_json
-from ftis_node.store.home import Home
+from ftis_node.observe.web import TEXT, Route, Web, page_files, to_json
 from ftis_node.swarm.addresses import parse_address
 from ftis_node.swarm.chronicle import read_chronicle
 from ftis_node.swarm.identity import Identity
-from ftis_node.swarm.invitation import Invitation
 from ftis_node.swarm.overview import Overview, SwarmFacts
 from ftis_node.swarm.reputation import Reputation
 from ftis_node.swarm.swarm import Swarm
@@ -40,40 +38,25 @@ logger = logging.getLogger(__name__)
 class Observer:
     """Looks at one swarm until it is stopped. It has a home and a key of its own, and pulls no packets."""
 
-    def __init__(
-        self,
-        home: Home,
-        settings: Settings,
-        peers: Sequence[str],
-        invitation: Invitation | None = None,
-        export: Path | None = None,
-    ) -> None:
+    def __init__(self, options: JoinOptions, settings: Settings, export: Path | None = None) -> None:
         """
         Args:
-            peers: multiaddrs that its owner named, to begin with beside the invitation's; none: those of before.
-            export: a directory for the page as files, written anew each minute; None: no files.
-
-        Raises:
-            UsageError: one of the peers is no multiaddr.
+            options: home, and of the run peers and invitation; without either it begins with the peers of before.
+            export: a directory for the page as files, written anew each minute.
         """
-        self._home = home
+        self._options = options
         self._settings = settings
-        self._invitation = invitation
         self._export = export
-        for text in peers:
+        for text in options.peers:
             parse_address(text)  # raises UsageError
-        self._peers = peers
-        self._given = invitation.addresses if invitation is not None else []
-        self._bootstraps = [*self._peers, *self._given]
         self._stopping = asyncio.Event()
         self._exit_code = 0
 
-    async def run(self, ready: Callable[[Web], None], seconds: float | None = None) -> tuple[SwarmFacts, int]:
+    async def run(self, ready: Callable[[Web], None], seconds: float = math.inf) -> tuple[SwarmFacts, int]:
         """Look on until stopped; return what was seen last, and the exit code.
 
         Args:
             ready: called with the page once it can be opened.
-            seconds: None: without end.
 
         Raises:
             UserError: the run cannot be found, this key may not see it, or page or export cannot be written.
@@ -81,7 +64,7 @@ class Observer:
         listen(self._stop)
         async with contextlib.AsyncExitStack() as stack:
             overview = await self._start(stack)
-            server = Web(read_token(self._home.page_token), self._routes(overview), PAGE)
+            server = Web(read_token(self._options.home.page_token), self._routes(overview), PAGE)
             await server.start(self._settings.http_host, self._settings.http_port)
             stack.push_async_callback(server.close)
             ready(server)
@@ -97,27 +80,17 @@ class Observer:
         self._stopping.set()
 
     async def _start(self, stack: contextlib.AsyncExitStack) -> Overview:
-        """Open the home, find the run and join its swarm; what is begun on the way ends with the stack. See `run` for
-        errors."""
-        home = self._home
+        options = self._options
+        home = options.home
         settings = self._settings
         home.open()
         stack.callback(home.close)
         identity = Identity.load_or_create(home.key)
-        runtime = home.make_runtime()
-        transport = await open_network(
-            home,
-            settings,
-            runtime,
-            identity,
-            self._bootstraps,
-            self._peers,
-            lambda pid: home.record_runtime(runtime, (pid,)),
-        )
+        transport = await open_network(options, settings, home.make_runtime(), identity)
         stack.push_async_callback(transport.close)
-        run_file = await run_to_watch(home, self._invitation, transport, self._bootstraps, settings.patience)
+        run_file = await run_to_watch(options, transport, settings.patience)
         run = run_file.run
-        roster = roster_of(home, run, identity, self._invitation)
+        roster = roster_of(options, run, identity)
         replace_text(home.run_file, dump_run_file(run_file))
         swarm = Swarm(
             transport=transport,
@@ -132,25 +105,23 @@ class Observer:
         swarm.idle = ASK_SECONDS  # it pulls none, so it never has enough
         swarm.gossip.enough = float("inf")
         overview = Overview(swarm, home.swarm_history)
-        await swarm.start(self._peers, run_file.hints.bootstraps, self._given)
+        await swarm.start(options.peers, run_file.hints.bootstraps, options.given)
         stack.push_async_callback(swarm.close)
         if settings.lan:
             await open_lan(stack, swarm, transport, {})
-        check_peers(swarm.membership, self._bootstraps, home.path)
+        check_peers(swarm.membership, options.bootstraps, home.path)
         logger.info("Looking at run %s: %s", run.id.hex(), in_short(run))
         return overview
 
-    async def _look_on(self, overview: Overview, seconds: float | None) -> None:
-        """Write the page each minute until stopped or for so many seconds. Only the first time a failure ends it
-        (OSError): a directory that was good once is tried again."""
-        ends = None if seconds is None else boot_seconds() + seconds
+    async def _look_on(self, overview: Overview, seconds: float) -> None:
+        ends = boot_seconds() + seconds
         self._write(overview)
-        while not self._stopping.is_set() and (ends is None or boot_seconds() < ends):
+        while not self._stopping.is_set() and boot_seconds() < ends:
             try:
                 self._write(overview)
             except OSError as error:  # a disk that is full now may have room in a minute
                 logger.warning("The page cannot be written to %s: %s", self._export, error)
-            left = EXPORT_SECONDS if ends is None else max(0.0, ends - boot_seconds())
+            left = max(0.0, ends - boot_seconds())
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), min(EXPORT_SECONDS, left))
 
@@ -163,9 +134,10 @@ class Observer:
         for name, body in page_files().items():
             if name in EXPORTED:
                 replace_bytes(self._export / ("index.html" if name == PAGE else name), body)
-        replace_bytes(self._export / "swarm.json", to_json(msgspec.to_builtins(overview.facts())))
+        replace_bytes(self._export / "swarm.json", to_json(overview.facts()))
 
     def _routes(self, overview: Overview) -> list[Route]:
-        """What the page serves beside its own files: the overview, and metrics, which need no token."""
-        metrics = partial(at_once, lambda: swarm_exposition(msgspec.to_builtins(overview.facts())))
-        return [swarm_route(lambda: overview), Route("/metrics", metrics, TEXT, open=True)]
+        def metrics() -> bytes:
+            return swarm_exposition(msgspec.to_builtins(overview.facts()))
+
+        return [Route("/swarm.json", overview.facts), Route("/metrics", metrics, TEXT, open=True)]

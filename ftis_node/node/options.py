@@ -7,7 +7,7 @@ from pathlib import Path
 from ftis_node.config.run import RunFile
 from ftis_node.store.home import Home
 from ftis_node.swarm.invitation import Invitation
-from ftis_node.tasks import source_of
+from ftis_node.tasks import Source, source_of
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,19 @@ class JoinOptions:
             return source_of(self.task).in_run(run_task)
         return run_task or "arithmetic"
 
-    def reward_of(self, run_file: RunFile | None) -> str | None:
-        """The named reward rule, or the run's. None: the task decides, as it does where the rule is code or comes with
-        a package (its name then has a colon)."""
-        run = run_file.run if run_file is not None else None
-        return self.reward or (None if run is None or ":" in run.reward else run.reward)
+    def source(self, run_file: RunFile | None) -> Source:
+        """The named task, or the run's, with what the owner says of it, or the run."""
+        reward = self.reward
+        template = self.template
+        if run_file is not None:
+            template = None
+            if reward is None and ":" not in run_file.run.reward:  # that of code or of a package comes with the task
+                reward = run_file.run.reward
+        return source_of(
+            self.task_of(run_file),
+            data=self.data,
+            eval_data=self.eval_data,
+            reward=reward,
+            template=template,
+            code=self.task is not None,
+        )

@@ -7,13 +7,14 @@ from typing import Any
 from ftis_node.config.consistency import by_a_person
 from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError
-from ftis_node.fit.memory import Quantisation, trained_part
+from ftis_node.fit.memory import trained_part
 from ftis_node.policy.names import same_model
 from ftis_node.store.checkpoints import Facts, labelled, newest_facts, parse_label
 from ftis_node.store.home import Home
+from ftis_node.worker.messages import ModelFacts
 
-Layers = Mapping[str, int | tuple[str, ...]]
-"""Settings of LoRA layers that a home keeps, by name: rank, alpha, targets."""
+LAYERS = ("lora_rank", "lora_alpha", "lora_targets")
+"""Settings of LoRA layers that a home keeps."""
 
 
 def refuse_other_model(checkpoints: Path, theirs: str, ours: str) -> None:
@@ -54,29 +55,18 @@ def _begun(checkpoints: Path) -> tuple[Facts, tuple[str, str] | None]:
     return facts, parse_label(facts.get("model"))
 
 
-def facts_of(
-    model: str, optimiser: str | None, quantisation: Quantisation | None, layers: Layers | None = None
-) -> Facts:
+def facts_of(loaded: ModelFacts, model: str) -> Facts:
     """The facts by which a start knows whether, and with which settings, a checkpoint is its own.
 
-    The names are those in manifests on disk. nf4 alone is written down: manifests without a quantisation mean "none".
-
     Args:
-        model: a label (`labelled`).
+        model: its name, by which a later start finds it.
     """
-    facts: Facts = {"model": model, "optimiser": optimiser}
-    if quantisation == "nf4":
+    facts: Facts = {"model": labelled(model, loaded.kind), "optimiser": loaded.plan.optimiser}
+    if loaded.plan.quantisation == "nf4":
         facts["quantisation"] = "nf4"
-    if layers is not None:
-        facts["layers"] = dict(layers)
+    if loaded.settings.lora:
+        facts["layers"] = {name: getattr(loaded.settings, name) for name in LAYERS}
     return facts
-
-
-def layers_of(settings: Settings) -> Layers | None:
-    """The settings that fix the LoRA layers of a home; None if it has none."""
-    if not settings.lora:
-        return None
-    return {"lora_rank": settings.lora_rank, "lora_alpha": settings.lora_alpha, "lora_targets": settings.lora_targets}
 
 
 def settled(checkpoints: Path, model: str) -> dict[str, bool | str]:
@@ -133,13 +123,8 @@ def _as_text(value: object) -> str:
 
 
 def recalled(home: Home, settings: Settings, origins: Mapping[str, str]) -> tuple[Settings, dict[str, str]]:
-    """The settings with all of the home's values where the owner names none, and the origin of each setting: what
-    `config show` prints. A start leaves port, optimiser and the like to its parts, which look into the home themselves.
-
-    Raises:
-        UsageError: see `with_begun`.
-    """
-    settings, origins = with_begun(home, settings, origins)
+    """The settings, as `with_begun` gives them, with the home's further values where the owner names none; and the
+    origin of each setting."""
     port = home.last_port()
     if port and not settings.port and origins["port"] == "default":
         settings = settings.model_copy(update={"port": port})

@@ -2,10 +2,8 @@
 for later starts that do not: the run, the paths of its files, the node's name, and its settings."""
 
 import asyncio
-import json
 import logging
 import os
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,7 @@ import msgspec
 from ftis_node.config.run import Run, RunFile, check_task, in_short, load_run_file, refuse_horizontal
 from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError, UserError, raise_all
-from ftis_node.host.files import kept, replace_text
+from ftis_node.host.files import kept, replace_bytes
 from ftis_node.node.options import JoinOptions
 from ftis_node.store.home import Home
 from ftis_node.swarm.handshake import STARTING_SECONDS, fetch_run
@@ -57,19 +55,17 @@ async def run_to_join(options: JoinOptions, transport: Transport, patience: floa
     return found
 
 
-async def run_to_watch(
-    home: Home, invitation: Invitation | None, transport: Transport, bootstraps: Sequence[str], patience: float
-) -> RunFile:
-    """The run of a previous start, or of a peer, for an observer. It loads no task, so none is compared with the run's.
+async def run_to_watch(options: JoinOptions, transport: Transport, patience: float) -> RunFile:
+    """The run of a previous start, or of a peer.
 
     Raises:
         UsageError: the home looks at another run than that of the invitation.
         UserError: no peer sent its run within `patience` seconds, or half an hour while one of them was starting.
     """
-    found = known_run(home, None)
+    found = known_run(options.home, None)
     if found is None:
-        found = await fetch_run(transport, bootstraps, patience, invitation, STARTING_SECONDS)
-    refuse_other_run(found, invitation)
+        found = await fetch_run(transport, options.bootstraps, patience, options.invitation, STARTING_SECONDS)
+    refuse_other_run(found, options.invitation)
     return found
 
 
@@ -124,7 +120,7 @@ def check_run(found: RunFile, options: JoinOptions, *, ours: bool) -> None:
     identity = Identity(os.urandom(32))
     if home.key.exists():
         identity = Identity.load(home.key)
-    roster_of(home, found.run, identity, options.invitation)
+    roster_of(options, found.run, identity)
     check_named(
         found.run,
         task=options.task,
@@ -135,17 +131,16 @@ def check_run(found: RunFile, options: JoinOptions, *, ours: bool) -> None:
     )
 
 
-def roster_of(home: Home, run: Run, identity: Identity, invitation: Invitation | None) -> OpenRun:
-    """The members of a run; an open run's roster (`OpenRun`) takes everybody.
-
-    Each call reads the home's file of members anew; a node's parts share the one of `assembly.build_components`.
+def roster_of(options: JoinOptions, run: Run, identity: Identity) -> OpenRun:
+    """The members of a run.
 
     Raises:
         UserError: this key is no member, and has no invitation either; or the file of members is damaged.
     """
     if not run.founder:
         return OpenRun()
-    roster = Roster(run.id, run.founder, identity, home.members, home.orders, invitation)
+    home = options.home
+    roster = Roster(run.id, run.founder, identity, home.members, home.orders, options.invitation)
     why = roster.shut_out
     if why:
         raise UserError(f"This node is no member of its private run: {why}.", NO_MEMBER)
@@ -159,9 +154,9 @@ def check_foreseen(found: RunFile, options: JoinOptions) -> None:
     Raises:
         UsageError: the data or the rule differ.
     """
-    task = options.task_of(found)
-    data, reward = source_of(task, data=options.data, reward=options.reward_of(found)).foreseen()
-    raise_all(check_task(found.run, {"task": task, "data": data, "reward": reward, "turns": None}))
+    source = options.source(found)
+    data, reward = source.foreseen()
+    raise_all(check_task(found.run, {"task": source.name, "data": data, "reward": reward, "turns": None}))
 
 
 def remember_files(options: JoinOptions, task: str, run_id: bytes) -> None:
@@ -180,14 +175,14 @@ def remember_files(options: JoinOptions, task: str, run_id: bytes) -> None:
     file = source_of(task).file
     if files["data"] is None and file is not None:
         files["data"] = str(file.resolve())
-    said = {"run": run_id.hex(), "name": options.name or None, "settings": dict(options.kept)}
-    replace_text(options.home.task_files, json.dumps(files | said), durable=True)
+    said = _Said(run=run_id.hex(), name=options.name or None, settings=dict(options.kept), **files)
+    replace_bytes(options.home.task_files, msgspec.json.encode(said), durable=True)
 
 
 def agreed(home: Home, run_id: bytes) -> bool:
     """Whether the owner joined or began this run here. Of a node of an earlier version only its packets say so; a run
     file alone does not, for observers keep one too."""
-    run = _read(home).get("run")
+    run = _said(home).run
     if run is None:
         return home.store.exists()
     return run == run_id.hex()
@@ -201,8 +196,8 @@ def with_remembered(options: JoinOptions) -> JoinOptions:
         UserError: this version does not know the home's schema.
     """
     options.home.check_schema()
-    found = _read(options.home)
-    files = {name: Path(found[name]) for name in ("data", "eval_data") if name in found}
+    said = _said(options.home)
+    files = {name: Path(path) for name, path in (("data", said.data), ("eval_data", said.eval_data)) if path}
     if options.task is not None:
         named = source_of(options.task)
         if named.file is not None:
@@ -211,25 +206,28 @@ def with_remembered(options: JoinOptions) -> JoinOptions:
             files = {}
     data = options.data or files.get("data")
     eval_data = options.eval_data or files.get("eval_data")
-    name = found.get("name") if options.name is None else options.name
+    name = options.name
+    if name is None:
+        name = said.name
     return replace(options, data=data, eval_data=eval_data, name=name)
 
 
 def kept_settings(home: Home) -> dict[str, object]:
-    """The settings of earlier command lines, by name, in the order they were said; those that this version does not
-    have are left out. Nobody has checked the values. Empty for a new home."""
-    found = _whole(home).get("settings")
-    if not isinstance(found, dict):
-        return {}
-    return {name: value for name, value in found.items() if name in Settings.model_fields}
+    """The settings of earlier command lines, by name; those that this version does not have are left out."""
+    return {name: value for name, value in _said(home).settings.items() if name in Settings.model_fields}
 
 
-def _read(home: Home) -> dict[str, str]:
-    """The texts among what the home keeps."""
-    return {name: value for name, value in _whole(home).items() if isinstance(value, str)}
+class _Said(msgspec.Struct, frozen=True):
+    """What the owner has said at earlier starts, as the home keeps it: paths of files, the id of the run in hex, …"""
+
+    data: str | None = None
+    eval_data: str | None = None
+    run: str | None = None
+    name: str | None = None
+    settings: dict[str, Any] = {}
 
 
-def _whole(home: Home) -> dict[str, Any]:
-    """Read what the home keeps; empty if the file is missing or damaged."""
-    decode = msgspec.json.Decoder(dict[str, Any]).decode
-    return kept(home.task_files, decode, "name the task's files again, if it does not find them.") or {}
+def _said(home: Home) -> _Said:
+    """Read what the home keeps; nothing if the file is missing or damaged."""
+    decode = msgspec.json.Decoder(_Said).decode
+    return kept(home.task_files, decode, "name the task's files again, if it does not find them.") or _Said()

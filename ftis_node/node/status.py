@@ -1,6 +1,5 @@
 """The status and the peers that a node shows."""
 
-import math
 import shutil
 import sys
 from collections import Counter
@@ -9,7 +8,6 @@ from typing import Any
 
 import msgspec
 import psutil
-from msgspec.structs import asdict
 
 import ftis_node
 from ftis_node.fit.plan import Plan
@@ -19,14 +17,13 @@ from ftis_node.node.condition import FAULT_SECONDS, Signs
 from ftis_node.node.progress import OTHERS
 from ftis_node.node.training import Training
 from ftis_node.observe import answers
-from ftis_node.observe.answers import Status
+from ftis_node.observe.answers import Status, finite
 from ftis_node.policy.names import public_name
 from ftis_node.step_report import TakenStep
 from ftis_node.swarm.chronicle import names_in
 from ftis_node.swarm.identity import author_of, peer_id
 from ftis_node.swarm.known import Outcome
 from ftis_node.swarm.self_report import TEACHERS_MAX, SelfReport
-from ftis_node.swarm.swarm import Swarm
 from ftis_node.text import with_names
 from ftis_node.worker.messages import plan_row
 
@@ -53,11 +50,12 @@ def joined(status: Status, training: Training) -> Status:
     progress = means.progress
     pool = stepper.pool
     swarm = parts.swarm
+    membership = swarm.membership
     return msgspec.structs.replace(
         status,
         **{name: getattr(progress, name) for name in _OF_PROGRESS},
         **_latest(stepper.last),
-        addresses=swarm.membership.own_addresses,
+        addresses=membership.own_addresses,
         curve=list(evaluations.curve),
         pass_at_1_due=evaluations.due_seconds(means.until_evaluation()),
         checkpoint=parts.saving.status(),
@@ -67,10 +65,15 @@ def joined(status: Status, training: Training) -> Status:
         totals=msgspec.to_builtins(means.totals),
         waiting_for=means.waiting_for or None,
         pool=answers.PoolStatus(len(pool), pool.no_signal, pool.expired),
-        peers=len(swarm.membership.active_view),
+        peers=len(membership.active_view),
         bytes_in=swarm.traffic.bytes_in,
         bytes_out=swarm.traffic.bytes_out,
-        network=network_status(swarm),
+        network=answers.Network(
+            reachability=str(membership.reachability()),
+            p2pd_restarts=swarm.supervisor.restarts,
+            p2pd=membership.health,
+            clock=membership.sessions.clock_difference(membership.active_view),
+        ),
         process=answers.Process(psutil.Process().memory_info().rss, sys.getallocatedblocks()),
         refused_packets=dict(swarm.pulling.rejections),
         announcements=dict(swarm.gossip.counts),
@@ -132,20 +135,13 @@ def signs(training: Training, network_down: float, stalled: float) -> Signs:
 
 
 def last_step(last: TakenStep) -> answers.LastStep:
-    """The row of the latest step. Loss and gradient norm are None if it was skipped or they are not finite: JSON has no
-    NaN."""
-    report = last.report
-
-    def shown(value: float) -> float | None:
-        if report.skipped or not math.isfinite(value):
-            return None
-        return value
-
-    loss = shown(report.loss)
-    norm = shown(report.gradient_norm)
-    seconds = asdict(last.seconds)
-    device = asdict(report.device)
-    return answers.LastStep(seconds, device, loss, norm, report.tokens, report.skipped, report.generator)
+    """The row of the latest step."""
+    row = last.row()
+    for name in ("loss", "gradient_norm"):
+        row[name] = finite(row[name])
+        if last.report.skipped:
+            row[name] = None
+    return msgspec.convert(row, answers.LastStep)
 
 
 def resident_bytes(pid: int | None) -> int | None:
@@ -154,17 +150,6 @@ def resident_bytes(pid: int | None) -> int | None:
         with suppress(psutil.Error):
             return int(psutil.Process(pid).memory_info().rss)
     return None
-
-
-def network_status(swarm: Swarm) -> answers.Network:
-    """The status of the node's network."""
-    membership = swarm.membership
-    return answers.Network(
-        reachability=str(membership.reachability()),
-        p2pd_restarts=swarm.supervisor.restarts,
-        p2pd=membership.health,
-        clock=membership.sessions.clock_difference(membership.active_view),
-    )
 
 
 def self_report(status: Status, author: bytes, run_id: bytes) -> SelfReport | None:

@@ -27,24 +27,11 @@ class Shown:
     rewards: Sequence[float]
 
 
-@dataclass(frozen=True, eq=False)
-class OwnGroup:
-    """An own group with its rewards [G]."""
-
-    group: Group
-    rewards: Sequence[float]
-
-    @property
-    def has_signal(self) -> bool:
-        """Whether the rewards differ."""
-        return min(self.rewards) != max(self.rewards)
-
-
 class StepBatch(NamedTuple):
     """The groups of a step, in the order in which they are trained on. wait: seconds waited for foreign groups. key:
     parts of equal keys form one group; by default each is a group of its own."""
 
-    own: Sequence[OwnGroup]
+    own: Sequence[Scored]
     foreign: Sequence[Scored]
     wait: float = 0.0
     key: Callable[[Group], Hashable] = attrgetter("key")
@@ -80,9 +67,8 @@ class Recent:
         return [*reversed(self._own), *reversed(self._foreign)]
 
 
-def describe(own: Sequence[OwnGroup], foreign: Sequence[Scored]) -> BatchReport:
-    """The groups of a step with their packet digests in order, so that a replay can repeat it. It goes into the step's
-    line of `metrics.jsonl`."""
+def describe(own: Sequence[Scored], foreign: Sequence[Scored]) -> BatchReport:
+    """The groups of a step with their packet digests in order, so that a replay can repeat it."""
     return BatchReport(
         own_groups=len(own),
         foreign_groups=len(foreign),

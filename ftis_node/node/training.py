@@ -17,10 +17,10 @@ from ftis_node.node import assembly
 from ftis_node.node.assembly import Components
 from ftis_node.node.commands import Commands
 from ftis_node.node.compute import ComputeProcess
-from ftis_node.node.condition import State
+from ftis_node.node.condition import Telling
 from ftis_node.node.evaluation_schedule import EvaluationSchedule
 from ftis_node.node.progress import Progress
-from ftis_node.node.telling import Telling
+from ftis_node.observe.answers import State
 from ftis_node.step_report import TakenStep
 from ftis_node.text import duration, number
 from ftis_node.worker.client import WorkerDied, WorkerFault
@@ -219,7 +219,6 @@ class Training:
         )
         self._steps.write(last)
         await self._saving.after_step(self.compute.worker, self.progress, last.report)
-        self.compute.saved(self._saving.written)
         components.reputation_file.after_step()
         if not self.evaluations.due_seconds(self._means.until_evaluation()):
             await self._evaluate()
@@ -242,7 +241,6 @@ class Training:
         except (WorkerDied, WorkerFault) as fault:
             logger.warning("Pausing unsaved (%s); %s.", fault, self._saving.last)
         await self.compute.stop()
-        self.compute.note()
         self._means.resting = True
         flag = self.components.home.flag
         while self._commands.pausing and not self._commands.ending:
@@ -303,8 +301,7 @@ class Training:
         while not self._commands.stopping.is_set():
             with contextlib.suppress(WorkerDied, WorkerFault):
                 await self._saving.flush()
-            self.compute.saved(self._saving.written)
-            older = await self.compute.failed(fault)
+            older = await self.compute.failed(fault, self._saving.written)
             try:
                 return await self._renew(older=older)
             except (WorkerDied, WorkerFault) as error:

@@ -6,6 +6,7 @@ default.
 
 import math
 from collections.abc import Mapping
+from enum import StrEnum
 from typing import Any, TypeVar
 
 import msgspec
@@ -14,6 +15,20 @@ from ftis_node.errors import UserError
 from ftis_node.step_report import ClockDifference, Doing, Generator, GpuFigures, Health
 
 Kind = TypeVar("Kind")
+
+
+class State(StrEnum):
+    """The states; docs/operations.md explains each."""
+
+    LOADING = "LOADING"
+    JOINING = "JOINING"
+    ONLINE = "ONLINE"
+    RELAYED = "RELAYED"
+    OUTBOUND_ONLY = "OUTBOUND-ONLY"
+    ALONE = "ALONE"
+    PAUSED = "PAUSED"
+    DEGRADED = "DEGRADED"
+    STOPPING = "STOPPING"
 
 
 class CheckpointStatus(msgspec.Struct, frozen=True):
@@ -79,8 +94,15 @@ class Process(msgspec.Struct, frozen=True):
     python_blocks: int = 0
 
 
-class NodeState(msgspec.Struct, frozen=True, kw_only=True):
-    """A node's state. curve: step and pass@1 of the latest evaluations. uptime: seconds."""
+class Status(msgspec.Struct, frozen=True, kw_only=True):
+    """A node's status; the answer to an order has its state alone.
+
+    From `step` on, a node that has not joined its run writes nothing: step and network are None.
+
+    curve: step and pass@1 of the latest evaluations. uptime: seconds.
+    worker_memory_bytes: resident bytes of the compute process, not on a GPU. doing: what it does now.
+    pass_at_1_due: seconds until it is measured again. bytes_in, bytes_out: network traffic.
+    """
 
     name: str = ""
     state: str
@@ -95,15 +117,6 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
     curve: list[tuple[int, float]] = []
     page: str | None = None
     uptime: float = 0.0
-
-
-class Status(NodeState, frozen=True, kw_only=True):
-    """A node's status. From `step` on, a node that has not joined its run writes nothing: step and network are None.
-
-    worker_memory_bytes: resident bytes of the compute process, not on a GPU. doing: what it does now.
-    pass_at_1_due: seconds until it is measured again. bytes_in, bytes_out: network traffic.
-    """
-
     kind: str | None = None
     plan: Planned | None = None
     parameters: int | None = None

@@ -2,7 +2,6 @@
 
 import http.client
 import json
-import os
 import secrets
 import socket
 from collections.abc import Mapping
@@ -103,8 +102,8 @@ def read_token(path: Path) -> str:
         return kept
     token = secrets.token_urlsafe(TOKEN_BYTES)
     path.unlink(missing_ok=True)
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(token + "\n")
+    path.touch(0o600, exist_ok=False)
+    path.write_text(f"{token}\n", encoding="ascii")
     return token
 
 

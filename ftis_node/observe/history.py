@@ -1,11 +1,9 @@
 """`metrics.jsonl` and its older parts as curves: each line is read once, and what is kept is bounded."""
 
 import json
-import math
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +11,12 @@ from ftis_node.observe.answers import at, finite
 from ftis_node.observe.metrics import LogPart, opened
 
 POINTS = 500  # of a curve, at most
-WHOLE = 64 << 20  # bytes; in a longer log that is there already, only windows are taken in, so many bytes in all
-WINDOWS = 512
+WHOLE = 64 << 20  # bytes; of a longer log that is there already, only so many are parsed: a year takes minutes
 TEACHERS = 256  # authors whose shares are kept apart; those with least of it make room
 OWN = "own"
 OTHERS = "others"
 
+_STEP = b'"event": "step"'
 _AS_WRITTEN = (
     "step",
     "time",
@@ -133,37 +131,31 @@ class History:
         if number < self._part or replaced:
             self._begin()
             self.version += 1
-        lengths = [part.length() for part in parts]
-        # Parsing a year of lines would take minutes, and show the same curve: windows of a long log, evenly spread.
-        window = WHOLE // WINDOWS
-        stride = window
+        every = 1
         if self._file is None:
-            stride = max(window, sum(lengths) // WINDOWS)
+            every = max(1, sum(part.length() for part in parts) // WHOLE)
         self._file = file
-        for part, begin in zip(parts, accumulate(lengths, initial=0), strict=False):
+        for part in parts:
             if part.number >= self._part:
-                self._take_part(part, begin, stride, window)
+                self._take_part(part, every)
 
-    def _take_part(self, part: LogPart, begin: int, stride: int, window: int) -> None:
-        """Take in what was not read yet of a part, which begins at byte `begin` of the log.
-
-        Lines count that begin in the first `window` of every `stride` bytes, or end in the last of the present file.
-        """
+    def _take_part(self, part: LogPart, every: int) -> None:
+        """Take in what was not read yet of a part. Of steps only some are parsed: one of so many, and the latest."""
         if part.number != self._part:
             self._part = part.number
             self._read = 0
-        last_window = math.inf
-        if part.file is not None:
-            last_window = part.length() - window
-        for line in part.lines(self._read):
+        left_out = b""
+        for number, line in enumerate(part.lines(self._read)):
             if not line.endswith(b"\n"):
                 break  # its other half is still to come
-            at = begin + self._read
             self._read += len(line)
-            if at % stride < window or self._read > last_window:
-                self._line(line)
+            left_out = b""
+            if number % every and _STEP in line:
+                left_out = line
             else:
-                self._before = None  # no traffic across a gap
+                self._line(line)
+        if left_out:
+            self._line(left_out)
 
     def _line(self, line: bytes) -> None:
         """Takes an event in; a line that a kill cut short, or that is something else, is left out."""

@@ -60,7 +60,7 @@ def node_view(
     if status.step is not None:
         parts.append([_figures(status)])
     if status.curve:
-        parts.append([words("pass@1 ") + words(sparkline([rate for _, rate in status.curve], WITHIN), "green")])
+        parts.append([words("pass@1 ") + _curve(status, WITHIN)])
     if peers.peers and most:
         parts.append([_peers(peers, most)])
     if lines:
@@ -187,12 +187,11 @@ def _peers(known: Peers, most: int) -> Table:
     return table
 
 
-def nodes_view(statuses: Sequence[Status], curves: Sequence[Sequence[float]], headline: str) -> RenderableType:
+def nodes_view(statuses: Sequence[Status], headline: str) -> RenderableType:
     """A table with one row a node and its curve below; fits 80 columns.
 
     Args:
         statuses: what each node's API answered.
-        curves: each node's pass@1 so far, drawn as a spark line.
         headline: a line above the table.
     """
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
@@ -202,17 +201,15 @@ def nodes_view(statuses: Sequence[Status], curves: Sequence[Sequence[float]], he
         table.add_column(column, justify="right", no_wrap=True)
     for status in statuses:
         table.add_row(*(words(cell) for cell in _row(status)))
-    sparks = [
-        words(f"{status.name:5}") + words(sparkline(curve), "green")
-        for status, curve in zip(statuses, curves, strict=True)
-    ]
+    sparks = [words(f"{status.name:5}") + _curve(status, 70) for status in statuses]
     return Group(words(headline), table, *sparks)
 
 
-def sparkline(values: Sequence[float], width: int = 70) -> str:
-    """Values from 0 to 1 as bars, the latest `width` of them."""
+def _curve(status: Status, width: int) -> Text:
+    """The node's latest evaluations of pass@1, so many at most, as bars."""
     top = len(_SPARKS) - 1
-    return "".join(_SPARKS[min(top, max(0, round(value * top)))] for value in values[-width:])
+    bars = (_SPARKS[round(rate * top)] for _, rate in status.curve[-width:])
+    return words("".join(bars), "green")
 
 
 def _row(status: Status) -> list[str]:

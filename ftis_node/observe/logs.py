@@ -46,11 +46,8 @@ def log_to(home: Path, *, as_json: bool = False, quiet: bool = False) -> None:
     with suppress(OSError):  # opening the home will say what is wrong with it
         home.mkdir(parents=True, exist_ok=True)
         handlers.append(RotatingFileHandler(home / LOG, maxBytes=LOG_BYTES, backupCount=OLDER, encoding="utf-8"))
-    formatter: logging.Formatter = TextFormatter()
-    if as_json:
-        formatter = JsonFormatter()
     for handler in handlers:
-        handler.setFormatter(formatter)
+        handler.setFormatter(EventFormatter(as_json=as_json))
     logging.basicConfig(level=logging.INFO, handlers=handlers)
     logging.raiseExceptions = False  # a full disk costs lines, and prints nothing
     for noisy in ("httpx", "transformers", "aiohttp", "asyncio"):
@@ -67,9 +64,7 @@ def noting(home: Path) -> Iterator[None]:
         if isinstance(error, FtisError):
             said = str(error)
         with suppress(OSError), (home / LOG).open("r+", encoding="utf-8") as log:
-            formatter: logging.Formatter = TextFormatter()
-            if log.read(1) == "{":
-                formatter = JsonFormatter()
+            formatter = EventFormatter(as_json=log.read(1) == "{")
             log.seek(0, os.SEEK_END)
             record = logging.LogRecord(__name__, logging.ERROR, "", 0, f"{ENDED}%s", (said,), None)
             log.write(f"{formatter.format(record)}\n")
@@ -105,42 +100,29 @@ def _is_output(home: Path) -> bool:
     return False
 
 
-class TextFormatter(logging.Formatter):
-    """``time LEVEL message``, in local time; a traceback's lines follow, indented, so that none passes for an event."""
+class EventFormatter(logging.Formatter):
+    """An event a line.
+
+    As text ``time LEVEL message``, in local time; a traceback's lines follow, indented, so that none passes for an
+    event. As JSON an object: time (ISO 8601, UTC), level, logger, message, and exception if there is a traceback.
+    """
+
+    def __init__(self, *, as_json: bool = False) -> None:
+        super().__init__()
+        self._as_json = as_json
 
     def format(self, record: logging.LogRecord) -> str:
-        when = f"{self.formatTime(record, _TIME)},{int(record.msecs):03d}"
-        return _with_traceback(f"{when} {_level(record)} {record.getMessage()}", _traceback(self, record))
-
-
-class JsonFormatter(logging.Formatter):
-    """One object a line: time (ISO 8601, UTC), level, logger, message, and exception if there is a traceback."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        told = {
-            "time": _iso(datetime.fromtimestamp(record.created, UTC)),
-            "level": _level(record),
-            "logger": record.name,
-            "message": record.getMessage(),
-        }
-        text = _traceback(self, record)
-        if text:
-            told["exception"] = text
+        level = _LEVELS.get(record.levelno, record.levelname)
+        message = record.getMessage()
+        traceback = super().format(record).removeprefix(message).strip("\n")  # or the stack
+        if not self._as_json:
+            when = f"{self.formatTime(record, _TIME)},{int(record.msecs):03d}"
+            return _with_traceback(f"{when} {level} {message}", traceback)
+        when = _iso(datetime.fromtimestamp(record.created, UTC))
+        told = {"time": when, "level": level, "logger": record.name, "message": message}
+        if traceback:
+            told["exception"] = traceback
         return in_json(told)
-
-
-def _level(record: logging.LogRecord) -> str:
-    return _LEVELS.get(record.levelno, record.levelname)
-
-
-def _traceback(formatter: logging.Formatter, record: logging.LogRecord) -> str:
-    """The traceback and the stack of a record, if it has them."""
-    parts = []
-    if record.exc_info:
-        parts.append(formatter.formatException(record.exc_info))
-    if record.stack_info:
-        parts.append(record.stack_info)
-    return "\n".join(parts)
 
 
 def _with_traceback(event: str, traceback: str) -> str:

@@ -15,10 +15,10 @@ import math
 import os
 import re
 import shutil
-import threading
 import time
 import zlib
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -222,10 +222,10 @@ class MetricsLog:
         self._older_bytes = older_bytes
         self._part_bytes = part_bytes
         self._tracker = tracker
-        self._tidying = threading.Thread()
+        self._aside = ThreadPoolExecutor(1)  # large parts take seconds
         self._file = self._open()
         if older_bytes is not None:
-            self._tidy()  # what a killed process left
+            self._aside.submit(self._tidy)  # what a killed process left
 
     def write(self, event: str, **facts: Any) -> None:
         """Write one line, at once, and tell the tracker; a full part is set aside first. Raises OSError."""
@@ -241,14 +241,14 @@ class MetricsLog:
         self._file.close()
         if self._tracker is not None:
             self._tracker.close()
-        if self._tidying.ident is not None:
-            self._tidying.join()
-            self._tidy_now()
+        self._aside.shutdown()
 
     def _open(self) -> IO[bytes]:
         file = self._path.open("a+b")
-        if file.tell() and not _ends_in_newline(file):
-            file.write(b"\n")  # a kill cut the last line short; the next must not be lost with it
+        if file.tell():
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":
+                file.write(b"\n")  # a kill cut the last line short; the next must not be lost with it
         return file
 
     def _begin_part(self) -> None:
@@ -257,15 +257,10 @@ class MetricsLog:
         whole = self._file
         self._file = self._open()
         whole.close()
-        self._tidy()
+        self._aside.submit(self._tidy)
 
     def _tidy(self) -> None:
-        """In a thread, as large parts take seconds; where one is at work still, the next has it to do."""
-        if not self._tidying.is_alive():
-            self._tidying = threading.Thread(target=self._tidy_now, daemon=True)
-            self._tidying.start()
-
-    def _tidy_now(self) -> None:
+        """Compress older parts, and drop the oldest."""
         try:
             compress(self._path)
         except OSError as error:
@@ -295,8 +290,3 @@ def each_event(path: Path, *events: str, last_bytes: int | None = None) -> Itera
             continue
         if isinstance(entry, dict) and entry.get("event") in events:
             yield entry
-
-
-def _ends_in_newline(file: IO[bytes]) -> bool:
-    file.seek(-1, 2)
-    return file.read(1) == b"\n"

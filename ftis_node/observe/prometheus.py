@@ -16,11 +16,10 @@ from prometheus_client.registry import Collector
 
 import ftis_node
 from ftis_node.errors import UsageError
-from ftis_node.observe.answers import at, finite
+from ftis_node.observe.answers import State, at, finite
 from ftis_node.policy.names import public_name
 
 PEERS_MAX = 64
-STATES = ("LOADING", "JOINING", "ALONE", "ONLINE", "RELAYED", "OUTBOUND-ONLY", "PAUSED", "DEGRADED", "STOPPING")
 REACHABILITIES = ("direct", "relayed", "outbound-only")
 STANDINGS = ("newcomer", "established", "doubted", "banned")
 
@@ -194,7 +193,7 @@ def _of_node(status: AsJson, peers: AsJson) -> Families:
     info.add_metric([ftis_node.__version__, _model(str(status.get("model") or "")), *known], 1)
     yield info
     choices = {
-        "states": _one_of(STATES, status.get("state")),
+        "states": _one_of(tuple(State), status.get("state")),
         "reachabilities": _one_of(REACHABILITIES, at(status, "network.reachability")),
     }
     yield from _families("ftis_node_", METRICS, {"": {**status, **choices}})

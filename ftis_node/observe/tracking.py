@@ -20,7 +20,7 @@ from typing import IO, Any, Literal, cast
 from ftis_node.errors import UsageError
 from ftis_node.host.quiet import QUIET
 from ftis_node.installed import to_install
-from ftis_node.observe.answers import at
+from ftis_node.observe.answers import at, finite
 
 Tracked = Literal["none", "trackio", "wandb", "tensorboard"]
 
@@ -75,12 +75,12 @@ def refuse_untracked(kind: Tracked) -> None:
 
 
 def figures(event: str, facts: Mapping[str, Any]) -> dict[str, float]:
-    """The figures of an event by the names that trackers show; none for events that they do not."""
+    """The finite figures of an event by the names that trackers show; none for events that they do not."""
     found = {}
     for name, path in {"step": STEP, "evaluation": EVALUATION}.get(event, {}).items():
-        value = at(facts, path)
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            found[name] = float(value)
+        value = finite(at(facts, path))
+        if value is not None:
+            found[name] = value
     return found
 
 

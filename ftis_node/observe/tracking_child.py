@@ -5,7 +5,6 @@ Nothing leaves the machine unless the owner's environment says so: WANDB_MODE=on
 """
 
 import json
-import math
 import os
 import signal
 import sys
@@ -70,12 +69,11 @@ def trackio(name: str) -> tuple[Log, Callable[[], None]]:
 
 
 def main(kind: str, name: str) -> None:
-    """Write each line of stdin (JSON: step, figures) with a tracker until it ends; figures that are not finite are left
-    out."""
+    """Write each line of stdin (JSON: step, figures) with a tracker until it ends."""
     log, finish = {"tensorboard": tensorboard, "wandb": wandb, "trackio": trackio}[kind](name)
     for line in sys.stdin:
         told = json.loads(line)
-        log(told["step"], {key: value for key, value in told["figures"].items() if math.isfinite(value)})
+        log(told["step"], told["figures"])
     signal.alarm(30)  # seconds for the library's own end; whoever would end this process may be gone
     finish()
 

@@ -4,6 +4,7 @@ on a unix socket that only its owner can open (`observe.api` asks it)."""
 import hashlib
 import hmac
 import http
+import inspect
 import ipaddress
 import json
 import logging
@@ -17,7 +18,7 @@ from functools import partial
 from importlib import resources
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import urlencode
 
 import msgspec
@@ -55,43 +56,45 @@ WELCOME = (
     '<meta http-equiv="refresh" content="0; url={0}"></head><body><p><a href="{0}">To the page</a></p></body></html>\n'
 )
 
-Made = TypeVar("Made")
-ReadOut = Callable[[], Mapping[str, object]]  # what an address answers with, made at once
 Order = Callable[[Mapping[str, str]], Awaitable[Mapping[str, object]]]
-Text = Callable[[], bytes]
 JSON = "application/json; charset=utf-8"
 TEXT = "text/plain; version=0.0.4; charset=utf-8"  # the type of Prometheus' text exposition
 
 
 @dataclass(frozen=True)
 class Route:
-    """The answer to GET and HEAD of a path. kind: its media type. open: it needs no token. body: called for each, but
-    of an open one once in `OPEN_SECONDS`."""
+    """The answer to GET and HEAD of a path, on a page or of the local API.
+
+    made: gives the answer, or a coroutine of it: bytes, or a value that is written as JSON. On a page it is called for
+    each request, but of an open route once in `OPEN_SECONDS`. kind: its media type. open: it needs no token.
+    """
 
     path: str
-    body: Callable[[], Awaitable[bytes]]
+    made: Callable[[], Any]
     kind: str = JSON
     open: bool = False
 
+    async def body(self) -> bytes:
+        """The bytes of the answer."""
+        made = self.made()
+        if inspect.isawaitable(made):
+            made = await made
+        if isinstance(made, bytes):
+            return made
+        return to_json(made)
 
-def json_route(path: str, answer: Callable[[], Awaitable[Mapping[str, object]]]) -> Route:
-    """A route that answers a JSON object."""
+    def response(self, body: bytes) -> web.Response:
+        """The answer with these bytes."""
+        return web.Response(body=body, headers={"Content-Type": self.kind})
 
-    async def body() -> bytes:
-        return to_json(await answer())
 
-    return Route(path, body)
+NOTHING = Route("", bytes)
 
 
 def to_json(value: Any) -> bytes:
     """JSON that a browser can read whatever is in `value`: null for NaN and infinity, and no `<`, whatever reads it."""
-    finite = json.loads(json.dumps(value), parse_constant=lambda _: None)
+    finite = json.loads(json.dumps(value, default=msgspec.to_builtins), parse_constant=lambda _: None)
     return json.dumps(finite).replace("<", "\\u003c").encode()
-
-
-async def at_once(make: Callable[[], Made]) -> Made:
-    """What a function makes that waits for nothing; for a route, which awaits its body."""
-    return make()
 
 
 class Web:
@@ -109,7 +112,6 @@ class Web:
         self._cookie = f"ftis-node-{hashlib.sha256(self._token).hexdigest()[:12]}"
         self._names = Names()
         self._routes = {route.path: route for route in (*_files(first), *routes)}
-        self._pages = {path for path, route in self._routes.items() if route.kind.startswith("text/html")}
         self._runner: web.ServerRunner | None = None
         self._kept: dict[str, tuple[float, bytes]] = {}  # when an open route's body was made, and it, by path
 
@@ -163,19 +165,19 @@ class Web:
             return _plain(403, f"This is a node's page; it is found at {self.address}\n")
         if request.method not in ("GET", "HEAD"):
             return _plain(405, "This page is to be looked at only.\n", Allow="GET, HEAD")
-        if request.path in self._pages and not request.query.keys().isdisjoint(("token", "code")):
+        route = self._routes.get(request.path, NOTHING)
+        if route.kind.startswith("text/html") and not request.query.keys().isdisjoint(("token", "code")):
             return self._welcome(request)
-        route = self._routes.get(request.path)
-        if not (route is not None and route.open) and not self._may(request):
+        if not route.open and not self._may(request):
             return _plain(401, NO_TOKEN, **{"WWW-Authenticate": "Bearer"})
-        if route is None:
+        if route is NOTHING:
             return _plain(404, "There is nothing here.\n")
         try:
             body = await self._body(route)
         except Exception:
             logger.exception("The page could not answer %s.", request.path)
             return _plain(500, "The node could not answer; its node.log says why.\n")
-        return web.Response(body=body, headers={"Content-Type": route.kind})
+        return route.response(body)
 
     async def _body(self, route: Route) -> bytes:
         if not route.open:
@@ -321,27 +323,21 @@ def _files(first: str) -> Iterator[Route]:
         path = f"/{name}"
         if name == first:
             path = "/"
-        yield Route(path, partial(at_once, partial(bytes, body)), f"{FILES[Path(name).suffix]}; charset=utf-8")
+        yield Route(path, partial(bytes, body), f"{FILES[Path(name).suffix]}; charset=utf-8")
 
 
 # --- the local API ----------------------------------------------------------------------------------------------------
 
 
 class Api:
-    """Serves JSON answers under GET to `reads` and POST to `orders`, and Prometheus' text under GET to `texts`.
+    """Serves `routes`, and under POST `orders`, which are answered with JSON.
 
     An order may have a JSON object of texts with it; its UserError is answered with status 422.
     """
 
-    def __init__(
-        self,
-        reads: dict[str, ReadOut],
-        orders: Mapping[str, Order],
-        texts: Mapping[str, Text] = MappingProxyType({}),
-    ) -> None:
+    def __init__(self, routes: Sequence[Route], orders: Mapping[str, Order] = MappingProxyType({})) -> None:
         app = web.Application()
-        app.add_routes(web.get(path, _handler(answer)) for path, answer in reads.items())
-        app.add_routes(web.get(path, _text_handler(text)) for path, text in texts.items())
+        app.add_routes(web.get(route.path, _handler(route)) for route in routes)
         app.add_routes(web.post(path, _order_handler(order)) for path, order in orders.items())
         self._runner = web.AppRunner(app, access_log=None)
 
@@ -359,9 +355,9 @@ class Api:
         await self._runner.cleanup()
 
 
-def _handler(answer: ReadOut) -> Any:
+def _handler(route: Route) -> Any:
     async def handle(request: web.Request) -> web.Response:
-        return web.json_response(answer())
+        return route.response(await route.body())
 
     return handle
 
@@ -375,12 +371,5 @@ def _order_handler(order: Order) -> Any:
         except UserError as error:
             refusal = {"what": error.what, "fix": error.fix}
             return web.json_response(refusal, status=http.HTTPStatus.UNPROCESSABLE_ENTITY)
-
-    return handle
-
-
-def _text_handler(text: Text) -> Any:
-    async def handle(request: web.Request) -> web.Response:
-        return web.Response(body=text(), headers={"Content-Type": TEXT})
 
     return handle

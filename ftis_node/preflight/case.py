@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from ftis_node.config.run import Run, RunFile, load_run_file
 from ftis_node.config.settings import Settings
@@ -22,7 +22,7 @@ from ftis_node.observe.answers import Status
 from ftis_node.policy.names import resolve
 from ftis_node.store.home import Home
 from ftis_node.swarm.addresses import parse_address
-from ftis_node.tasks import Source, Task, source_of
+from ftis_node.tasks import Source, Task
 
 if TYPE_CHECKING:
     from ftis_node.policy.availability import Hub
@@ -98,12 +98,7 @@ class Case:
     @property
     def source(self) -> Source:
         """The task of that name, with what the owner or the run says of it."""
-        options = self.options
-        said: dict[str, Any] = {"data": options.data, "eval_data": options.eval_data}
-        said["reward"] = options.reward_of(self.run_file)
-        if not self.runs:
-            said["template"] = options.template
-        return source_of(self.task_name, **said, code=options.task is not None)
+        return self.options.source(self.run_file)
 
     @property
     def task_known(self) -> bool:

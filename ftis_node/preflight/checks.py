@@ -163,7 +163,6 @@ CHECKS: Sequence[Check] = (
     Check("run", _run_of_peers, views=_DRY),
     Check("data", _large_data, views=_DRY),
     Check("memory", models.memory, _HEAVY, _MODEL),
-    Check("home", models.checkpoints, views=_DRY),
     Check("disk", place.disk, 10.0, _MODEL),
     Check("port", place.port, _HEAVY, _EVERY_START),
     Check("page", place.page, views=_EVERY_START),

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import psutil
 from packaging.requirements import Requirement
-from packaging.specifiers import SpecifierSet
 
 from ftis_node.host.allocator import FIXED, NAMES
 from ftis_node.host.descriptors import raise_limit
@@ -34,12 +33,8 @@ FEW_FILES = 1024  # the usual default; p2pd opens one for each connection
 
 
 def python(case: Case) -> Findings:
-    """Python: its version and platform, and whether hivemind's p2pd is installed."""
+    """Python's platform, and whether hivemind's p2pd is installed. (A Python that is too old cannot import this.)"""
     seen = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
-    wanted = SpecifierSet(_wanted_python())
-    if not wanted.contains(platform.python_version(), prereleases=True):
-        yield fail(f"{seen}; {_PACKAGE} needs {wanted}.", "Make the environment with a newer one.")
-        return
     found = util.find_spec("hivemind")
     daemon = Path()
     if found is not None and found.origin:
@@ -51,12 +46,6 @@ def python(case: Case) -> Findings:
         )
         return
     yield ok(f"{seen}.")
-
-
-def _wanted_python() -> str:
-    with suppress(metadata.PackageNotFoundError):
-        return metadata.metadata(_PACKAGE)["Requires-Python"] or ">=3.11"
-    return ">=3.11"
 
 
 def libraries(case: Case) -> Findings:

@@ -13,7 +13,6 @@ from ftis_node.host.proxy import refused_proxy
 from ftis_node.policy.names import resolve
 from ftis_node.preflight.case import Case, Checked, Finding, Findings, fail, noted, ok, warn
 from ftis_node.preflight.machine import memory_limit
-from ftis_node.store.checkpoints import labelled, newest_facts
 from ftis_node.tasks.task import CAPS
 from ftis_node.text import rounded
 
@@ -136,15 +135,6 @@ def workload(case: Case) -> Workload:
     elif case.task_known:
         caps = CAPS.get(case.task_name, caps)
     return Workload(*caps, RUN_DEFAULTS["group"], batch_groups)
-
-
-def checkpoints(case: Case) -> None:
-    """Check that the planned kind of training can go on from the home's checkpoints. Raises UserError if not."""
-    from ftis_node.node.remembered import refuse_other_model
-
-    facts = newest_facts(case.home.checkpoints)
-    if facts is not None and case.plan is not None:
-        refuse_other_model(case.home.checkpoints, facts["model"], labelled(case.settings.model, case.plan.kind))
 
 
 def tokenizer(case: Case) -> Findings:

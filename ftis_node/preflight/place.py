@@ -24,7 +24,7 @@ from ftis_node.observe.answers import Status
 from ftis_node.observe.api import ask, no_page
 from ftis_node.preflight.case import Case, Checked, Finding, Findings, fail, noted, ok, warn
 from ftis_node.store.checkpoints import newest_facts, parse_label
-from ftis_node.swarm.addresses import check_port, free_port, listening_mistakes
+from ftis_node.swarm.addresses import bind, check_port, free_port, listening_mistakes
 from ftis_node.swarm.identity import Identity
 from ftis_node.text import rounded
 
@@ -255,17 +255,10 @@ def _bound(where: str, port: int, check: Callable[[], None], free: str, *, ours:
 
 def check_page(settings: Settings) -> None:
     """Raise UserError if the page cannot be served where the settings say. The port is free again afterwards."""
-    host = settings.http_host
-    port = settings.http_port
-    family = socket.AF_INET
-    if ":" in host:
-        family = socket.AF_INET6
     try:
-        with socket.socket(family) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server does
-            probe.bind((host, port))
+        bind(settings.http_host, settings.http_port, socket.SOCK_STREAM).close()
     except OSError as error:
-        raise no_page(host, port, error) from error
+        raise no_page(settings.http_host, settings.http_port, error) from error
 
 
 def _listener(number: int) -> str:

@@ -1,7 +1,5 @@
-"""``python -m ftis_node.preflight.rates DEVICE DTYPE``: how fast it computes; prints one JSON line."""
+"""How fast a device computes."""
 
-import json
-import sys
 import time
 from collections.abc import Callable
 
@@ -13,18 +11,17 @@ _SIZE = 2048
 _MATRICES = {"cuda": 64, "cpu": 8}  # more weights than a cache holds
 
 
-def rates(device: str, dtype: str) -> dict[str, float]:
-    """10^12 operations of matrix products (`tflops`), and GB that are read or written (`bandwidth`), a second each."""
-    place = torch.device(device)
-    kind = {"dtype": getattr(torch, dtype), "device": place}
-    rows = torch.randn(_ROWS[place.type], _SIZE, **kind)
-    weights = torch.randn(_MATRICES[place.type], _SIZE, _SIZE, **kind)
+def rates(place: torch.device, dtype: torch.dtype) -> tuple[float, float]:
+    """10^12 operations of matrix products, and GB that are read or written, a second each.
+
+    Raises:
+        RuntimeError: as torch does.
+    """
+    rows = torch.randn(_ROWS[place.type], _SIZE, dtype=dtype, device=place)
+    weights = torch.randn(_MATRICES[place.type], _SIZE, _SIZE, dtype=dtype, device=place)
     products = _a_second(lambda: [rows @ one for one in weights], place)
     copies = _a_second(weights.clone, place)
-    return {
-        "tflops": 2 * len(rows) * weights.numel() * products / 1e12,
-        "bandwidth": 2 * weights.nbytes * copies / 1e9,
-    }
+    return 2 * len(rows) * weights.numel() * products / 1e12, 2 * weights.nbytes * copies / 1e9
 
 
 def _a_second(work: Callable[[], object], place: torch.device) -> float:
@@ -38,7 +35,3 @@ def _a_second(work: Callable[[], object], place: torch.device) -> float:
             torch.cuda.synchronize(place)
         done += 1
     return done / (time.perf_counter() - began)
-
-
-if __name__ == "__main__":
-    sys.stdout.write(json.dumps(rates(*sys.argv[1:])))

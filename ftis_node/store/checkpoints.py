@@ -1,6 +1,7 @@
 """Checkpoints: directories that appear whole or not at all, with a checksum of every file."""
 
 import json
+import logging
 import re
 import shutil
 from contextlib import suppress
@@ -15,6 +16,8 @@ CHECKPOINTS_KEPT = 2
 _NAME = re.compile(r"step-(\d{8,})")
 _MANIFEST = "checkpoint.json"
 _UNREADABLE = (OSError, ValueError, KeyError, TypeError)
+
+logger = logging.getLogger(__name__)
 
 
 def labelled(model: str, kind: str) -> str:
@@ -131,8 +134,12 @@ class Checkpoints:
             try:
                 return directory, verify(directory)
             except CheckpointError:
-                shutil.rmtree(directory.with_suffix(".damaged"), ignore_errors=True)
-                directory.rename(directory.with_suffix(".damaged"))
+                aside = directory.with_suffix(".damaged")
+                shutil.rmtree(aside, ignore_errors=True)
+                directory.rename(aside)
+                logger.error(
+                    "A checkpoint is damaged and set aside as %s; an older one is used, if there is one.", aside
+                )
         return None
 
     def set_aside(self, after: int, why: Literal["diverged", "doubted"] = "diverged") -> None:
@@ -163,10 +170,6 @@ class Checkpoints:
         """Doubted checkpoints that are no newer than the newest of the others."""
         newest = max(map(_age, complete(self.path)), default=(0, -1))
         return [directory for directory in _named(self.path, ".doubted") if _age(directory) <= newest]
-
-    def damaged(self) -> list[Path]:
-        """Checkpoints that `latest` found damaged and set aside, now or in earlier starts."""
-        return sorted(self.path.glob("*.damaged"))
 
 
 def newest_facts(path: Path) -> Facts | None:

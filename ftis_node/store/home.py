@@ -5,7 +5,6 @@ import json
 import os
 import shlex
 import shutil
-import signal
 import stat
 import tempfile
 import time
@@ -38,11 +37,10 @@ def socket_folder() -> str:
 
 
 class Runtime(msgspec.Struct, frozen=True):
-    """A daemon's record: its process id, the directory of its sockets, when each child began (seconds since 1970)."""
+    """A daemon's record: its process id, the directory of its sockets."""
 
     pid: int
     directory: str
-    children: dict[str, float] = {}
 
 
 class Home:
@@ -53,6 +51,11 @@ class Home:
     """
 
     def __init__(self, path: Path) -> None:
+        """
+        Args:
+            path: may begin with ~.
+        """
+        path = path.expanduser()
         self.path = path
         self.key = path / "identity.key"
         self.store = path / "store.sqlite"
@@ -132,7 +135,7 @@ class Home:
                 raise self.taken()
             time.sleep(LOCK_SECONDS / 10)
         self._lock = lock
-        self._reap()
+        self._clear_runtime()
         for directory in (self.path, self.orders):
             remove_unfinished(directory)
 
@@ -162,10 +165,7 @@ class Home:
         """Remove the runtime directory and give up the lock; a home that is not open is left alone."""
         if self._lock is None:
             return
-        runtime = self.runtime()
-        if runtime is not None:
-            shutil.rmtree(runtime.directory, ignore_errors=True)
-            self._runtime_file.unlink(missing_ok=True)
+        self._clear_runtime()
         self._lock.close()
         self._lock = None
 
@@ -207,14 +207,9 @@ class Home:
             self.record_runtime(directory)
         return directory
 
-    def record_runtime(self, directory: Path, children: tuple[int, ...] = ()) -> None:
-        """Write down the runtime directory and the child processes (process ids): clients read them, and the next start
-        ends those that a killed daemon left. Call it whenever a child begins; it replaces the record.
-        """
-        import psutil
-
-        started = {str(pid): psutil.Process(pid).create_time() for pid in children if psutil.pid_exists(pid)}
-        replace_bytes(self._runtime_file, msgspec.json.encode(Runtime(os.getpid(), str(directory), started)))
+    def record_runtime(self, directory: Path) -> None:
+        """Write down this process and its runtime directory: clients read them, and the next start clears up."""
+        replace_bytes(self._runtime_file, msgspec.json.encode(Runtime(os.getpid(), str(directory))))
 
     def runtime(self) -> Runtime | None:
         """The record of the running daemon, or of one that was killed (see `lives`); None if there is none."""
@@ -240,18 +235,10 @@ class Home:
             return None
         return Path(record.directory) / "api.sock"
 
-    def _reap(self) -> None:
-        """Kill children of a killed daemon that are still there (by pid and start time), and remove its sockets. Only
-        the holder of the lock may do so."""
+    def _clear_runtime(self) -> None:
+        """Remove this daemon's sockets and record, or a killed one's. Its children have ended with it: p2pd by the
+        kernel (`p2pd._PRELUDE`), the compute process when its socket closed."""
         record = self.runtime()
-        if record is None:
-            return
-        import psutil
-
-        for pid, started in record.children.items():
-            with suppress(psutil.Error, ValueError, ProcessLookupError):
-                process = psutil.Process(int(pid))
-                if abs(process.create_time() - started) < 1.0:
-                    process.send_signal(signal.SIGKILL)
-        shutil.rmtree(record.directory, ignore_errors=True)
-        self._runtime_file.unlink(missing_ok=True)
+        if record is not None:
+            shutil.rmtree(record.directory, ignore_errors=True)
+            self._runtime_file.unlink(missing_ok=True)

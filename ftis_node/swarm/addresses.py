@@ -328,7 +328,7 @@ def check_port(host: str, port: int) -> None:
     free_port(host)  # raises if the host is wrong
     for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
         try:
-            _bind(host, port, kind).close()
+            bind(host, port, kind).close()
         except OSError as error:
             raise port_error(host, port) from error
 
@@ -338,7 +338,7 @@ def free_port(host: str) -> int:
     none, or is none of this machine's."""
     for _ in range(_PORT_TRIES):
         try:
-            tcp = _bind(host, 0, socket.SOCK_STREAM)
+            tcp = bind(host, 0, socket.SOCK_STREAM)
         except OSError as error:  # an unknown name, or not an address of this machine
             raise UserError(
                 f"This machine cannot listen on {host}: {error.strerror}.",
@@ -347,7 +347,7 @@ def free_port(host: str) -> int:
         with tcp:
             port = int(tcp.getsockname()[1])
             try:
-                _bind(host, port, socket.SOCK_DGRAM).close()
+                bind(host, port, socket.SOCK_DGRAM).close()
             except OSError:
                 continue
             return port
@@ -363,8 +363,8 @@ def port_error(host: str, port: int) -> UserError:
     return PortTaken(f"The port {port} on {host} is taken or cannot be listened on.", "Choose another --port (0: any).")
 
 
-def _bind(host: str, port: int, kind: socket.SocketKind) -> socket.socket:
-    """A socket on this port, which the caller closes. kind: SOCK_STREAM or SOCK_DGRAM. Raises OSError."""
+def bind(host: str, port: int, kind: socket.SocketKind) -> socket.socket:
+    """A socket on this port, which the caller closes. Raises OSError."""
     family = socket.AF_INET
     if ":" in host:
         family = socket.AF_INET6
@@ -381,7 +381,7 @@ def _bind(host: str, port: int, kind: socket.SocketKind) -> socket.socket:
 
 def _has_ip6() -> bool:
     """Whether this machine can listen on its own IPv6 address."""
-    with suppress(OSError), _bind("::1", 0, socket.SOCK_STREAM):
+    with suppress(OSError), bind("::1", 0, socket.SOCK_STREAM):
         return True
     return False
 

@@ -81,14 +81,6 @@ def json_lines(data: bytes) -> Numbered:
         yield number, row
 
 
-def encoding_of(data: bytes) -> str:
-    """The encoding by a file's first bytes, where it is UTF-16 or UTF-32; empty for any other."""
-    found = json.detect_encoding(data[:4])
-    if found.startswith("utf-8"):
-        return ""
-    return found.upper()
-
-
 def read_rows(
     path: Path, layout: Layout, rows_in: Callable[[bytes], Numbered] = json_lines
 ) -> tuple[str, tuple[Example, ...], str]:
@@ -101,9 +93,9 @@ def read_rows(
         data = path.read_bytes()
     except OSError as error:
         raise UsageError(f"Cannot read {path}: {error.strerror}.", "Name a CSV or JSONL file that exists.") from error
-    encoding = encoding_of(data)
-    if encoding:
-        raise UsageError(f"{path} is in {encoding}.", "Save the file as UTF-8.")
+    encoding = json.detect_encoding(data[:4])
+    if not encoding.startswith("utf-8"):
+        raise UsageError(f"{path} is in {encoding.upper()}.", "Save the file as UTF-8.")
     rows = []
     used = ""  # the field of the first line that can be used
     wrong: list[tuple[int, str, str]] = []

@@ -156,8 +156,7 @@ class Asked(Scorer):
 
     def _command(self) -> list[str]:
         """The child's command line. -P: neither the script's folder nor the current one has modules for it."""
-        limits = (os.getpid(), self._seconds, self._memory)
-        return [sys.executable, "-P", str(_CHILD), *map(str, limits), self._rule]
+        return [sys.executable, "-P", str(_CHILD), str(self._seconds), str(self._memory), self._rule]
 
     @abstractmethod
     def _surroundings(self) -> dict[str, Any]:

@@ -12,7 +12,6 @@ import json
 import os
 import re
 import resource
-import select
 import signal
 import socket
 import sys
@@ -20,12 +19,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-_IDLE_SECONDS = 5.0  # between looks whether the parent is still there
 _GROWN = 0.5  # of the address space that is allowed; beyond it honest answers might run into the limit
 
 
-def main(parent: int, seconds: float, memory: int, rule: str) -> None:
-    """Serve until the other end is closed, the process `parent` is gone, or an answer takes twice `seconds`.
+def main(seconds: float, memory: int, rule: str) -> None:
+    """Serve until the other end is closed, as by the parent's end, or an answer takes twice `seconds`.
 
     Args:
         memory: bytes of address space, for imports and answers together; 0: neither memory nor files are limited.
@@ -54,7 +52,7 @@ def main(parent: int, seconds: float, memory: int, rule: str) -> None:
     if memory:
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     connection.sendall(b"R")
-    while (line := _next_line(connection, parent)) is not None:
+    for line in connection.makefile("rb"):
         signal.setitimer(signal.ITIMER_REAL, 2 * seconds)
         reply = verdict(*json.loads(line))
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -66,21 +64,6 @@ def _address_space() -> int:
     """Bytes now in use. Not rusage's largest resident size: a new process has its parent's, and that is a model's."""
     with open("/proc/self/statm", "rb") as file:
         return int(file.read().split()[0]) * resource.getpagesize()
-
-
-def _next_line(connection: socket.socket, parent: int) -> bytes | None:
-    """The next request; None if the other end is closed, or the process `parent` is gone."""
-    line = bytearray()
-    while not line.endswith(b"\n"):
-        if not select.select([connection], [], [], _IDLE_SECONDS)[0]:
-            if os.getppid() != parent:
-                return None
-            continue
-        part = connection.recv(1 << 16)
-        if not part:
-            return None
-        line += part
-    return bytes(line)
 
 
 def _matches(gold: str, answer: str, _: bool) -> bool:
@@ -133,4 +116,4 @@ def _own(name: str) -> Callable[[str, str], list[object] | str]:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
+    main(float(sys.argv[1]), int(sys.argv[2]), sys.argv[3])

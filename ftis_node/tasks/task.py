@@ -52,6 +52,12 @@ def told_if_few(held_out: int) -> str:
     return f"{few}: add rows, or name 30 of a file with --eval-data."
 
 
+def spread(there: int, wanted: int | None) -> list[int]:
+    """So many of the rows' numbers, at even distances, because neighbours may be alike; None: all."""
+    count = min(there, wanted or there)
+    return [index * there // count for index in range(count)]
+
+
 def place_of(question: str) -> float:
     """From 0 to 1, by a hash: what decides whether a question is held out."""
     return int.from_bytes(hashlib.sha256(question.encode()).digest()[:8], "big") / 2**64
@@ -155,12 +161,8 @@ class Task:
         return {"task": self.name} | {name: getattr(self, name) for name in names}
 
     def asked(self, count: int | None) -> Sequence[Example]:
-        """So many of those held out, at even distances, because neighbours may be alike; None: all."""
-        every = len(self.held_out)
-        chosen = every
-        if count is not None:
-            chosen = min(count, every)
-        return [self.held_out[index * every // chosen] for index in range(chosen)]
+        """So many of those held out; None: all."""
+        return [self.held_out[index] for index in spread(len(self.held_out), count)]
 
     def prompt(self, example: Example) -> str:
         """The text that a model is given; braces in a question stay what they are."""

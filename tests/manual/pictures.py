@@ -24,7 +24,7 @@ from ftis_node.observe.answers import Peers, Status
 from ftis_node.observe.api import ask, link, read_token
 from ftis_node.observe.live import node_view
 from ftis_node.observe.logs import last_lines
-from ftis_node.observe.web import Web, json_route
+from ftis_node.observe.web import Route, Web
 from tests.support.browser import Browser
 from tests.support.daemons import WHOLE, Daemon
 from tests.support.watched import watched
@@ -127,7 +127,7 @@ def thirty():
         return facts
 
     async def serve():
-        server = Web(TOKEN, [json_route("/swarm.json", answer)], "watch.html")
+        server = Web(TOKEN, [Route("/swarm.json", answer)], "watch.html")
         await server.start("127.0.0.1", 0)
         await asyncio.to_thread(watch, link(server.address, TOKEN), "watch-30")
         await server.close()

@@ -22,7 +22,7 @@ from ftis_node.host.doing import doing
 from ftis_node.lab.replaying.compared import Differences, identical, max_difference
 from ftis_node.lab.replaying.lineage import EVENTS, Lineage, Link, LoggedStep, Start, lineage
 from ftis_node.lab.replaying.stored import StoredPackets
-from ftis_node.node.step_batch import OwnGroup, StepBatch, describe, step_groups
+from ftis_node.node.step_batch import StepBatch, describe, step_groups
 from ftis_node.observe.metrics import each_event, older_parts
 from ftis_node.observe.provenance import versions
 from ftis_node.observe.terminal import shown_work
@@ -243,11 +243,10 @@ class _Replay:
         """Takes a logged step again and compares its figures."""
         own = self._read(logged.batch.own)
         replaced = self._read(logged.batch.replaced)
-        foreign = []
+        foreign = self._read(logged.batch.foreign)
         weights = {}
-        for one in self._read(logged.batch.foreign):
+        for one in foreign:
             author = one.group.author
-            foreign.append(Scored(one.group, tuple(one.rewards), born=0.0))
             weights[author] = logged.weights.get(peer_id(author), 1.0)
         batch = StepBatch(own, foreign)
         if self._run.common:
@@ -266,13 +265,12 @@ class _Replay:
         }
         self._differences.compare(logged, found)
 
-    def _read(self, digests: Sequence[str]) -> list[OwnGroup]:
-        """Stored groups in this order, with rewards by the packets' own text; what the daemon once gave is not asked
-        for. Raises UserError if one is damaged."""
+    def _read(self, digests: Sequence[str]) -> list[Scored]:
+        """With rewards by the packets' own text; what the daemon once gave is not asked for."""
         groups = []
         for digest in digests:
             group = self._group(bytes.fromhex(digest))
-            groups.append(OwnGroup(group, self._engine.rewards(group.row, group.data)))
+            groups.append(Scored(group, tuple(self._engine.rewards(group.row, group.data)), 0.0))
         return groups
 
     def _group(self, digest: bytes) -> Group:

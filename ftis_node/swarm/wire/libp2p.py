@@ -6,7 +6,7 @@ import asyncio
 import re
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, AsyncIterator  # noqa: UP035 - hivemind recognises a stream by typing's alias only
 
@@ -66,11 +66,7 @@ class FtisSwarm(Inbound, ServicerBase):  # type: ignore[misc]
 class Libp2p:
     """A p2pd with our identity. When it has died or hangs, `restart` replaces it."""
 
-    def __init__(self, listening: Listening, started: Callable[[int], None] = lambda pid: None) -> None:
-        """
-        Args:
-            started: called with the process id of each p2pd.
-        """
+    def __init__(self, listening: Listening) -> None:
         self.p2p: Any = None
         self.knock = _knock
         self._service: FtisSwarm | None = None
@@ -79,26 +75,19 @@ class Libp2p:
         self._down_since: float | None = None
         self._patience = 1.0
         self.port = 0
-        self._started = started
         self._failures = Bounded[bytes, str](FAILURES_KEPT)  # by peer, why the last dial failed
 
     @classmethod
-    async def start(
-        cls,
-        listening: Listening,
-        started: Callable[[int], None] = lambda pid: None,
-        before: int = 0,
-    ) -> Libp2p:
+    async def start(cls, listening: Listening, before: int = 0) -> Libp2p:
         """Start p2pd and return its transport.
 
         Args:
-            started: as for the constructor.
             before: the port to prefer if the settings name none, because peers may know it. 0: none.
 
         Raises:
             UserError: the port is taken, or p2pd does not start.
         """
-        transport = cls(listening, started)
+        transport = cls(listening)
         if before and listening.port == 0:
             with suppress(UserError):  # another process has it now
                 check_port(listening.host, before)
@@ -286,8 +275,6 @@ class Libp2p:
                     self.port = 0  # any other will do
         self.up = True
         self._down_since = None
-        with suppress(OSError):  # on a full disk it is not recorded, and works
-            self._started(self.pid)
 
     async def _answers(self) -> bool:
         """Whether p2pd answers in time; True also if this process has no file descriptor left to ask it with.
