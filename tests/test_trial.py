@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ftis_node.errors import UsageError
-from ftis_node.tasks import load_task
+from ftis_node.tasks import load_task, trial
 from ftis_node.tasks.jail import can_lock_in
 from ftis_node.tasks.trial import ROWS, refuse_broken, refuse_unskilled, unskilled
 
@@ -114,8 +114,17 @@ def lines(rule):
     return made[rule]
 
 
-@pytest.mark.parametrize("rule", ["integer", "exact", "math", "regex", "tests"])
-def test_row_55_the_built_in_rules_pay_for_skill_only(rule, folder):
+@pytest.mark.parametrize(
+    ("rule", "every"),
+    [
+        *((rule, 1) for rule in ("integer", "exact", "regex", "tests")),
+        ("math", 5),
+        pytest.param("math", 1, marks=pytest.mark.slow),
+    ],
+)
+def test_row_55_the_built_in_rules_pay_for_skill_only(rule, every, folder, monkeypatch):
+    """every: of the answers one in so many is tried, where each takes long."""
+    monkeypatch.setattr(trial, "_ANSWERS", trial._ANSWERS[::every])
     if (rule == "tests" and not can_lock_in()) or (rule == "math" and not importlib.util.find_spec("math_verify")):
         pytest.skip("this machine cannot judge by that rule")
     rows = [json.dumps({"question": f"What is number {n}?", "answer": gold}) for n, gold in enumerate(lines(rule))]
