@@ -151,16 +151,6 @@ def test_rules_that_need_a_process_are_not_scored_without_one():
         pass
 
 
-def test_a_rule_lasts_as_long_as_its_context():
-    with scoring("integer") as rate:
-        assert rate("<think></think><answer>12</answer>", "12").reward == 1.0
-    before = set(psutil.Process().children())  # of other tests
-    with scoring("math") as rate:
-        assert rate("<think></think><answer>24/2</answer>", "12").reward == 1.0
-        [child] = set(psutil.Process().children()) - before
-    assert not psutil.pid_exists(child.pid)
-
-
 def test_without_math_verify_a_person_is_told_what_to_install(monkeypatch):
     monkeypatch.setattr(judge.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UsageError) as caught, scoring("math"):
@@ -170,7 +160,7 @@ def test_without_math_verify_a_person_is_told_what_to_install(monkeypatch):
 
 # Attacks
 
-STALLING = {
+ATTACKS = {
     "tower": "9^{9^9}",
     "factorials": "((9!)!)!",
     "binomial": r"\binom{10^8}{5 \cdot 10^7}",
@@ -180,9 +170,6 @@ STALLING = {
     "expansion": "(a+b+c+d+e+f+g+h)^{60}-(a-b)^{60}",
     "sine": r"\sin(10^{10^{10}})",
     "nested braces": "{" * 140 + "1" + "}" * 140,
-}
-KINDS = ("tower", "factorials", "sum", "integral", "divisor", "nested braces")  # each kills the process that judges
-HOSTILE = {
     "nested roots": r"\sqrt{" * 40 + "2" + "}" * 40,
     "matrix": r"\begin{pmatrix}" + r"\\".join("&".join(["x^9"] * 8) for _ in range(7)) + r"\end{pmatrix}^{99}",
     "digits": "9" * ANSWER_CHARACTERS,
@@ -204,12 +191,8 @@ def hasty() -> Iterator[Judge]:
         yield one
 
 
-LATER = [pytest.param(name, marks=pytest.mark.slow) for name in STALLING if name not in KINDS]
-
-
-@pytest.mark.parametrize("attack", [*HOSTILE, *KINDS, *LATER])
-def test_an_attack_scores_nothing_and_stalls_nobody(hasty, attack):
-    answer = (STALLING | HOSTILE)[attack]
+@pytest.mark.parametrize("answer", ATTACKS.values(), ids=ATTACKS)
+def test_an_attack_scores_nothing_and_stalls_nobody(hasty, answer):
     began = time.monotonic()
     strict = hasty(f"<think></think><answer>{answer}</answer>", "12")
     assert time.monotonic() - began < BOUND

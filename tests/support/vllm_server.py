@@ -30,9 +30,7 @@ class Refused(Exception):
     """An answer with this code and text."""
 
 
-@cache
-def _base(model: str) -> Policy:
-    return load_policy(Settings(model=model, device="cpu", lora=False))
+_loaded = cache(load_policy)
 
 
 class VllmServer:
@@ -111,7 +109,7 @@ class VllmServer:
             case "/v1/load_lora_adapter":
                 if not self.lora:
                     raise Refused(500, "LoRA is not enabled. Use --enable-lora to enable LoRA.")
-                base = _base(self.model)
+                base = _loaded(Settings(model=self.model, device="cpu", lora=False))
                 model = PeftModel.from_pretrained(copy.deepcopy(base.model), body["lora_path"])
                 self.adapters[body["lora_name"]] = replace(base, model=model.eval())
                 self.loaded.append(body["lora_name"])

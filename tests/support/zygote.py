@@ -4,12 +4,12 @@ A zygote is a child of the process that asks it, has one thread, and does nothin
 the one who asked too (CLONE_PARENT): process ids, exit codes, signals and orphans are those of a real start. So are
 arguments, environment, descriptors, folder, limits and niceness, which are handed over. What libraries read when they
 are imported cannot change any more: an environment that differs there has a zygote of its own, the second time that it
-is seen, or the first, where a command is asked for that imports all. Each process that is forked has a zygote too, for
-what it starts.
+is seen. Each process that is forked has a zygote too, for what it starts.
 
-So are the processes of pytest-xdist, which run the tests, those that run a person's reward function, and, from zygotes
-that have imported nothing else, those that judge mathematics and make reasoning-gym's rows. Who runs strangers' code is
-started really. pytest finds this module imported: PYTEST_DONT_REWRITE.
+So are the processes of pytest-xdist, which run the tests and have their zygote from there; those that run a person's
+reward function; and, from zygotes that have imported nothing else, those that judge mathematics and make
+reasoning-gym's rows. Who runs strangers' code is started really. pytest finds this module imported, and has nothing to
+rewrite in it: PYTEST_DONT_REWRITE.
 
 With TESTS_START_PLAIN in the environment (the fixture `plain`) a process is started really, as it is with another
 command line than these, without OMP_NUM_THREADS where torch is imported, on a terminal, and on another system than
@@ -38,20 +38,17 @@ from typing import Any, NamedTuple
 
 import psutil
 import pytest
-from execnet.gateway_io import popen_bootstrapline
 
 from ftis_node.host.loading import loading
 from ftis_node.host.loops import PARENT
 from ftis_node.host.quiet import QUIET, be_quiet
 from ftis_node.tasks import judge
-from ftis_node.tasks.packaged import ReasoningGym
 
 NAME = "ftis-zygote"
 LOADED = ("ftis_node.cli", "ftis_node.node.daemon", "ftis_node.worker.parallel")
 MATHEMATICS = ("math_verify", "sympy.combinatorics", "sympy.physics.units", "sympy.tensor.tensor")
 JUDGE = str(judge._CHILD)
-ROWS = str(ReasoningGym.child)
-RUNNER = ["-u", "-c", popen_bootstrapline]
+RUNNER = "import sys;exec(eval(sys.stdin.readline()))"  # execnet's, by which pytest-xdist begins a process
 MODULES = (
     "ftis_node",
     "ftis_node.policy.gguf",
@@ -75,8 +72,6 @@ PASSED = (
     *QUIET,
 )
 LIMITS = [getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")]
-# They import what a zygote does, or start what does.
-HEAVY = {"join", "demo", "ftis_node.worker", "tests.support.parts", "tests.support.program", popen_bootstrapline}
 ROOM = 1 << 20  # bytes of a request
 MOST = 64  # descriptors of one
 ABOVE = 200  # descriptors that are not in anybody's way
@@ -134,7 +129,7 @@ class Zygotes:
         key = _key(job)
         with self._lock:
             self._seen[key] += 1
-            worth_it = self._seen[key] > 1 or not HEAVY.isdisjoint(job.words)
+            worth_it = self._seen[key] > 1 or RUNNER in job.words
             if self._may_begin and key not in self._running and worth_it:
                 self._running[key] = self._begin(key[0], job.environment)
             control = self._running.get(key)
@@ -175,13 +170,13 @@ def _libraries(words: Sequence[str]) -> tuple[str, ...]:
     match words:
         case [sys.executable, "-m", module, *_] if module in MODULES:
             return LOADED
-        case [sys.executable, *rest] if rest == RUNNER:
+        case [sys.executable, "-u", "-c", line] if line == RUNNER:
             return LOADED
         case [sys.executable, script, *_, "math"] if script == JUDGE:
             return MATHEMATICS
         case [sys.executable, script, *_, rule] if script == JUDGE and rule.partition(":")[0] not in judge.SECONDS:
             return LOADED  # a person's function
-        case [sys.executable, script, *_] if script == ROWS:
+        case [sys.executable, script, *_] if script.endswith("/gym_child.py"):
             return ("reasoning_gym",)
     return ()
 
@@ -270,7 +265,7 @@ def main():
         if first == "-m":
             runpy.run_module(words[0], run_name="__main__", alter_sys=True)
         elif first == "-u":
-            exec(popen_bootstrapline, {"__name__": "__main__"})
+            exec(RUNNER, {"__name__": "__main__"})
         else:
             sys.argv.insert(0, first)
             runpy.run_path(first, run_name="__main__")
@@ -361,14 +356,13 @@ def _have(job: Job):
     sys.path[0] = job.folder
     if job.safe_path:
         sys.path[0] = str(Path(__file__).parents[2])
-    if _libraries(job.words) != LOADED:
-        return
-    import huggingface_hub.constants
-    import torch
+    if _libraries(job.words) == LOADED:
+        import huggingface_hub.constants
+        import torch
 
-    torch.set_num_threads(int(job.environment["OMP_NUM_THREADS"]))
-    offline = os.environ.get("HF_HUB_OFFLINE", "").upper()
-    huggingface_hub.constants.HF_HUB_OFFLINE = offline in ("1", "ON", "YES", "TRUE")
+        torch.set_num_threads(int(job.environment["OMP_NUM_THREADS"]))
+        offline = os.environ.get("HF_HUB_OFFLINE", "").upper()
+        huggingface_hub.constants.HF_HUB_OFFLINE = offline in ("1", "ON", "YES", "TRUE")
 
 
 def _keep(descriptors: set[int]):
