@@ -21,7 +21,7 @@ def test_a_short_demo_ends_with_its_picture(tmp_path, listener, monkeypatch):
     output = tmp_path / "out"
     if not listener:  # small steps, which teach nothing
         monkeypatch.setenv("FTIS_BATCH_GROUPS", "6")
-        monkeypatch.setenv("FTIS_EVAL_PROMPTS", "32")
+        monkeypatch.setenv("FTIS_EVAL_PROMPTS", "16")
     flags = ("--mixed", *["--listener"] * listener, "--steps", "5", "--json", "--output", output)
     ended = run_cli("demo", *flags, timeout=800)
     assert ended.returncode == 0, ended.stderr

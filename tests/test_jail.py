@@ -93,7 +93,6 @@ ATTACKS = {
     "a signal to all": "import os\nos.kill(-1, 9)\ndef add(a, b): return a + b",
     "all memory": "def add(a, b):\n    return len(bytearray(1 << 40)) and a + b",
     "all memory, by and by": "x = []\nwhile True:\n    x.append(bytearray(1 << 20))",
-    "for ever": "def add(a, b):\n    while True: pass",
     "deaf for ever": (
         "import signal\nfor s in range(1, 32):\n    try: signal.signal(s, signal.SIG_IGN)\n"
         "    except (OSError, ValueError): pass\nwhile True: pass"
@@ -107,7 +106,7 @@ ATTACKS = {
 }
 
 
-STALLING = ("deaf for ever", "for ever", "a fork bomb", "all memory, by and by", "a number without end")
+STALLING = ("deaf for ever", "a fork bomb", "all memory, by and by", "a number without end")
 
 
 @pytest.mark.parametrize("name", RIGHT)

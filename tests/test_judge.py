@@ -151,16 +151,6 @@ def test_rules_that_need_a_process_are_not_scored_without_one():
         pass
 
 
-def test_a_rule_lasts_as_long_as_its_context():
-    with scoring("integer") as rate:
-        assert rate("<think></think><answer>12</answer>", "12").reward == 1.0
-    before = set(psutil.Process().children())  # of other tests
-    with scoring("math") as rate:
-        assert rate("<think></think><answer>24/2</answer>", "12").reward == 1.0
-        [child] = set(psutil.Process().children()) - before
-    assert not psutil.pid_exists(child.pid)
-
-
 def test_without_math_verify_a_person_is_told_what_to_install(monkeypatch):
     monkeypatch.setattr(judge.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UsageError) as caught, scoring("math"):
@@ -170,7 +160,7 @@ def test_without_math_verify_a_person_is_told_what_to_install(monkeypatch):
 
 # Attacks
 
-STALLING = {
+ATTACKS = {
     "tower": "9^{9^9}",
     "factorials": "((9!)!)!",
     "binomial": r"\binom{10^8}{5 \cdot 10^7}",
@@ -180,9 +170,6 @@ STALLING = {
     "expansion": "(a+b+c+d+e+f+g+h)^{60}-(a-b)^{60}",
     "sine": r"\sin(10^{10^{10}})",
     "nested braces": "{" * 140 + "1" + "}" * 140,
-}
-KINDS = ("tower", "factorials", "sum", "integral", "divisor", "nested braces")  # each kills the process that judges
-HOSTILE = {
     "nested roots": r"\sqrt{" * 40 + "2" + "}" * 40,
     "matrix": r"\begin{pmatrix}" + r"\\".join("&".join(["x^9"] * 8) for _ in range(7)) + r"\end{pmatrix}^{99}",
     "digits": "9" * ANSWER_CHARACTERS,
@@ -204,12 +191,8 @@ def hasty() -> Iterator[Judge]:
         yield one
 
 
-LATER = [pytest.param(name, marks=pytest.mark.slow) for name in STALLING if name not in KINDS]
-
-
-@pytest.mark.parametrize("attack", [*HOSTILE, *KINDS, *LATER])
-def test_an_attack_scores_nothing_and_stalls_nobody(hasty, attack):
-    answer = (STALLING | HOSTILE)[attack]
+@pytest.mark.parametrize("answer", ATTACKS.values(), ids=ATTACKS)
+def test_an_attack_scores_nothing_and_stalls_nobody(hasty, answer):
     began = time.monotonic()
     strict = hasty(f"<think></think><answer>{answer}</answer>", "12")
     assert time.monotonic() - began < BOUND
@@ -217,8 +200,8 @@ def test_an_attack_scores_nothing_and_stalls_nobody(hasty, attack):
     assert strict.lenient is False
 
 
-def test_memory_is_limited_and_a_parent_with_much_of_it_is_no_reason_to_start_anew():
-    held = bytearray(os.urandom(1 << 20) * 600)  # more than half of what the process may have
+def test_memory_is_limited_and_a_parent_with_much_of_it_is_no_reason_to_start_anew(plain):
+    held = bytearray(b"x") * (600 << 20)  # more than half of what the process may have
     with Judge(seconds=BOUND) as one:
         assert all(one.same(str(number), str(number)) for number in range(5))
         assert one.started == 1
@@ -264,7 +247,7 @@ def test_an_environments_reward_that_fails_is_a_verdict(monkeypatch):
     assert verifiers_child.judge(jail, 1.0, "digits")('[0, "h"]', '["no number"]', False) == ""
 
 
-def test_it_holds_no_file_or_secret_of_its_parent(monkeypatch, tmp_path):
+def test_it_holds_no_file_or_secret_of_its_parent(monkeypatch, tmp_path, plain):
     monkeypatch.setenv("HF_TOKEN", "secret")
     with (tmp_path / "key").open("w") as file, Judge() as one:
         os.set_inheritable(file.fileno(), True)
@@ -276,15 +259,15 @@ def test_it_holds_no_file_or_secret_of_its_parent(monkeypatch, tmp_path):
         assert "HF_TOKEN" not in child.environ()
 
 
-@pytest.mark.parametrize("answer", ["1", STALLING["tower"]], ids=["idle", "busy"])
+@pytest.mark.parametrize("answer", ["1", "a" * 60], ids=["idle", "busy"])
 def test_it_ends_when_its_parent_is_killed(answer):
     script = f"""
         from ftis_node.tasks.judge import Judge
-        one = Judge(seconds=0.5)
+        one = Judge("regex", seconds=0.5)
         one.same("1", "1")
         print(one.process.pid, flush=True)
         while True:
-            one.same("1", {answer!r})
+            one.same("1|(a+)+b", {answer!r})
     """
     with subprocess.Popen([sys.executable, "-c", textwrap.dedent(script)], stdout=subprocess.PIPE) as parent:
         child = psutil.Process(int(parent.stdout.readline()))

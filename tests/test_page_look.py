@@ -14,7 +14,7 @@ from ftis_node.observe.api import link
 from ftis_node.observe.history import History
 from ftis_node.observe.web import Route, Web
 from tests.support.browser import Browser, missing
-from tests.support.looking import NIGHT, STEPS, faults, minutes, write_steps
+from tests.support.looking import NIGHT, SIZES, STEPS, faults, minutes, write_steps
 from tests.support.statuses import JOINING, NOBODY, TRAINING, peer
 from tests.support.watched import WatchedSimulation, watched_eight
 
@@ -69,7 +69,7 @@ def crowd(swarm, steps):
     """The swarm after so many minutes; after the most of them with so many nodes that the picture leaves some out."""
     now = time.time()
     seen = list(swarm.facts.nodes)
-    if steps == STEPS[-1]:
+    if steps > STEPS[3]:
         many = (seen[number % len(seen)] for number in range(CROWD))
         seen = [msgspec.structs.replace(one, id=one.id[:-2] + f"{number:02}") for number, one in enumerate(many)]
     seen.append(
@@ -115,9 +115,14 @@ def answers(tmp_path, steps, alone):
 
 
 @pytest.mark.parametrize(
-    "steps", [STEPS[0], *(pytest.param(few, marks=pytest.mark.slow) for few in STEPS[1:4]), STEPS[4]]
+    ("steps", "sizes"),
+    [
+        (STEPS[0], SIZES[::3]),
+        (30_000, SIZES[1:3]),  # each width and each scheme twice; all of them after each number among the slow tests
+        *(pytest.param(steps, SIZES, marks=pytest.mark.slow) for steps in STEPS),
+    ],
 )
-async def test_every_page_is_whole_after(tmp_path, browser, swarm, steps):
+async def test_every_page_is_whole_after(tmp_path, browser, swarm, steps, sizes):
     alone = steps == STEPS[1]
     told = {f"/api/{name}": facts for name, facts in answers(tmp_path, steps, alone).items()}
     told["/swarm.json"] = crowd(swarm, steps)
@@ -132,7 +137,9 @@ async def test_every_page_is_whole_after(tmp_path, browser, swarm, steps):
     await server.start("127.0.0.1", 0)
     try:
         urls = {name: link(server.address + path, TOKEN) for name, path in (("page", ""), ("watch", "watch.html"))}
-        found = [what for name, url in urls.items() for what in await asyncio.to_thread(faults, browser, url, name)]
+        found = []
+        for name, url in urls.items():
+            found += await asyncio.to_thread(faults, browser, url, name, sizes=sizes)
         assert not found, "\n".join(found)
     finally:
         await server.close()

@@ -216,10 +216,10 @@ def small_config(kind, words=26):
     )
 
 
-def small_policy(kind, dtype, targets, checkpointing, four_bits):
+def small_policy(kind, dtype, targets, four_bits):
     """A packed policy of `small_config`, with LoRA of rank 8 on `targets`, trained in full if there are none."""
     model = transformers.AutoModelForCausalLM.from_config(small_config(kind)).to(dtype)
-    model = prepared(model, targets, 8, checkpointing)
+    model = prepared(model, targets, 8)
     if four_bits:
         quantise(model, model.get_base_model().get_output_embeddings(), torch.device("cpu"), "small")
     policy = ready(Policy("small", model, tiny_tokenizer(), torch.device("cpu")))
@@ -255,7 +255,6 @@ def peak_of_a_pass(policy, workload, groups):
     return alive.peak
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize(
     ("kind", "dtype", "targets", "quantisation"),
     [
@@ -264,7 +263,8 @@ def peak_of_a_pass(policy, workload, groups):
         ("qwen", "bfloat16", ATTENTION, "nf4"),
     ],
 )
-def test_activations_are_what_a_real_pass_takes(kind, dtype, targets, quantisation, checkpointing):
+def test_activations_are_what_a_real_pass_takes(kind, dtype, targets, quantisation):
+    """All are kept, and then those at the bounds of layers."""
     workload = Workload(prompt_tokens=48, completion_tokens=32, group=4, batch_groups=4)
     packed = not kind.endswith("padded")
     four_bits = quantisation == "nf4"
@@ -272,7 +272,6 @@ def test_activations_are_what_a_real_pass_takes(kind, dtype, targets, quantisati
         lora=bool(targets),
         dtype=dtype,
         quantisation=quantisation,
-        gradient_checkpointing=checkpointing,
         micro_batch_tokens=workload.step_tokens(packed),
         generation_batch=16,
         lora_rank=8,
@@ -281,11 +280,14 @@ def test_activations_are_what_a_real_pass_takes(kind, dtype, targets, quantisati
     shape = geometry_of(small_config(kind), "small")
     if not packed:
         shape = replace(shape, padded="a test")
-    need = estimate(shape, workload, setup, "cpu")
-    policy = small_policy(kind, getattr(torch, dtype), targets, checkpointing, four_bits)
+    policy = small_policy(kind, getattr(torch, dtype), targets, four_bits)
     policy = replace(policy, packed=packed)
-    measured = peak_of_a_pass(policy, workload, groups=4)
-    assert need.activations + max(need.one_layer, need.logits) == pytest.approx(measured, rel=0.1)
+    for checkpointing in (False, True):
+        if checkpointing:
+            checkpoint_activations(policy.causal_lm)
+        need = estimate(shape, workload, replace(setup, gradient_checkpointing=checkpointing), "cpu")
+        measured = peak_of_a_pass(policy, workload, groups=4)
+        assert need.activations + max(need.one_layer, need.logits) == pytest.approx(measured, rel=0.1), checkpointing
     if four_bits:
         policy.model.eval()
         generating = peak_of_generating(policy, workload, rows=16)
@@ -320,12 +322,14 @@ def without_data(model):
         pytest.param("qwen2.5-1.5b", 28, (), marks=pytest.mark.slow),
         ("qwen2.5-1.5b", 4, ()),
     ],
-    ids=["3b-lora-checkpointing", "1.5b-full-checkpointing", "1.5b-full-checkpointing, four layers"],
 )
 def test_real_geometries_take_what_is_predicted(name, layers, targets):
     """Four GSM8K groups of a 3B through the very code of a step, on tensors that only know how large they are."""
     config = known_config(name)
     config.num_hidden_layers = layers
+    words = 151_665
+    if layers == 4:  # a real head's blocks of logits take longer than all else
+        words = config.vocab_size = 10_000
     with torch.device("meta"):
         model = Qwen2ForCausalLM._from_config(config, dtype=torch.bfloat16)
         model.set_attn_implementation([*ATTENTIONS][1])
@@ -333,7 +337,7 @@ def test_real_geometries_take_what_is_predicted(name, layers, targets):
     model.train()
     with FakeTensorMode():
         without_data(model)
-        policy = Policy(name, model, word_tokenizer(151_665), torch.device("cpu"), packed=True)
+        policy = Policy(name, model, word_tokenizer(words), torch.device("cpu"), packed=True)
         measured = peak_of_a_pass(policy, GSM8K, groups=4)
     setup = full(lora=bool(targets), micro_batch_tokens=4 * (512 + 12 * 256))
     need = estimate(geometry_of(config, name), GSM8K, setup, "cpu")
@@ -353,7 +357,7 @@ def peak_of_generating(policy, workload, rows):
 
 @pytest.mark.parametrize(
     ("group", "prompt_tokens", "completion_tokens", "words"),
-    [*itertools.product((1, 4), (8,), (64,), (26, 6000)), *itertools.product((1, 4), (96,), (8,), (26, 6000))],
+    [*itertools.product((1, 4), (8,), (24,), (26, 6000)), *itertools.product((1, 4), (96,), (8,), (26, 6000))],
 )
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_generating_takes_no_more_than_planned(dtype, group, prompt_tokens, completion_tokens, words):

@@ -11,7 +11,7 @@ import torch
 
 PINNED = "2.13.0"
 SHORT = 9
-LONG = 25
+LONG = 17
 # Waits of the host by where they are. Another one slows every card down: take it away, or give a reason here.
 ONCE = {  # a call of generate, and each time that rows take places
     "policy/generate/cache.py:_hide_padding": 2,

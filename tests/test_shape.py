@@ -2,17 +2,24 @@
 
 import ast
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
 import ftis_node
 
 ROOT = Path(ftis_node.__file__).parent
-FILES = {
-    path.relative_to(ROOT): ast.parse(path.read_text(encoding="utf-8"))
+FILES = [
+    path.relative_to(ROOT)
     for path in sorted(ROOT.rglob("*.py"))
     if "lab" not in path.relative_to(ROOT).parts and not path.name.endswith("_pb2.py")
-}
-CLASSES = [(path, node) for path, tree in FILES.items() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+]
+
+
+@cache
+def classes():
+    """Each class with the file that it is in."""
+    trees = {path: ast.parse((ROOT / path).read_text(encoding="utf-8")) for path in FILES}
+    return [(path, node) for path, tree in trees.items() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
 
 
 def twice(names):
@@ -21,7 +28,7 @@ def twice(names):
 
 def test_each_class_and_each_file_has_a_name_of_its_own():
     """A command's file may be called as what it is about."""
-    assert twice(made.name for _, made in CLASSES) == []
+    assert twice(made.name for _, made in classes()) == []
 
     files = [path for path in FILES if path.parts[0] != "cli"]
     assert twice(path.name for path in files if not path.name.startswith("__")) == []
@@ -78,8 +85,8 @@ def targets(node):
 
 def test_an_object_has_all_its_attributes_from_the_start():
     """Those of a library's class are the library's affair."""
-    ours = {made.name for _, made in CLASSES}
-    for path, made in CLASSES:
+    ours = {made.name for _, made in classes()}
+    for path, made in classes():
         if {ast.unparse(base) for base in made.bases} <= ours:
             assert born_late(made) == set(), f"{path}:{made.name}"
 

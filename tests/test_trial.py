@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ftis_node.errors import UsageError
-from ftis_node.tasks import load_task
+from ftis_node.tasks import load_task, trial
 from ftis_node.tasks.jail import can_lock_in
 from ftis_node.tasks.trial import ROWS, refuse_broken, refuse_unskilled, unskilled
 
@@ -35,7 +35,7 @@ LABELS = [(f"Is {n} {'small' if n else 'none'}?", "yes" if n % 20 else "no") for
 def task(rows, reward, **more): return lambda: make_task(rows, reward=reward, **more)
 pays_anything, pays_all_numbers, pays_nan = task(NUMBERS, anything), task(NUMBERS, contained), task(NUMBERS, far)
 pays_words, pays_nothing = task(LABELS, truthy), task(NUMBERS, boxed)
-labels, numbers, hangs = task(LABELS, equal), task(NUMBERS, equal), task(NUMBERS, slow, reward_seconds=0.2)
+labels, hangs = task(LABELS, equal), task(NUMBERS, slow, reward_seconds=0.2)
 echo = task([(f"Say {n}", str(n)) for n in range(100, 140)], equal)
 def threaded(text, gold):
     with ThreadPoolExecutor() as pool: return pool.submit(signal.signal, signal.SIGALRM, signal.SIG_DFL).result()
@@ -70,7 +70,7 @@ def test_row_55_a_reward_that_pays_for_no_skill_is_refused(name, cli, folder):
     assert not (folder / "run.toml").exists()
 
 
-@pytest.mark.parametrize("name", ["labels", "numbers", "echo", "shaped", "style", "hangs"])
+@pytest.mark.parametrize("name", ["labels", "echo", "shaped", "style", "hangs"])
 def test_row_55_an_honest_reward_passes(name):
     assert unskilled(load_task(f"lucky:{name}", code=True)) is None
 
@@ -102,23 +102,23 @@ def test_a_reward_function_that_gives_no_verdict_is_told_before_a_run(name, why,
             refuse_broken(task)
 
 
-def lines(rule):
-    """Gold answers under a rule."""
-    made = {
-        "integer": range(20),
-        "exact": ["yes", "no", "no", "no"] * 5,
-        "math": [rf"\\frac{{{n}}}{{7}}" for n in range(1, 11)],  # as few as will do
-        "regex": [rf"(?i)no\\.? {n}" for n in range(20)],
-        "tests": [f"assert add({n}, 1) == {n + 1}" for n in range(20)],
-    }
-    return made[rule]
+GOLDS = {
+    "integer": range(20),
+    "exact": ["yes", "no", "no", "no"] * 5,
+    "math": [rf"\\frac{{{n}}}{{7}}" for n in range(1, 11)],  # as few as will do
+    "regex": [rf"(?i)no\\.? {n}" for n in range(20)],
+    "tests": [f"assert add({n}, 1) == {n + 1}" for n in range(20)],
+}
 
 
-@pytest.mark.parametrize("rule", ["integer", "exact", "math", "regex", "tests"])
-def test_row_55_the_built_in_rules_pay_for_skill_only(rule, folder):
+@pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rule", GOLDS)
+def test_row_55_the_built_in_rules_pay_for_skill_only(rule, every, folder, monkeypatch):
+    """every: of the answers one in so many is tried."""
+    monkeypatch.setattr(trial, "_ANSWERS", trial._ANSWERS[::every])
     if (rule == "tests" and not can_lock_in()) or (rule == "math" and not importlib.util.find_spec("math_verify")):
         pytest.skip("this machine cannot judge by that rule")
-    rows = [json.dumps({"question": f"What is number {n}?", "answer": gold}) for n, gold in enumerate(lines(rule))]
+    rows = [json.dumps({"question": f"What is number {n}?", "answer": gold}) for n, gold in enumerate(GOLDS[rule])]
     (folder / "rows.jsonl").write_text("\n".join(rows))
     task = load_task("rows.jsonl", reward=rule)
     assert len(task.train) >= ROWS // 2

@@ -169,7 +169,7 @@ async def test_it_ends_by_itself_when_the_network_process_is_gone():
 
 
 @on_one_loop
-async def test_ctrl_c_is_not_for_it(plain):
+async def test_ctrl_c_is_not_for_it():
     async with started() as worker:
         assert worker.pid is not None
         with pytest.raises(UsageError):  # an answer: it has got as far as to leave SIGINT alone

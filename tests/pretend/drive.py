@@ -30,7 +30,7 @@ from ftis_node.worker.messages import ScoredPacket  # noqa: E402
 from tests.support import small_models  # noqa: E402
 
 SHORT = 9
-LONG = 25
+LONG = 17
 ROWS = 3
 
 

@@ -5,11 +5,13 @@ What is vLLM's own is tested by `make vllm-test`.
 
 from __future__ import annotations
 
+import copy
 import json
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from http.server import ThreadingHTTPServer
 from typing import Any
 
@@ -20,13 +22,15 @@ from ftis_node.config.settings import Settings
 from ftis_node.policy.generate.stream import Sampling, generate
 from ftis_node.policy.load import load_policy, load_tokenizer
 from ftis_node.policy.policy import Policy
-from ftis_node.policy.ready import ready
 from tests.support.served import Quiet
 from tests.support.small_models import logprobs_of
 
 
 class Refused(Exception):
     """An answer with this code and text."""
+
+
+_loaded = cache(load_policy)
 
 
 class VllmServer:
@@ -105,9 +109,9 @@ class VllmServer:
             case "/v1/load_lora_adapter":
                 if not self.lora:
                     raise Refused(500, "LoRA is not enabled. Use --enable-lora to enable LoRA.")
-                base = load_policy(Settings(model=self.model, device="cpu", lora=False))
-                model = PeftModel.from_pretrained(base.model, body["lora_path"])
-                self.adapters[body["lora_name"]] = ready(replace(base, model=model.eval()))
+                base = _loaded(Settings(model=self.model, device="cpu", lora=False))
+                model = PeftModel.from_pretrained(copy.deepcopy(base.model), body["lora_path"])
+                self.adapters[body["lora_name"]] = replace(base, model=model.eval())
                 self.loaded.append(body["lora_name"])
             case "/v1/unload_lora_adapter":
                 if body["lora_name"] not in self.adapters:

@@ -4,11 +4,15 @@ A zygote is a child of the process that asks it, has one thread, and does nothin
 the one who asked too (CLONE_PARENT): process ids, exit codes, signals and orphans are those of a real start. So are
 arguments, environment, descriptors, folder, limits and niceness, which are handed over. What libraries read when they
 are imported cannot change any more: an environment that differs there has a zygote of its own, the second time that it
-is seen, or the first, where a command is asked for that imports all. Each process that is forked has a zygote too, for
-what it starts.
+is seen. Each process that is forked has a zygote too, for what it starts.
 
-With TESTS_START_PLAIN in its environment (the fixture `plain`) a process is started really, as it is with another
-command line than ``python [-P] -m ftis_node…``, without OMP_NUM_THREADS, on a terminal, and on another system than
+So are the processes of pytest-xdist, which run the tests and have their zygote from there; those that run a person's
+reward function; and, from zygotes that have imported nothing else, those that judge mathematics and make
+reasoning-gym's rows. Who runs strangers' code is started really. pytest finds this module imported, and has nothing to
+rewrite in it: PYTEST_DONT_REWRITE.
+
+With TESTS_START_PLAIN in the environment (the fixture `plain`) a process is started really, as it is with another
+command line than these, without OMP_NUM_THREADS where torch is imported, on a terminal, and on another system than
 Linux.
 """
 
@@ -38,9 +42,13 @@ import pytest
 from ftis_node.host.loading import loading
 from ftis_node.host.loops import PARENT
 from ftis_node.host.quiet import QUIET, be_quiet
+from ftis_node.tasks import judge
 
 NAME = "ftis-zygote"
 LOADED = ("ftis_node.cli", "ftis_node.node.daemon", "ftis_node.worker.parallel")
+MATHEMATICS = ("math_verify", "sympy.combinatorics", "sympy.physics.units", "sympy.tensor.tensor")
+JUDGE = str(judge._CHILD)
+RUNNER = "import sys;exec(eval(sys.stdin.readline()))"  # execnet's, by which pytest-xdist begins a process
 MODULES = (
     "ftis_node",
     "ftis_node.policy.gguf",
@@ -53,7 +61,7 @@ SET_BY_IMPORTS = ("PYTORCH_CUDA_ALLOC_CONF", "TORCHINDUCTOR_CACHE_DIR", "HIVEMIN
 # What is read when it is used. Threads are set anew in each process.
 PASSED = (
     "FTIS_",
-    "PYTEST_CURRENT_TEST",
+    "PYTEST_",
     "OMP_NUM_THREADS",
     "TOKENIZERS_PARALLELISM",
     "HF_HUB_OFFLINE",
@@ -64,8 +72,6 @@ PASSED = (
     *QUIET,
 )
 LIMITS = [getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")]
-# They import what a zygote does, or start what does.
-HEAVY = {"join", "demo", "ftis_node.worker", "tests.support.parts", "tests.support.program"}
 ROOM = 1 << 20  # bytes of a request
 MOST = 64  # descriptors of one
 ABOVE = 200  # descriptors that are not in anybody's way
@@ -77,10 +83,11 @@ PR_SET_NAME = 15
 PR_GET_TID_ADDRESS = 40
 TITLE = "-" * 4000  # room for the arguments of what is forked
 
-Key = frozenset[tuple[str, str]]
+Key = tuple[tuple[str, ...], frozenset[tuple[str, str]]]
 _libc = ctypes.PyDLL(None)  # keeps the interpreter's lock, as os.fork does
 _plain = subprocess.Popen._execute_child
 _children = psutil.Process.children
+_inherited: dict[Key, socket.socket] = {}  # the zygote of a process that was forked
 
 
 class Job(NamedTuple):
@@ -102,13 +109,13 @@ class Job(NamedTuple):
 
 
 class Zygotes:
-    """The zygotes of this process, by what their libraries have read. What was forked begins no further one."""
+    """The zygotes of this process, by their libraries and what these have read. Only tests begin them."""
 
-    def __init__(self, running: Mapping[Key, socket.socket] | None = None):
+    def __init__(self, *, may_begin: bool):
         self._lock = threading.Lock()
         self._seen: collections.Counter[Key] = collections.Counter()
-        self._running: dict[Key, socket.socket | None] = dict(running or {})
-        self._may_begin = running is None
+        self._running: dict[Key, socket.socket | None] = dict(_inherited)
+        self._may_begin = may_begin
         self._begun: list[subprocess.Popen[bytes]] = []
 
     def end(self):
@@ -119,12 +126,12 @@ class Zygotes:
 
     def fork(self, job: Job, descriptors: Sequence[int]) -> int | None:
         """The process id of a new child; None if it is to be started really."""
-        key = read_early(job.environment)
+        key = _key(job)
         with self._lock:
             self._seen[key] += 1
-            worth_it = self._seen[key] > 1 or not HEAVY.isdisjoint(job.words)
+            worth_it = self._seen[key] > 1 or RUNNER in job.words
             if self._may_begin and key not in self._running and worth_it:
-                self._running[key] = self._begin(job.environment)
+                self._running[key] = self._begin(key[0], job.environment)
             control = self._running.get(key)
             if control is None:
                 return None
@@ -135,12 +142,12 @@ class Zygotes:
                 self._running[key], told = None, 0
             return told or None
 
-    def _begin(self, environment: Mapping[str, str]) -> socket.socket | None:
+    def _begin(self, libraries: Sequence[str], environment: Mapping[str, str]) -> socket.socket | None:
         """A zygote that is ready; None if it cannot be one, because its libraries have threads."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             zygote = subprocess.Popen(
-                [sys.executable, "-c", f"from {__name__} import main; main()", str(theirs.fileno()), TITLE],
+                [sys.executable, "-c", f"from {__name__} import main; main()", str(theirs.fileno()), *libraries, TITLE],
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -152,9 +159,26 @@ class Zygotes:
         return ours if ours.recv(1) else None
 
 
-def read_early(environment: Mapping[str, str]) -> Key:
-    """What libraries may have read when they were imported."""
-    return frozenset((name, text) for name, text in environment.items() if not name.startswith(PASSED))
+def _key(job: Job) -> Key:
+    """What is imported for a process, and what may have been read meanwhile."""
+    read = frozenset((name, text) for name, text in job.environment.items() if not name.startswith(PASSED))
+    return _libraries(job.words), read
+
+
+def _libraries(words: Sequence[str]) -> tuple[str, ...]:
+    """What a zygote imports for processes with such a command line; nothing: they are started really."""
+    match words:
+        case [sys.executable, "-m", module, *_] if module in MODULES:
+            return LOADED
+        case [sys.executable, "-u", "-c", line] if line == RUNNER:
+            return LOADED
+        case [sys.executable, script, *_, "math"] if script == JUDGE:
+            return MATHEMATICS
+        case [sys.executable, script, *_, rule] if script == JUDGE and rule.partition(":")[0] not in judge.SECONDS:
+            return LOADED  # a person's function
+        case [sys.executable, script, *_] if script.endswith("/gym_child.py"):
+            return ("reasoning_gym",)
+    return ()
 
 
 def install(zygotes: Zygotes):
@@ -192,15 +216,14 @@ def _job(call: Mapping[str, Any]) -> tuple[Job | None, list[int]]:
         words = [words[0], *words[2:]]
     environment = dict(os.environ if call["env"] is None else call["env"])
     special = ("executable", "preexec_fn", "shell", "gids")
+    libraries = _libraries(words)
     if (
-        isinstance(words, str)
-        or [*words[:2]] != [sys.executable, "-m"]
-        or words[2] not in MODULES
+        not libraries
         or any(call[name] for name in special)
         or not call["close_fds"]
         or call["umask"] >= 0
-        or "TESTS_START_PLAIN" in environment
-        or "OMP_NUM_THREADS" not in environment
+        or "TESTS_START_PLAIN" in environment | os.environ
+        or (libraries == LOADED and "OMP_NUM_THREADS" not in environment)
         or sys.platform != "linux"
     ):
         return None, []
@@ -228,17 +251,24 @@ def _job(call: Mapping[str, Any]) -> tuple[Job | None, list[int]]:
 def main():
     """A zygote; in what it forks, a command."""
     with loading():
-        for name in LOADED:
+        for name in sys.argv[2:-1]:
             importlib.import_module(name)
     control = socket.socket(fileno=int(sys.argv[1]))
     if len(os.listdir("/proc/self/task")) > 1:
         return
     control.send(b"1")
     job = serve(control)
-    sys.argv[:] = job.words[2:]
+    _, first, *words = job.words
+    sys.argv[:] = words
     code = 1
     try:
-        runpy.run_module(job.words[2], run_name="__main__", alter_sys=True)
+        if first == "-m":
+            runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+        elif first == "-u":
+            exec(RUNNER, {"__name__": "__main__"})
+        else:
+            sys.argv.insert(0, first)
+            runpy.run_path(first, run_name="__main__")
         code = 0
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
@@ -310,7 +340,8 @@ def _become(job: Job, descriptors: Sequence[int], asker: socket.socket) -> Job:
     os.umask(job.umask)
     os.chdir(job.folder)
     _have(job)
-    install(Zygotes({read_early(job.environment): own}))
+    _inherited[_key(job)] = own
+    install(Zygotes(may_begin=False))
     asker.send(str(os.getpid()).encode())
     asker.close()
     return job
@@ -318,9 +349,6 @@ def _become(job: Job, descriptors: Sequence[int], asker: socket.socket) -> Job:
 
 def _have(job: Job):
     """The environment, and what has read it already."""
-    import huggingface_hub.constants
-    import torch
-
     theirs = {name: text for name, text in os.environ.items() if name in SET_BY_IMPORTS}
     os.environ.clear()
     os.environ.update(theirs | job.environment)
@@ -328,9 +356,13 @@ def _have(job: Job):
     sys.path[0] = job.folder
     if job.safe_path:
         sys.path[0] = str(Path(__file__).parents[2])
-    torch.set_num_threads(int(job.environment["OMP_NUM_THREADS"]))
-    offline = os.environ.get("HF_HUB_OFFLINE", "").upper()
-    huggingface_hub.constants.HF_HUB_OFFLINE = offline in ("1", "ON", "YES", "TRUE")
+    if _libraries(job.words) == LOADED:
+        import huggingface_hub.constants
+        import torch
+
+        torch.set_num_threads(int(job.environment["OMP_NUM_THREADS"]))
+        offline = os.environ.get("HF_HUB_OFFLINE", "").upper()
+        huggingface_hub.constants.HF_HUB_OFFLINE = offline in ("1", "ON", "YES", "TRUE")
 
 
 def _keep(descriptors: set[int]):
@@ -352,7 +384,7 @@ def _title(words: Sequence[str]):
 
 
 def pytest_configure(config: pytest.Config):
-    zygotes = Zygotes()
+    zygotes = Zygotes(may_begin=True)
     install(zygotes)
     config.add_cleanup(zygotes.end)
 
