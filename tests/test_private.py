@@ -82,6 +82,7 @@ async def test_row_49_a_stranger_gets_a_refusal_and_nothing_else(tmp_path):
         assert EVE.author not in founder.swarm.membership.active_view
 
 
+@pytest.mark.virtual_time
 async def test_a_dry_run_reads_the_run_and_leaves_the_invitation_unused(tmp_path):
     async with private_member(1, tmp_path) as (founder, roster), transport(EVE, tmp_path / "eve") as eve:
         ticket = ticket_of(founder)
@@ -100,6 +101,7 @@ async def test_a_dry_run_reads_the_run_and_leaves_the_invitation_unused(tmp_path
         assert str(error.value).count("used by another key") == 1
 
 
+@pytest.mark.virtual_time
 async def test_row_59_an_invitation_goes_to_its_inviter_only(tmp_path, monkeypatch):
     """Not to another bootstrap, before the run is known, in greetings, or when the inviter is gone."""
     shown = []
@@ -130,6 +132,7 @@ async def test_row_59_an_invitation_goes_to_its_inviter_only(tmp_path, monkeypat
     assert not any(shown)
 
 
+@pytest.mark.virtual_time
 async def test_the_invited_meet_and_lose_the_removed(tmp_path, monkeypatch):
     async with (
         private_member(1, tmp_path) as (founder, roster),
@@ -162,6 +165,7 @@ async def test_the_invited_meet_and_lose_the_removed(tmp_path, monkeypatch):
         assert not ann.swarm.membership.active_view
 
 
+@pytest.mark.virtual_time
 async def test_who_was_a_member_and_is_none_is_not_dialled(tmp_path, monkeypatch):
     """Also by an order that waits for the node. But one whose invitation is to be used is, whatever is known of it."""
     book = MembersBook(PRIVATE.id, FOUNDER.author, issued={FOUNDER.author: {}})
@@ -198,6 +202,7 @@ async def test_who_was_a_member_and_is_none_is_not_dialled(tmp_path, monkeypatch
         greeted.clear()
 
 
+@pytest.mark.virtual_time
 async def test_a_transfer_to_a_removed_member_ends(tmp_path):
     async with (
         private_member(1, tmp_path) as (founder, roster),
@@ -215,6 +220,7 @@ async def test_a_transfer_to_a_removed_member_ends(tmp_path):
         assert [chunk async for chunk in chunks] == []
 
 
+@pytest.mark.virtual_time
 async def test_row_56_a_hostile_answer_to_a_greeting_gives_nobody_a_certificate(tmp_path):
     """Ann may invite, Ben is removed: both answer the founder's and Cara's greetings with certificates below Ann's."""
     async with (
