@@ -49,6 +49,9 @@ class Saying(Answers):
 async def test_a_peer_that_loads_its_model_is_waited_for_and_an_absent_one_is_not(tmp_path, caplog):
     caplog.set_level("INFO")
     async with two(tmp_path) as (alice, carol):
+        with pytest.raises(UserError, match="may be loading its model"):
+            await fetch_run(carol, [(await alice.addresses())[0]], 0.0, starting=0.6)
+        caplog.clear()
         dead = f"/ip4/127.0.0.1/tcp/1/p2p/{BOB.peer_id}"
         asked = asyncio.create_task(fetch_run(carol, [dead, *await alice.addresses()], 0.0, starting=PATIENCE))
         await eventually(lambda: "may be loading its model" in caplog.text, "a peer is told to load its model")
@@ -56,12 +59,6 @@ async def test_a_peer_that_loads_its_model_is_waited_for_and_an_absent_one_is_no
         giving = Saying(run_id=RUN.id, run_file=run_file_as_json(RunFile(run=RUN)))
         await alice.serve(giving)
         assert (await asyncio.wait_for(asked, PATIENCE)).run == RUN
-
-
-async def test_a_peer_that_never_serves_is_named_with_what_it_may_be_doing(tmp_path):
-    async with two(tmp_path) as (alice, carol):
-        with pytest.raises(UserError, match="may be loading its model"):
-            await fetch_run(carol, [(await alice.addresses())[0]], 0.0, starting=0.6)
 
 
 @pytest.mark.virtual_time

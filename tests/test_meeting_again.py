@@ -76,7 +76,8 @@ async def test_a_node_finds_its_swarm_by_what_its_home_keeps_whoever_moved_or_fo
         async with member(2, tmp_path, cache=True) as again:
             assert again.address != node.address
             await all_meet(founder, again)
-    async with member(2, tmp_path, cache=True, port=port_of(again)) as alone, member(1, tmp_path, cache=True) as moved:
+    port = int(again.address.split("/")[4])
+    async with member(2, tmp_path, cache=True, port=port) as alone, member(1, tmp_path, cache=True) as moved:
         assert moved.address != founder.address
         await all_meet(alone, moved)
 
@@ -105,10 +106,6 @@ async def test_of_a_peers_addresses_the_one_that_answered_is_kept_and_named_firs
             (known,) = node.swarm.membership.active_view.values()
             assert known.addresses[0] == good
     assert good in KnownAddresses.read(tmp_path / "member-2" / "peers.json").met
-
-
-def port_of(node):
-    return int(node.address.split("/")[4])
 
 
 def forgets(node, peer):

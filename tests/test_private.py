@@ -33,7 +33,9 @@ from tests.support.members import (
     removal,
     tell,
 )
-from tests.support.swarm import RUN, all_meet, eventually, identity, member, once, packet, stub, transport
+from tests.support.swarm import PATIENCE, RUN, all_meet, eventually, identity, member, once, packet, transport
+
+pytestmark = pytest.mark.virtual_time
 
 
 @contextlib.asynccontextmanager
@@ -54,7 +56,6 @@ def ticket_of(node, *, invites=False):
 async def test_row_49_a_stranger_gets_a_refusal_and_nothing_else(tmp_path):
     async with private_member(1, tmp_path) as (founder, roster), transport(EVE, tmp_path / "eve") as eve:
         await eve.connect(FOUNDER.author, [founder.address])
-        call = stub(eve, FOUNDER)
         plain = greeting(PRIVATE, [])
         forged = greeting(PRIVATE, [])
         forged.certificates = encode((certificate(EVE, EVE, claimed=FOUNDER),))
@@ -66,23 +67,22 @@ async def test_row_49_a_stranger_gets_a_refusal_and_nothing_else(tmp_path):
         of_another_run = greeting(RUN, [])
 
         for hello in (of_no_run, of_another_run, forged, stolen, uninvited, plain):
-            answer = await call.rpc_handshake(hello)
+            answer = await eve.handshake(FOUNDER.author, hello, PATIENCE)
             fields = {field.name for field, _ in answer.ListFields()}
             assert fields == {"major", "minor", "refusal"}
         assert answer.refusal == certificates.MEMBERS_ONLY
 
         chain = ftis_pb2.ExchangeRequest(roster=[encode(ANNS)])
-        told = await call.rpc_exchange(chain)
+        told = await eve.exchange(FOUNDER.author, chain, PATIENCE)
         assert told == ftis_pb2.ExchangeResponse(stranger=True)
         assert not roster.book.issued
 
         request = once(ftis_pb2.FetchRequest(digests=[b"x" * 32]))
-        statuses = [chunk.status async for chunk in await call.rpc_fetch(request)]
-        assert statuses == [ftis_pb2.FetchChunk.BUSY]
+        chunks = await eve.fetch(FOUNDER.author, request)
+        assert (await anext(chunks)).status == ftis_pb2.FetchChunk.BUSY
         assert EVE.author not in founder.swarm.membership.active_view
 
 
-@pytest.mark.virtual_time
 async def test_a_dry_run_reads_the_run_and_leaves_the_invitation_unused(tmp_path):
     async with private_member(1, tmp_path) as (founder, roster), transport(EVE, tmp_path / "eve") as eve:
         ticket = ticket_of(founder)
@@ -101,7 +101,6 @@ async def test_a_dry_run_reads_the_run_and_leaves_the_invitation_unused(tmp_path
         assert str(error.value).count("used by another key") == 1
 
 
-@pytest.mark.virtual_time
 async def test_row_59_an_invitation_goes_to_its_inviter_only(tmp_path, monkeypatch):
     """Not to another bootstrap, before the run is known, in greetings, or when the inviter is gone."""
     shown = []
@@ -132,7 +131,6 @@ async def test_row_59_an_invitation_goes_to_its_inviter_only(tmp_path, monkeypat
     assert not any(shown)
 
 
-@pytest.mark.virtual_time
 async def test_the_invited_meet_and_lose_the_removed(tmp_path, monkeypatch):
     async with (
         private_member(1, tmp_path) as (founder, roster),
@@ -165,7 +163,6 @@ async def test_the_invited_meet_and_lose_the_removed(tmp_path, monkeypatch):
         assert not ann.swarm.membership.active_view
 
 
-@pytest.mark.virtual_time
 async def test_who_was_a_member_and_is_none_is_not_dialled(tmp_path, monkeypatch):
     """Also by an order that waits for the node. But one whose invitation is to be used is, whatever is known of it."""
     book = MembersBook(PRIVATE.id, FOUNDER.author, issued={FOUNDER.author: {}})
@@ -202,7 +199,6 @@ async def test_who_was_a_member_and_is_none_is_not_dialled(tmp_path, monkeypatch
         greeted.clear()
 
 
-@pytest.mark.virtual_time
 async def test_a_transfer_to_a_removed_member_ends(tmp_path):
     async with (
         private_member(1, tmp_path) as (founder, roster),
@@ -220,7 +216,6 @@ async def test_a_transfer_to_a_removed_member_ends(tmp_path):
         assert [chunk async for chunk in chunks] == []
 
 
-@pytest.mark.virtual_time
 async def test_row_56_a_hostile_answer_to_a_greeting_gives_nobody_a_certificate(tmp_path):
     """Ann may invite, Ben is removed: both answer the founder's and Cara's greetings with certificates below Ann's."""
     async with (

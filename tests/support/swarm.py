@@ -211,8 +211,9 @@ async def transport(who: Identity, path: Path, port: int = 0, **listening: Any) 
         how = Listening(key, Path(sockets), port=port, **{"host": "127.0.0.1", "quic": False, **listening})
         loop = asyncio.get_running_loop()
         if isinstance(loop, VirtualLoop):
-            with loop.joined(who, how) as node:
-                yield cast(Libp2p, node)
+            node = loop.node(who, how)
+            yield cast(Libp2p, node)
+            node.leave()
             return
         started = await Libp2p.start(how)
         try:

@@ -6,8 +6,7 @@
 import itertools
 import random
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from functools import cached_property
 
 from ftis_node.host.clocks import Clocks, replaced
@@ -37,15 +36,11 @@ class VirtualLoop(SimulatedLoop):
     def network(self) -> Network:
         return Network(0.001, random.Random(0))
 
-    @contextmanager
-    def joined(self, who: Identity, listening: Listening) -> Iterator[MemoryTransport]:
+    def node(self, who: Identity, listening: Listening) -> MemoryTransport:
         """A node of its network. With port 0 it has an address that nobody had."""
         addresses = []
         if listening.listen:
             addresses = [f"/ip4/127.0.0.1/tcp/{listening.port or next(self._ports)}/p2p/{who.peer_id}"]
         node = MemoryTransport(self.network, who.author, Machine(1.0, 1.0, 1e9, False), addresses)
         node.listening = listening
-        try:
-            yield node
-        finally:
-            node.leave()
+        return node
