@@ -4,7 +4,7 @@ import asyncio
 import gc
 import os
 import signal
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 
 import pytest
 import uvloop
@@ -13,6 +13,7 @@ from hypothesis.internal.conjecture import providers
 
 from ftis_node.host.loading import loading
 from tests.support.clock import Clock
+from tests.support.virtual import VirtualLoop
 
 pytest_plugins = [f"tests.support.{name}" for name in ("cli", "daemons", "reached", "talkers", "zygote")]
 
@@ -78,7 +79,8 @@ def clock() -> Clock:
     return Clock()
 
 
-@pytest.fixture(scope="session")
-def event_loop_policy() -> asyncio.AbstractEventLoopPolicy:
-    """The loop that the daemon runs in."""
-    return uvloop.EventLoopPolicy()
+def pytest_asyncio_loop_factories(item: pytest.Item) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """The loop that the daemon runs in, or one in virtual time."""
+    if item.get_closest_marker("virtual_time"):
+        return {"virtual": VirtualLoop}
+    return {"uvloop": uvloop.new_event_loop}

@@ -154,6 +154,7 @@ def test_row_42_in_a_machine_that_slept_for_a_night_everything_is_a_night_older(
     assert abs(float(done.stdout) - (boot_seconds() - time.monotonic()) - 28800) < 60
 
 
+@pytest.mark.virtual_time
 async def test_row_42_the_parts_of_a_node_age_by_that_clock(tmp_path, monkeypatch):
     async with member(1, tmp_path) as alice:
         alice.swarm.membership.on_handshake(greeting(RUN, []), BOB.author)

@@ -4,9 +4,11 @@ import asyncio
 import contextlib
 import threading
 import time
+from collections.abc import AsyncIterator
 
 import msgpack
 import pytest
+import pytest_asyncio
 from hivemind.dht.routing import DHTID
 from hivemind.dht.validation import DHTRecord
 from hivemind.p2p import PeerID
@@ -25,10 +27,12 @@ from ftis_node.swarm.wire import dht_limits, records
 from ftis_node.swarm.wire.dht_guard import NEW_IDS_AT_ONCE, RECORD, GuardedDht
 from ftis_node.swarm.wire.dht_limits import DEPTHS, MAX_RECORDS, NEAREST_MAX, OWN_NODES
 from ftis_node.swarm.wire.directory import NAMED_NODES, check
+from ftis_node.swarm.wire.libp2p import Libp2p
 from ftis_node.swarm.wire.records import MAX_KEYS, OTHERS_MAX, OwnerSigned, Shelf, key_bytes, keys_of, shard_of
 from tests.hostile.directory import DHTProtocol, made_up, near, pack
 from tests.support.swarm import OTHER_RUN, RUN, directory_user, eventually, identity, member, transport
 
+on_one_loop = pytest.mark.asyncio(loop_scope="module")
 ALICE, BOB, MALLORY = (identity(number) for number in range(1, 4))
 KEY = key_bytes(RUN.id)
 VALIDATOR = OwnerSigned(ALICE, RUN.id)
@@ -193,31 +197,44 @@ def test_row_38_a_teller_of_many_that_never_answer_is_doubted_until_others_of_it
 # --- nodes of the DHT -------------------------------------------------------------------------------------------------
 
 
-@contextlib.asynccontextmanager
-async def joined(who, path, *others):
-    async with transport(who, path / who.peer_id) as network:
-        for other in others:
-            await network.connect(other.p2p.peer_id.to_bytes(), await other.addresses())
-        directory = network.directory(directory_user(who))
-        await directory.join([other.p2p.peer_id.to_bytes() for other in others])
-        yield directory, network
-        await directory.leave()
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def networks(tmp_path_factory) -> AsyncIterator[dict[Identity, Libp2p]]:
+    """A p2pd of each, in which nothing is left of one test when the next begins."""
+    async with contextlib.AsyncExitStack() as stack:
+        made = {}
+        for who in (ALICE, BOB, MALLORY):
+            made[who] = await stack.enter_async_context(transport(who, tmp_path_factory.mktemp(who.peer_id)))
+        yield made
 
 
 @contextlib.asynccontextmanager
-async def both(path):
+async def joined(who, networks, *others):
+    network = networks[who]
+    for other in others:
+        await network.connect(other.p2p.peer_id.to_bytes(), await other.addresses())
+    directory = network.directory(directory_user(who))
+    await directory.join([other.p2p.peer_id.to_bytes() for other in others])
+    yield directory, network
+    await directory.leave()
+    for peer in await network.neighbours():
+        await network.disconnect(peer)
+
+
+@contextlib.asynccontextmanager
+async def both(networks):
     """Alice, who joined by Bob, and Bob."""
-    async with joined(BOB, path) as (bob, at_bob), joined(ALICE, path, at_bob) as (alice, _):
+    async with joined(BOB, networks) as (bob, at_bob), joined(ALICE, networks, at_bob) as (alice, _):
         yield alice, bob
 
 
 @contextlib.asynccontextmanager
-async def liar(path, answer):
+async def liar(networks, answer):
     """Mallory, nearer to the first key than anybody else, with this answer to everything."""
-    async with transport(MALLORY, path / "mallory") as network:
-        node = DHTProtocol(near(RUN.id), {}, answer)
-        await node.add_p2p_handlers(network.p2p)
-        yield node, network
+    network = networks[MALLORY]
+    node = DHTProtocol(near(RUN.id), {}, answer)
+    await node.add_p2p_handlers(network.p2p)
+    yield node, network
+    await node.remove_p2p_handlers(network.p2p)
 
 
 async def found(directory):
@@ -231,8 +248,9 @@ def owners(answers):
     return {owner for answer in answers for owner in answer.addresses}
 
 
-async def test_row_38_two_nodes_find_each_others_records_and_know_who_told(tmp_path):
-    async with both(tmp_path) as (alice, bob):
+@on_one_loop
+async def test_row_38_two_nodes_find_each_others_records_and_know_who_told(networks):
+    async with both(networks) as (alice, bob):
         for settled in (False, True):
             await alice.publish(own(ALICE), settled=settled)
             await bob.publish(own(BOB), settled=settled)
@@ -245,12 +263,13 @@ async def test_row_38_two_nodes_find_each_others_records_and_know_who_told(tmp_p
         assert BOB.author in {one.referrer for one in await found(alice)}
 
 
-async def test_three_nodes_draw_as_many_bytes_as_three_simulated_ones(tmp_path):
+@on_one_loop
+async def test_three_nodes_draw_as_many_bytes_as_three_simulated_ones(networks):
     """In a turn of `Swarm._record_loop`. Before, simulated answers named twenty nodes however few there were."""
     async with (
-        joined(ALICE, tmp_path) as (alice, at_alice),
-        joined(BOB, tmp_path, at_alice) as (bob, at_bob),
-        joined(MALLORY, tmp_path, at_alice, at_bob) as (carol, _),
+        joined(ALICE, networks) as (alice, at_alice),
+        joined(BOB, networks, at_alice) as (bob, at_bob),
+        joined(MALLORY, networks, at_alice, at_bob) as (carol, _),
     ):
         nodes = {ALICE: alice, BOB: bob, MALLORY: carol}
         drawn = []
@@ -284,7 +303,8 @@ async def test_three_nodes_draw_as_many_bytes_as_three_simulated_ones(tmp_path):
     assert stored - packed == pytest.approx(STORE_BYTES, abs=12)
 
 
-async def test_who_asks_while_a_nodes_dht_begins_is_answered(tmp_path, monkeypatch):
+@on_one_loop
+async def test_who_asks_while_a_nodes_dht_begins_is_answered(networks, monkeypatch):
     add = GuardedDht.add_p2p_handlers
     told = []
 
@@ -292,10 +312,10 @@ async def test_who_asks_while_a_nodes_dht_begins_is_answered(tmp_path, monkeypat
         await add(bob, *about)
         told.append(await dht.look_up(BOB.author, KEY))
 
-    async with joined(ALICE, tmp_path) as (alice, at_alice):
+    async with joined(ALICE, networks) as (alice, at_alice):
         dht = alice._dht
         monkeypatch.setattr(GuardedDht, "add_p2p_handlers", asked_early)
-        async with joined(BOB, tmp_path, at_alice):
+        async with joined(BOB, networks, at_alice):
             assert told == [(b"", [])]
 
 
@@ -334,12 +354,13 @@ def test_row_38_records_of_other_runs_take_no_room_of_the_own_and_few_are_kept()
 
 
 @pytest.mark.parametrize("count", [MAX_RECORDS, 2000])
-async def test_row_38_beside_made_up_answers_a_node_publishes_and_finds_honest_ones(tmp_path, count):
+@on_one_loop
+async def test_row_38_beside_made_up_answers_a_node_publishes_and_finds_honest_ones(networks, count):
     made = (MADE_UP * 16)[:count]
     async with (
-        liar(tmp_path, pack(made)) as (mallory, at_mallory),
-        joined(BOB, tmp_path, at_mallory) as (bob, at_bob),
-        joined(ALICE, tmp_path, at_mallory, at_bob) as (alice, at_alice),
+        liar(networks, pack(made)) as (mallory, at_mallory),
+        joined(BOB, networks, at_mallory) as (bob, at_bob),
+        joined(ALICE, networks, at_mallory, at_bob) as (alice, at_alice),
     ):
         await bob.publish(own(BOB), settled=False)
         await alice.publish(own(ALICE), settled=False)
@@ -358,8 +379,9 @@ async def test_row_38_beside_made_up_answers_a_node_publishes_and_finds_honest_o
         assert ALICE.author in owners(await found(bob))
 
 
-async def test_row_38_an_answer_names_few_nodes_and_a_peer_has_few_ids(tmp_path):
-    async with liar(tmp_path, b"") as (mallory, at_mallory), joined(ALICE, tmp_path, at_mallory) as (alice, _):
+@on_one_loop
+async def test_row_38_an_answer_names_few_nodes_and_a_peer_has_few_ids(networks):
+    async with liar(networks, b"") as (mallory, at_mallory), joined(ALICE, networks, at_mallory) as (alice, _):
         dht = alice._dht
         for number in range(20):
             mallory.node = DHTID(number).to_bytes()
@@ -373,7 +395,8 @@ async def test_row_38_an_answer_names_few_nodes_and_a_peer_has_few_ids(tmp_path)
         assert mallory.calls - before <= OWN_NODES + NAMED_NODES
 
 
-async def test_row_38_signatures_are_checked_in_another_thread(tmp_path):
+@on_one_loop
+async def test_row_38_signatures_are_checked_in_another_thread(networks):
     threads = set()
 
     class Watched(OwnerSigned):
@@ -382,8 +405,8 @@ async def test_row_38_signatures_are_checked_in_another_thread(tmp_path):
             return super().owner(record)
 
     async with (
-        liar(tmp_path, records.pack_answer(MADE_UP)) as (_, at_mallory),
-        joined(ALICE, tmp_path, at_mallory) as (alice, _),
+        liar(networks, records.pack_answer(MADE_UP)) as (_, at_mallory),
+        joined(ALICE, networks, at_mallory) as (alice, _),
     ):
         alice._validator = Watched(ALICE, RUN.id)
         await found(alice)
@@ -398,12 +421,13 @@ def lies_at(directory, depth):
     return ALICE.author in map(VALIDATOR.owner, lying)
 
 
-async def test_row_38_whatever_is_full_a_new_node_publishes_on_its_way(tmp_path, monkeypatch):
+@on_one_loop
+async def test_row_38_whatever_is_full_a_new_node_publishes_on_its_way(networks, monkeypatch):
     monkeypatch.setattr(dht_limits, "FULL_PART", 0.0)
     async with (
-        liar(tmp_path, b"") as (_, at_mallory),
-        joined(BOB, tmp_path, at_mallory) as (bob, at_bob),
-        joined(ALICE, tmp_path, at_mallory, at_bob) as (alice, _),
+        liar(networks, b"") as (_, at_mallory),
+        joined(BOB, networks, at_mallory) as (bob, at_bob),
+        joined(ALICE, networks, at_mallory, at_bob) as (alice, _),
     ):
         fill(bob._shelf)
         fill(bob._shelf, made_up(RUN.id, shard_of(ALICE.author, 1), MAX_RECORDS))
@@ -415,9 +439,10 @@ async def test_row_38_whatever_is_full_a_new_node_publishes_on_its_way(tmp_path,
         assert alice._full >= {0, 1}
 
 
-async def test_row_38_a_settled_node_goes_below_a_full_key(tmp_path, monkeypatch):
+@on_one_loop
+async def test_row_38_a_settled_node_goes_below_a_full_key(networks, monkeypatch):
     monkeypatch.setattr(dht_limits, "FULL_PART", 0.0)
-    async with both(tmp_path) as (alice, bob):
+    async with both(networks) as (alice, bob):
         for directory in (alice, bob):
             fill(directory._shelf)
         await alice.publish(own(ALICE), settled=True)

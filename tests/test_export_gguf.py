@@ -27,12 +27,9 @@ from tests.support.small_models import change_weights, opened_engine, saved_by
 BASES = Path(__file__).parent / "gguf"
 
 
-@pytest.fixture(autouse=True, scope="module")
-def cache(tmp_path_factory):
-    """One for all tests here, so that their files become folders in processes that are forked."""
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
 
 
 def trained(base, home, *, lora=True):

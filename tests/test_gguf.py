@@ -22,12 +22,9 @@ from ftis_node.policy.names import lasting, public_name, resolve
 FILES = Path(__file__).parent / "gguf"
 
 
-@pytest.fixture(autouse=True, scope="module")
-def cache(tmp_path_factory):
-    """One for all tests here, so that files become folders in processes that are forked."""
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 @pytest.mark.parametrize("file", sorted(FILES.glob("*.gguf")), ids=lambda file: file.stem)
@@ -57,7 +54,6 @@ def test_what_keeps_a_file_from_becoming_a_folder_is_told(tmp_path, monkeypatch)
         with pytest.raises(UserError, match=words):
             resolve(str(name))
 
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     refused(f"{file},tokenizer={tmp_path}", "holds no tokenizer")
     refused("/proc/self/mem", "cannot be read")
     wordless = tmp_path / "wordless.gguf"

@@ -1,7 +1,6 @@
 """The run of others: of the first peer that gives one, and clear words where none does."""
 
 import asyncio
-import time
 from contextlib import asynccontextmanager
 
 import pytest
@@ -11,7 +10,6 @@ from ftis_node.errors import UserError
 from ftis_node.node.assembly import check_peers
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.handshake import PROTOCOL_MAJOR, fetch_run
-from ftis_node.swarm.wire.libp2p import FtisSwarm
 from tests.support.doors import node
 from tests.support.swarm import PATIENCE, RUN, Answers, eventually, make_run, transport
 from tests.support.talkers import ALICE, BOB, CAROL
@@ -24,13 +22,15 @@ async def two(path):
         yield alice, carol
 
 
+@pytest.mark.virtual_time
 async def test_without_any_that_answers_it_says_who_was_asked_and_what_to_do(tmp_path):
     async with transport(CAROL, tmp_path / "c") as carol:
         dead = [f"/ip4/127.0.0.1/tcp/{port}/p2p/{who.peer_id}" for port, who in ((1, ALICE), (2, BOB))]
-        began = time.monotonic()
+        now = asyncio.get_running_loop().time
+        began = now()
         with pytest.raises(UserError) as error:
             await asyncio.wait_for(fetch_run(carol, dead, patience=0.6), PATIENCE)
-        assert time.monotonic() - began >= 0.6
+        assert now() - began >= 0.6
     assert all(text in error.value.what for text in dead)
     assert "--run FILE" in error.value.fix
 
@@ -49,21 +49,19 @@ class Saying(Answers):
 async def test_a_peer_that_loads_its_model_is_waited_for_and_an_absent_one_is_not(tmp_path, caplog):
     caplog.set_level("INFO")
     async with two(tmp_path) as (alice, carol):
+        with pytest.raises(UserError, match="may be loading its model"):
+            await fetch_run(carol, [(await alice.addresses())[0]], 0.0, starting=0.6)
+        caplog.clear()
         dead = f"/ip4/127.0.0.1/tcp/1/p2p/{BOB.peer_id}"
         asked = asyncio.create_task(fetch_run(carol, [dead, *await alice.addresses()], 0.0, starting=PATIENCE))
         await eventually(lambda: "may be loading its model" in caplog.text, "a peer is told to load its model")
         assert not asked.done()
         giving = Saying(run_id=RUN.id, run_file=run_file_as_json(RunFile(run=RUN)))
-        await FtisSwarm(giving).add_p2p_handlers(alice.p2p)
+        await alice.serve(giving)
         assert (await asyncio.wait_for(asked, PATIENCE)).run == RUN
 
 
-async def test_a_peer_that_never_serves_is_named_with_what_it_may_be_doing(tmp_path):
-    async with two(tmp_path) as (alice, carol):
-        with pytest.raises(UserError, match="may be loading its model"):
-            await fetch_run(carol, [(await alice.addresses())[0]], 0.0, starting=0.6)
-
-
+@pytest.mark.virtual_time
 async def test_a_node_that_asks_an_old_peer_for_its_run_is_told_at_once_to_upgrade(tmp_path):
     async with node(ALICE, tmp_path, major=1) as (_, alice), transport(CAROL, tmp_path / "c") as carol:
         with pytest.raises(UserError) as error:
@@ -73,16 +71,17 @@ async def test_a_node_that_asks_an_old_peer_for_its_run_is_told_at_once_to_upgra
     assert error.value.fix.startswith("Upgrade ftis-node")
 
 
+@pytest.mark.virtual_time
 async def test_a_peer_that_gives_no_run_is_no_help_and_its_words_are_plain(tmp_path):
     async with two(tmp_path) as (alice, carol):
-        rude = Saying(refusal="\x1b[31mgo\naway", run_file="{}")
-        await FtisSwarm(rude).add_p2p_handlers(alice.p2p)
+        await alice.serve(Saying(refusal="\x1b[31mgo\naway", run_file="{}"))
         with pytest.raises(UserError) as error:
             await fetch_run(carol, [(await alice.addresses())[0]], patience=0.0)
     assert "?[31mgo?away" in error.value.what
     assert error.value.what.isprintable()
 
 
+@pytest.mark.virtual_time
 async def test_a_home_whose_peers_all_refuse_it_says_why_and_what_to_do(tmp_path):
     told = [
         (RUN, "it speaks protocol 1", "Upgrade"),

@@ -26,12 +26,24 @@ ALICE = identity(1)
 BOB = identity(2)
 PEER = ALICE.peer_id
 Pair = tuple[Libp2p, Libp2p]
+on_one_loop = pytest.mark.asyncio(loop_scope="module")
 
 
-@pytest_asyncio.fixture
-async def pair(tmp_path) -> AsyncIterator[Pair]:
-    async with transport(ALICE, tmp_path / "a") as alice, transport(BOB, tmp_path / "b") as bob:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def both(tmp_path_factory) -> AsyncIterator[Pair]:
+    path = tmp_path_factory.mktemp("both")
+    async with transport(ALICE, path / "a") as alice, transport(BOB, path / "b") as bob:
         yield alice, bob
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def pair(both) -> AsyncIterator[Pair]:
+    """Two without a connection, which serve nothing yet."""
+    yield both
+    for node in both:
+        if node.p2p._client.control.unary_handlers:
+            await FtisSwarm(Answers()).remove_p2p_handlers(node.p2p)
+    await both[0].disconnect(BOB.author)
 
 
 async def start(path, who=ALICE, port=0, before=0):
@@ -114,6 +126,7 @@ async def test_where_any_port_will_do_it_is_the_one_from_before_while_that_is_fr
     await asyncio.gather(first.close(), other.close())
 
 
+@on_one_loop
 async def test_somebody_else_at_a_peers_address_is_not_taken_for_it(pair):
     alice, bob = pair
     where = (await bob.addresses())[0].rpartition("/")[0]
@@ -142,9 +155,8 @@ async def test_where_somebody_begins_to_listen_is_dialled_at_once_also_after_dia
             await alice.connect(BOB.author, [where])
 
 
-async def test_row_78_a_peer_is_reached_as_soon_as_its_own_address_answers_whatever_is_at_others(
-    pair,
-):
+@on_one_loop
+async def test_row_78_a_peer_is_reached_as_soon_as_its_own_address_answers_whatever_is_at_others(pair, monkeypatch):
     async def nobody(place):
         if place.endswith("/tcp/1025"):
             await asyncio.Event().wait()
@@ -152,7 +164,7 @@ async def test_row_78_a_peer_is_reached_as_soon_as_its_own_address_answers_whate
 
     alice, bob = pair
     knock = alice.knock
-    alice.knock = nobody
+    monkeypatch.setattr(alice, "knock", nobody)
     others = [f"/ip4/127.0.0.1/tcp/1025/p2p/{BOB.peer_id}", "rubbish"]
     await asyncio.wait_for(alice.connect(BOB.author, [*others, *await bob.addresses()]), PATIENCE)
     assert BOB.author in await alice.neighbours()
@@ -209,6 +221,7 @@ async def test_a_p2pd_that_does_not_listen_to_reason_is_killed(tmp_path, monkeyp
             os.kill(pid, signal.SIGKILL)
 
 
+@on_one_loop
 async def test_a_length_that_no_message_has_ends_the_stream_before_memory_is_spent(pair):
     alice, bob = pair
     await FtisSwarm(Answers()).add_p2p_handlers(bob.p2p)
@@ -222,6 +235,7 @@ async def test_a_length_that_no_message_has_ends_the_stream_before_memory_is_spe
     assert largest.ByteSize() <= MAX_MESSAGE_BYTES
 
 
+@on_one_loop
 async def test_an_answer_to_a_call_that_is_just_being_given_up_does_not_make_the_node_deaf(pair):
     alice, bob = pair
 
@@ -261,6 +275,7 @@ class Slow(Answers):
         return ftis_pb2.Handshake()
 
 
+@on_one_loop
 async def test_row_17_one_peer_has_a_few_calls_at_once_and_others_are_answered(pair, tmp_path):
     alice, bob = pair
     async with transport(identity(3), tmp_path / "c") as other:
@@ -280,6 +295,7 @@ async def test_row_17_one_peer_has_a_few_calls_at_once_and_others_are_answered(p
         await stub(bob, ALICE).rpc_handshake(ftis_pb2.Handshake())
 
 
+@on_one_loop
 async def test_row_26_calls_that_their_callers_gave_up_are_forgotten(pair):
     alice, bob = pair
     slow = Slow()

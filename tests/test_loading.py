@@ -1,7 +1,6 @@
 """What a process imports is walked by no garbage collection, during the import or after it."""
 
 import gc
-import os
 import subprocess
 import sys
 
@@ -29,12 +28,3 @@ assert gc.get_stats() == before, "a collection during the import"
 assert gc.get_freeze_count() > 10_000 and len(gc.get_objects()) < 10_000
 """
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
-
-
-@pytest.mark.parametrize("chosen", ["0", "1"])
-def test_whoever_has_decided_about_the_hubs_progress_bars_is_not_warned_of_it(chosen):
-    environment = os.environ | {"HF_HUB_DISABLE_PROGRESS_BARS": chosen}
-    line = [sys.executable, "-c", "import ftis_node.policy.load"]
-    done = subprocess.run(line, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0
-    assert done.stderr == ""

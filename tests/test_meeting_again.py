@@ -15,7 +15,7 @@ from ftis_node.swarm.known_addresses import KnownAddresses
 from ftis_node.swarm.membership import Membership
 from ftis_node.swarm.traffic import Traffic
 from tests.support.alone import Alone, hears, strangers
-from tests.support.swarm import OTHER_RUN, RUN, all_meet, eventually, held_up, identity, member, transport
+from tests.support.swarm import OTHER_RUN, RUN, Answers, all_meet, eventually, held_up, identity, member, transport
 
 BOB, MALLORY = identity(2), identity(4)
 NOWHERE = f"/ip4/127.0.0.1/tcp/1024/p2p/{BOB.peer_id}"
@@ -55,6 +55,7 @@ async def test_row_13b_a_node_whose_network_hung_is_met_again_by_all_that_lost_i
         await all_meet(common, one, slow)
 
 
+@pytest.mark.virtual_time
 async def test_row_13b_two_that_lost_each_other_meet_again_through_a_common_peer(tmp_path, hasty):
     async with three(tmp_path) as (common, one, other):
         forgets(one, other)
@@ -65,6 +66,7 @@ async def test_row_13b_two_that_lost_each_other_meet_again_through_a_common_peer
 # --- a node that was away, or whose network is another ---------------------------------------------------------------
 
 
+@pytest.mark.virtual_time
 async def test_a_node_finds_its_swarm_by_what_its_home_keeps_whoever_moved_or_forgot(tmp_path):
     """Only the first start names a peer; at the others one of them has another port than the other knows."""
     async with member(1, tmp_path, cache=True) as founder:
@@ -74,12 +76,13 @@ async def test_a_node_finds_its_swarm_by_what_its_home_keeps_whoever_moved_or_fo
         async with member(2, tmp_path, cache=True) as again:
             assert again.address != node.address
             await all_meet(founder, again)
-    port = again.transport.port
+    port = int(again.address.split("/")[4])
     async with member(2, tmp_path, cache=True, port=port) as alone, member(1, tmp_path, cache=True) as moved:
         assert moved.address != founder.address
         await all_meet(alone, moved)
 
 
+@pytest.mark.virtual_time
 async def test_peers_that_come_long_after_a_node_are_met(tmp_path):
     """They know nobody; its owner named one of them at an earlier start."""
     port = free_port("127.0.0.1")
@@ -185,9 +188,11 @@ def test_row_13b_of_a_lost_peer_false_addresses_leave_its_own_among_those_dialle
     assert false[-1] in dialled, "its own, and the newest that others name"
 
 
+@pytest.mark.virtual_time
 async def test_row_13b_a_lost_peer_that_calls_is_greeted_over_its_connection(tmp_path):
     """Also where this node may dial none of its addresses."""
     async with transport(identity(1), tmp_path / "1") as network, member(2, tmp_path) as bob:
+        await network.serve(Answers())
         alice = Membership(network, identity(1), RunFile(run=RUN), Traffic())
         alice.addresses.scope = NetworkScope("0.0.0.0")
         assert not alice.addresses.called(BOB.author), "they have not met"

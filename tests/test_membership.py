@@ -69,6 +69,7 @@ async def test_two_nodes_of_a_run_meet_and_each_learns_where_the_other_is(tmp_pa
             assert one.active_view[who.author].agent.startswith("ftis-node/")
 
 
+@pytest.mark.virtual_time
 async def test_nodes_of_different_runs_part_politely_and_both_know_why(tmp_path):
     async with node(ALICE, tmp_path) as (alice, _), node(BOB, tmp_path, OTHER_RUN) as (bob, network):
         alice.addresses.hear(await network.addresses())

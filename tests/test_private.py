@@ -33,7 +33,9 @@ from tests.support.members import (
     removal,
     tell,
 )
-from tests.support.swarm import RUN, all_meet, eventually, identity, member, once, packet, stub, transport
+from tests.support.swarm import PATIENCE, RUN, all_meet, eventually, identity, member, once, packet, transport
+
+pytestmark = pytest.mark.virtual_time
 
 
 @contextlib.asynccontextmanager
@@ -54,7 +56,6 @@ def ticket_of(node, *, invites=False):
 async def test_row_49_a_stranger_gets_a_refusal_and_nothing_else(tmp_path):
     async with private_member(1, tmp_path) as (founder, roster), transport(EVE, tmp_path / "eve") as eve:
         await eve.connect(FOUNDER.author, [founder.address])
-        call = stub(eve, FOUNDER)
         plain = greeting(PRIVATE, [])
         forged = greeting(PRIVATE, [])
         forged.certificates = encode((certificate(EVE, EVE, claimed=FOUNDER),))
@@ -66,19 +67,19 @@ async def test_row_49_a_stranger_gets_a_refusal_and_nothing_else(tmp_path):
         of_another_run = greeting(RUN, [])
 
         for hello in (of_no_run, of_another_run, forged, stolen, uninvited, plain):
-            answer = await call.rpc_handshake(hello)
+            answer = await eve.handshake(FOUNDER.author, hello, PATIENCE)
             fields = {field.name for field, _ in answer.ListFields()}
             assert fields == {"major", "minor", "refusal"}
         assert answer.refusal == certificates.MEMBERS_ONLY
 
         chain = ftis_pb2.ExchangeRequest(roster=[encode(ANNS)])
-        told = await call.rpc_exchange(chain)
+        told = await eve.exchange(FOUNDER.author, chain, PATIENCE)
         assert told == ftis_pb2.ExchangeResponse(stranger=True)
         assert not roster.book.issued
 
         request = once(ftis_pb2.FetchRequest(digests=[b"x" * 32]))
-        statuses = [chunk.status async for chunk in await call.rpc_fetch(request)]
-        assert statuses == [ftis_pb2.FetchChunk.BUSY]
+        chunks = await eve.fetch(FOUNDER.author, request)
+        assert (await anext(chunks)).status == ftis_pb2.FetchChunk.BUSY
         assert EVE.author not in founder.swarm.membership.active_view
 
 

@@ -239,12 +239,15 @@ def test_daemons_an_invitation_and_a_removal(join):
     founder = join("founder", "--model", "tiny-a", "--private", "--name", "Ana")
     at = "--home", founder.home.path
     founder.reaches(1, "a step")
+    printed("pause", *at)
 
     line = answer("invite", "--home", founder.home.path)["invitation"]
     invited = join("invited", line, "--model", "tiny-b", "--name", "Ben")
     invited.wait(lambda s: s.get("foreign_groups_used"), "a group of the founder's")
     founder.wait(lambda s: f"Ben ({Identity.load(invited.home.key).peer_id})" in printed("members", *at), "his name")
     assert "Ben (" in printed("peers", *at)
+    theirs = "--home", invited.home.path
+    printed("pause", *theirs)
 
     looking = "--home", str(founder.home.path.parent / "looking")
     looked = run_cli("watch", answer("invite", *at)["invitation"], *looking, "--for", "2", "--set", "http_port=0")
@@ -255,11 +258,13 @@ def test_daemons_an_invitation_and_a_removal(join):
     assert "ftis-node watch --home" in refused("status", *looking).fix
 
     printed("remove", "Ben", *at)
+    invited.wait(lambda s: not s["peers"], "he has no peers any more")
+    printed("resume", *theirs)
     invited.wait(lambda s: "this node was removed by Ana" in s["reason"], "it is told")
     status = invited.status()
     assert status["state"] == "ALONE"
     assert not status["peers"]
-    assert "  this node; no member: Ben (" in printed("members", "--home", invited.home.path)
+    assert "  this node; no member: Ben (" in printed("members", *theirs)
 
     assert invited.stop() == 0
     log = invited.log()

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import time
 
-import pytest
 from hivemind.dht.protocol import DHTProtocol
 from hivemind.p2p import PeerID, ServicerBase
 from hivemind.proto import dht_pb2
@@ -33,8 +32,8 @@ def ids(alice):
     return [known.id for known in alice.swarm.gossip.table]
 
 
-@pytest.mark.parametrize("keys", [4, 1])
-async def test_row_61_the_same_question_again_and_again_draws_few_bytes(keys, tmp_path):
+async def test_row_61_the_same_question_again_and_again_draws_few_bytes(tmp_path):
+    """Two keys of one who asks draw no more than one."""
     async with contextlib.AsyncExitStack() as stack:
         alice = await stack.enter_async_context(member(1, tmp_path, upload_bytes=UPLOAD))
         bob = await stack.enter_async_context(member(2, tmp_path, [alice.address]))
@@ -42,8 +41,7 @@ async def test_row_61_the_same_question_again_and_again_draws_few_bytes(keys, tm
         for one in made_up(RUN.id, "", 60):
             shelf._shelves.setdefault(one.key, {})[one.subkey] = one
         callers = [
-            await stack.enter_async_context(transport(identity(number), tmp_path / str(number)))
-            for number in range(50, 50 + keys)
+            await stack.enter_async_context(transport(identity(number), tmp_path / str(number))) for number in (50, 51)
         ]
 
         async def ask(caller, service, call, question):
@@ -51,7 +49,7 @@ async def test_row_61_the_same_question_again_and_again_draws_few_bytes(keys, tm
             await stub(caller, alice.identity).rpc_handshake(greeting(RUN, []))
             say = getattr(ServicerBase.get_stub.__func__(service, caller.p2p, PeerID(alice.author)), call)
             drawn = 0
-            for _ in range(100):
+            for _ in range(60):
                 with contextlib.suppress(Exception):  # it is refused
                     answer = await asyncio.wait_for(say(question(alice)), 5)
                     drawn += max(0, answer.ByteSize() - question(alice).ByteSize())

@@ -46,6 +46,7 @@ def put(table, author, round, first_sender, slots=3, size=46):
     )
 
 
+@pytest.mark.virtual_time
 async def test_row_34_throw_away_peers_leave_those_with_a_record_in_the_view(tmp_path):
     """Their addresses lie in networks of their own, as they say, and the honest ones' in one."""
     async with (
@@ -65,6 +66,7 @@ async def test_row_34_throw_away_peers_leave_those_with_a_record_in_the_view(tmp
         assert len(membership.active_view) == INBOUND_MAX
 
 
+@pytest.mark.virtual_time
 async def test_row_34_half_of_the_places_for_inbound_peers_are_for_any(tmp_path):
     async with member(1, tmp_path) as alice:
         membership = alice.swarm.membership

@@ -63,12 +63,12 @@ def test_intervals_and_the_share_of_collapses_hold_what_they_claim():
     """Of eight values: 94 % within two standard errors, also at a ceiling and where they are skewed, where Student's
     holds 88 to 90 %; with one collapse in ten as much of the others' mean and of the share, but not of the whole."""
     draw = np.random.default_rng(5)
-    sets = (800, 8)
+    sets = (400, 8)
     near = draw.normal(0.7, 0.05, sets)
     fell = draw.random(sets) < 0.1
     skewed = 1 - draw.exponential(0.03, sets)
     capped = np.minimum(1, draw.normal(1, 0.04, sets))
-    errors = 0.94 - 2 * math.sqrt(0.06 / 800)
+    errors = 0.94 - 2 * math.sqrt(0.06 / 400)
 
     for values, truth in (
         (near, 0.7),

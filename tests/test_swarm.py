@@ -20,6 +20,8 @@ from ftis_node.swarm.membership import Peer
 from ftis_node.swarm.traffic import Traffic
 from tests.support.swarm import PATIENCE, all_meet, announcement, eventually, identity, member, packet, stub
 
+virtual_time = pytest.mark.virtual_time
+
 
 class Swarms:
     """Starts members, and ends those that a test did not end itself."""
@@ -82,6 +84,7 @@ async def test_everybody_ends_with_all_groups_of_the_others_each_admitted_once(s
     assert list(served.values()) == [2] * 72, "every packet goes over the wire once to each of two"
 
 
+@virtual_time
 async def test_a_node_pulls_no_more_than_it_wants(swarms):
     first, second = await swarms.meeting(2)
     second.appetite = 3
@@ -94,6 +97,7 @@ async def test_a_node_pulls_no_more_than_it_wants(swarms):
     await eventually(lambda: len(second.admitted) == 5, "it got what it wanted then")
 
 
+@virtual_time
 async def test_when_one_leaves_the_others_go_on_and_who_comes_late_meets_all_and_catches_up(swarms):
     first, second, third = await swarms.meeting(3)
     made = first.make(4)
@@ -136,6 +140,7 @@ async def test_a_node_restarted_on_another_port_is_found_again_and_repeats_nothi
     assert not second.swarm.reputation.banned(again.author)
 
 
+@virtual_time
 async def test_who_was_restarted_and_knows_nobody_is_told_everything_again(swarms):
     first, second = await swarms.meeting(2)
     second.appetite = 0
@@ -151,6 +156,7 @@ async def test_who_was_restarted_and_knows_nobody_is_told_everything_again(swarm
     await gets(made, again)
 
 
+@virtual_time
 async def test_row_69_70_a_holder_that_is_away_or_busy_for_a_while_costs_no_packet(swarms, monkeypatch):
     first, second = await swarms.meeting(2)
     made = first.make(4)
@@ -173,6 +179,7 @@ async def test_row_69_70_a_holder_that_is_away_or_busy_for_a_while_costs_no_pack
     assert len(asked) >= 8
 
 
+@virtual_time
 async def test_row_77_a_node_that_restarts_tells_of_the_packets_that_it_has_on_disk(swarms):
     first = await swarms.join(1)
     made = first.make(3)
@@ -193,6 +200,7 @@ async def test_row_77_a_node_that_restarts_tells_of_the_packets_that_it_has_on_d
 # --- who is to blame --------------------------------------------------------------------------------------------------
 
 
+@virtual_time
 async def test_a_bad_author_is_refused_then_ignored_and_alone_blamed(swarms):
     reason = str(Reason.EOS_INTERIOR)  # `test_admission` has all reasons
     good, bad, judge = await swarms.meeting(3)
@@ -216,6 +224,7 @@ async def test_a_bad_author_is_refused_then_ignored_and_alone_blamed(swarms):
     assert judge.store.seen(bad.author, 0, 0), "it would be fetched again after a restart"
 
 
+@virtual_time
 async def test_wrong_bytes_are_held_against_the_holder(swarms, caplog):
     caplog.set_level(logging.INFO, "ftis_node.swarm.pulling")
     author = await swarms.join(1)
@@ -245,6 +254,7 @@ async def test_wrong_bytes_are_held_against_the_holder(swarms, caplog):
     await gets(made, victim)
 
 
+@virtual_time
 async def test_a_silent_holder_does_not_keep_the_node_from_the_others(swarms):
     first, second, third = await swarms.meeting(3)
     silence = asyncio.Event()
@@ -265,6 +275,7 @@ async def test_a_silent_holder_does_not_keep_the_node_from_the_others(swarms):
     silence.set()
 
 
+@virtual_time
 async def test_who_waited_longest_is_asked_first_and_who_has_just_asked_is_not(swarms, monkeypatch):
     """And those who are silent hold the others up for a moment only."""
     swarm = (await swarms.join(1)).swarm
@@ -287,14 +298,14 @@ async def test_who_waited_longest_is_asked_first_and_who_has_just_asked_is_not(s
     assert asked == peers
 
 
+@virtual_time
 async def test_an_announcement_of_any_round_that_can_be_signed_breaks_nothing(swarms):
     first, second = await swarms.meeting(2)
     largest = 2**64 - 1
     body = packet(first.author, largest, 0)
     made = announcement(first.identity, largest, [body])
     entry = ftis_pb2.Entry(announcement=made.encode())
-    caller = stub(first.transport, second.identity)
-    await caller.rpc_exchange(ftis_pb2.ExchangeRequest(entries=[entry]), timeout=PATIENCE)
+    await first.transport.exchange(second.author, ftis_pb2.ExchangeRequest(entries=[entry]), PATIENCE)
     assert second.swarm.gossip.counts["too far ahead"] == 1
 
     made = first.make(2)
@@ -304,6 +315,7 @@ async def test_an_announcement_of_any_round_that_can_be_signed_breaks_nothing(sw
 # --- strangers, and the end -------------------------------------------------------------------------------------------
 
 
+@virtual_time
 async def test_who_has_left_the_view_is_still_answered(swarms):
     first, second = await swarms.meeting(2)
     second.appetite = 0
@@ -312,8 +324,7 @@ async def test_who_has_left_the_view_is_still_answered(swarms):
     assert known is not None
     first.swarm.membership.active_view.pop(second.author)
 
-    caller = stub(second.transport, first.identity)
-    answer = await caller.rpc_exchange(ftis_pb2.ExchangeRequest(), timeout=PATIENCE)
+    answer = await second.transport.exchange(first.author, ftis_pb2.ExchangeRequest(), PATIENCE)
     assert not answer.stranger
 
     target = Target(known, 0)
@@ -338,6 +349,7 @@ async def test_a_closed_swarm_answers_nothing_and_leaves_no_task_behind(swarms):
     ], "those of the first"
 
 
+@virtual_time
 async def test_a_loop_that_meets_an_unforeseen_error_goes_on(swarms, caplog):
     first, second = await swarms.meeting(2)
     trade = second.pulling.trade

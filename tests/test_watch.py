@@ -42,6 +42,7 @@ from tests.support.looking import SCRIPT
 from tests.support.statuses import PEER, TRAINING, answered
 from tests.support.swarm import (
     OTHER_RUN,
+    PATIENCE,
     RUN,
     Member,
     eventually,
@@ -50,7 +51,6 @@ from tests.support.swarm import (
     member,
     once,
     packet,
-    stub,
     transport,
 )
 from tests.support.talkers import entry, made_by
@@ -305,6 +305,7 @@ async def overview_of(path, file=None):
         yield node, Overview(node.swarm, file)
 
 
+@pytest.mark.virtual_time
 async def test_history_goes_on_after_a_restart_and_counts_nothing_twice(tmp_path):
     file = tmp_path / "swarm.history"
     now = int(time.time())
@@ -314,6 +315,7 @@ async def test_history_goes_on_after_a_restart_and_counts_nothing_twice(tmp_path
         async with overview_of(tmp_path, file) as (node, overview):
             for each in made:
                 node.swarm.gossip.table.add(each, each.encode(), age=0.0, first_sender=CARA.author)
+            await asyncio.sleep(1.0)
             overview.look()
             overview.save()
             assert overview.facts().nodes[0].groups == groups
@@ -322,6 +324,7 @@ async def test_history_goes_on_after_a_restart_and_counts_nothing_twice(tmp_path
         assert overview.facts().nodes == []
 
 
+@pytest.mark.virtual_time
 async def test_of_a_time_in_which_the_machine_slept_the_history_says_nothing(tmp_path, clocks):
     async with overview_of(tmp_path) as (_, overview):
         for seconds in (0.0, 60.0, 60.0, 28_800.0, 60.0):
@@ -347,33 +350,35 @@ async def eve_asks(ann, path, *, observing=False):
         hello = greeting(RUN, [])
         hello.observer = observing
         assert not (await shake(eve, ann.author, hello)).refusal
-        yield stub(eve, ann.identity)
+        yield eve
 
 
+@pytest.mark.virtual_time
 async def test_a_hostile_observer_can_push_and_take_nothing(ann, tmp_path):
     [(_, round, _)] = ann.make(1)
-    async with eve_asks(ann, tmp_path, observing=True) as asks:
+    async with eve_asks(ann, tmp_path, observing=True) as eve:
         assert EVE.author not in ann.swarm.membership.active_view
         told = ftis_pb2.ExchangeRequest(entries=[entry(made_by(CARA, 1))], reports=[sent(CARA, int(time.time()))])
-        reply = await asks.rpc_exchange(told)
+        reply = await eve.exchange(ann.author, told, PATIENCE)
         assert not reply.stranger
         assert len(reply.mentions) == 1
         assert not reply.entries
         assert ann.swarm.gossip.table.get(CARA.author, 1) is None
         assert CARA.author not in ann.swarm.chronicle.nodes
         wanted = ftis_pb2.FetchRequest(digests=[packet_digest(packet(ann.author, round, 0))])
-        statuses = [chunk.status async for chunk in await asks.rpc_fetch(once(wanted))]
-        assert statuses == [ftis_pb2.FetchChunk.BUSY]
+        chunks = await eve.fetch(ann.author, once(wanted))
+        assert (await anext(chunks)).status == ftis_pb2.FetchChunk.BUSY
         assert not ann.store.served
 
 
+@pytest.mark.virtual_time
 async def test_of_a_strangers_flood_of_reports_one_is_kept_and_none_passed_on_to_peers(ann, tmp_path):
     now = int(time.time())
     own = [sent(EVE, now + number, name=EVIL[:64], step=1) for number in range(300)]
     others = [sent(identity(number), now) for number in range(100, 200)]
-    async with eve_asks(ann, tmp_path) as asks:
+    async with eve_asks(ann, tmp_path) as eve:
         for flood in ([bytes(400_000)], [*own, *others], [*others, *own]):
-            await asks.rpc_exchange(ftis_pb2.ExchangeRequest(reports=flood))
+            await eve.exchange(ann.author, ftis_pb2.ExchangeRequest(reports=flood), PATIENCE)
     (seen,) = ann.swarm.chronicle.nodes.values()
     assert seen.report.author == EVE.author
     assert seen.report.at == now
@@ -381,6 +386,7 @@ async def test_of_a_strangers_flood_of_reports_one_is_kept_and_none_passed_on_to
     assert len(ann.swarm.reports.news({}, observer=True)) == 1
 
 
+@pytest.mark.virtual_time
 async def test_a_node_that_answers_as_an_observer_is_no_peer(tmp_path):
     async with member(1, tmp_path, observing=True) as ann, member(2, tmp_path, [ann.address]) as ben:
         await eventually(lambda: ann.author in ben.swarm.membership.refused, "Ben's refusal")

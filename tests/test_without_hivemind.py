@@ -16,12 +16,14 @@ swarm.wire. swarm.duplicate node.assembly node.daemon node.training node.status 
 """
 IMPORTS = """
 import importlib, json, pkgutil, ftis_node
+from ftis_node.host.loading import loading
 missing = []
-for module in pkgutil.walk_packages(ftis_node.__path__, "ftis_node."):
-    try:
-        importlib.import_module(module.name)
-    except ModuleNotFoundError as error:
-        missing.append(f"{module.name} {error.name}")
+with loading():
+    for module in pkgutil.walk_packages(ftis_node.__path__, "ftis_node."):
+        try:
+            importlib.import_module(module.name)
+        except ModuleNotFoundError as error:
+            missing.append(f"{module.name} {error.name}")
 print(json.dumps(missing))
 """
 LAB = """
@@ -37,9 +39,12 @@ cells = [{ name = "both", pace = "free" }]
 
 
 def run(place, *command):
-    """Run Python where hivemind cannot be imported, in this process and its children; return stdout."""
+    """Run Python where hivemind cannot be imported, in this process and its children; return stdout.
+
+    Its owner wants progress bars, and is not warned that this is decided.
+    """
     (place / "hivemind.py").write_text('raise ModuleNotFoundError("no hivemind here", name="hivemind")')
-    told = os.environ | ENVIRONMENT | {"PYTHONPATH": f"{place}{os.pathsep}{ROOT}"}
+    told = os.environ | ENVIRONMENT | {"PYTHONPATH": f"{place}{os.pathsep}{ROOT}", "HF_HUB_DISABLE_PROGRESS_BARS": "0"}
     ended = subprocess.run(
         [sys.executable, *command],
         cwd=place,
@@ -49,6 +54,7 @@ def run(place, *command):
         timeout=600,
     )
     assert ended.returncode == 0, ended.stderr
+    assert "progress bars" not in ended.stderr
     return ended.stdout
 
 

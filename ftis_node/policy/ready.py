@@ -415,7 +415,7 @@ def _probe(policy: Policy, texts: Sequence[str]) -> Probe:
     if len(ids) < needed or len(set(ids)) < _DIFFERENT:
         ids = np.random.default_rng(0).integers(policy.vocabulary, size=needed).tolist()
     left = iter(ids)
-    probe = []
+    probe: Probe = []
     for prompt, completions in _SHAPE:
         taken = [next(left) for _ in range(prompt)]
         if probe:

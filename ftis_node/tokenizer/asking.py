@@ -1,6 +1,7 @@
 """The one way from a question to token ids, the ids at which an answer ends, and which ids a model can sample."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -107,11 +108,16 @@ def facts_for(tokenizer: PreTrainedTokenizerBase, chat: Chat | None, turns: int)
 
 def usable(tokenizer: PreTrainedTokenizerBase, rows: int) -> int:
     """How many ids can be sampled, 0 to this one: the tokenizer names them, and a model with so many rows has them."""
+    return min(_named(tokenizer, len(tokenizer)), rows)
+
+
+@lru_cache(maxsize=1)
+def _named(tokenizer: PreTrainedTokenizerBase, size: int) -> int:
+    """How many ids a tokenizer of this size names without a gap. A large vocabulary takes a third of a second."""
     ids = set(tokenizer.get_vocab().values())
-    named = len(ids)
-    if max(ids) >= named:
-        named = next(index for index in range(named + 1) if index not in ids)
-    return min(named, rows)
+    if max(ids) < len(ids):
+        return len(ids)
+    return next(index for index in range(size + 1) if index not in ids)
 
 
 def refuse_special(tokenizer: PreTrainedTokenizerBase, tags: Sequence[str], model: str) -> None:

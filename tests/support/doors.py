@@ -1,4 +1,4 @@
-"""Memberships behind a real p2pd, which answer handshakes and nothing else."""
+"""Memberships behind a transport, which answer handshakes and nothing else."""
 
 import contextlib
 from collections.abc import AsyncIterator
@@ -10,7 +10,7 @@ from ftis_node.swarm.handshake import PROTOCOL_MAJOR
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.membership import Membership
 from ftis_node.swarm.traffic import Traffic
-from ftis_node.swarm.wire.libp2p import FtisSwarm, Libp2p
+from ftis_node.swarm.wire.libp2p import Libp2p
 from tests.support.swarm import RUN, Answers, transport
 
 
@@ -35,5 +35,5 @@ async def node(
         run_file = RunFile(run=run, hints=Hints(name=f"the run of {who.peer_id}"))
         membership = Membership(network, who, run_file, Traffic(), path / f"{who.peer_id}.json")
         await membership.refresh_addresses()
-        await FtisSwarm(Door(membership, major)).add_p2p_handlers(network.p2p)
+        await network.serve(Door(membership, major))
         yield membership, network

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -38,6 +38,7 @@ from ftis_node.swarm.swarm import Swarm
 from ftis_node.swarm.traffic import Traffic
 from ftis_node.swarm.wire.libp2p import FtisSwarm, Libp2p
 from ftis_node.swarm.wire.transport import DirectoryUser, Listening
+from tests.support.virtual import VirtualLoop
 
 VOCABULARY = 1000
 EOS = 999
@@ -186,9 +187,10 @@ def announced_slots(
 
 async def eventually(condition: Callable[[], bool], what: str, seconds: float = PATIENCE):
     """Waits until a condition holds; the test fails if that takes too long."""
-    deadline = time.monotonic() + seconds
+    now = asyncio.get_running_loop().time
+    deadline = now() + seconds
     while not condition():
-        assert time.monotonic() < deadline, f"in {seconds} s it did not come true that {what}"
+        assert now() < deadline, f"in {seconds} s it did not come true that {what}"
         await asyncio.sleep(0.02)
 
 
@@ -207,11 +209,20 @@ def directory_user(who: Identity) -> DirectoryUser:
 
 @contextlib.asynccontextmanager
 async def transport(who: Identity, path: Path, port: int = 0, **listening: Any) -> AsyncIterator[Libp2p]:
-    """A running p2pd with this identity; over TCP alone, for QUIC drops what is under way when a stream is reset."""
+    """A running p2pd with this identity; over TCP alone, for QUIC drops what is under way when a stream is reset.
+
+    In virtual time it is a node in memory.
+    """
     key = write_key(who, path)
     with tempfile.TemporaryDirectory(prefix="ftis-") as sockets:
-        how = {"host": "127.0.0.1", "quic": False, **listening}
-        started = await Libp2p.start(Listening(key, Path(sockets), port=port, **how))
+        how = Listening(key, Path(sockets), port=port, **{"host": "127.0.0.1", "quic": False, **listening})
+        loop = asyncio.get_running_loop()
+        if isinstance(loop, VirtualLoop):
+            node = loop.node(who, how)
+            yield cast(Libp2p, node)
+            node.leave()
+            return
+        started = await Libp2p.start(how)
         try:
             yield started
         finally:

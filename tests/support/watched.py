@@ -112,4 +112,4 @@ def watched(scenario: Scenario, reporting: Callable[[int], bool] = lambda number
 
 def watched_eight() -> WatchedSimulation:
     """Eight nodes, of which two say nothing of themselves."""
-    return watched(Scenario(nodes=8, seconds=600.0), lambda number: number not in (2, 5))
+    return watched(Scenario(nodes=8, seconds=420.0), lambda number: number not in (2, 5))

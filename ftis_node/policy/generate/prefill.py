@@ -126,14 +126,15 @@ def _logits(policy: Policy, ids: Tensor, mask: Tensor, cache: DynamicCache) -> T
     """
     mask = mask.to(policy.device)
     positions = (mask.cumsum(1) - 1).clamp(min=0)
-    return policy.causal_lm(
+    logits: Tensor = policy.causal_lm(
         input_ids=ids.to(policy.device),
         attention_mask=mask,
         position_ids=positions[:, -ids.shape[1] :],
         past_key_values=cache,
         use_cache=True,
         logits_to_keep=1,
-    ).logits[:, -1]
+    ).logits
+    return logits[:, -1]
 
 
 def _close(cache: DynamicCache, mask: Tensor) -> None:
@@ -164,9 +165,9 @@ def read_whole(policy: Policy, prompts: Prompts) -> Read:
         parts.append(Read(first, logits, cache, mask.numpy().astype(np.bool_)))
     if len(parts) == 1:
         return parts[0]
-    mask = np.concatenate([part.mask for part in parts])
+    known = np.concatenate([part.mask for part in parts])
     logits = torch.cat([part.logits for part in parts])
-    return Read(0, logits, _joined([part.cache for part in parts]), mask)
+    return Read(0, logits, _joined([part.cache for part in parts]), known)
 
 
 def together(policy: Policy, prompts: Prompts) -> int:
