@@ -79,7 +79,8 @@ def replace_bytes(path: Path, data: bytes, *, durable: bool = False) -> None:
 
 @contextmanager
 def removed_if_it_fails(path: Path) -> Iterator[None]:
-    """Remove a file or a directory that the block could not finish, as on a full disk."""
+    """Remove a file or a directory that the block could not finish, as on a full disk. After a cancel or Ctrl-C, which
+    are no `Exception`, it stays."""
     try:
         yield
     except Exception:

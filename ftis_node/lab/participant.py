@@ -205,7 +205,8 @@ class Participant:
         self.swarm.reseed(self._rng(f"table/{step}"))
 
     async def gather(self, own: list[Scored]) -> StepBatch:
-        """The batch of this round: what it made itself, and what it takes of the others."""
+        """The batch of this round: what it made itself, and what it takes of the others. In lock step only, once all
+        nodes have made theirs."""
         means = self.stepper.means
         if means.own_only:
             return StepBatch(own, [])

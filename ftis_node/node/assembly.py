@@ -236,7 +236,12 @@ def refill_pool(stepper: Stepper) -> None:
 
 
 async def open_network(options: JoinOptions, settings: Settings, sockets: Path, identity: Identity) -> Libp2p:
-    """Start p2pd, on the previous port if that is free.
+    """Start p2pd, on the previous port if that is free. The caller closes what it returns. With bootstraps it first
+    asks them for some seconds whether another node has this key.
+
+    Args:
+        options: the home and the bootstraps; `peers` are those of them that the owner named.
+        sockets: a private directory for p2pd's sockets.
 
     Raises:
         UserError: another node has this key, the port is taken, or p2pd does not start.

@@ -71,7 +71,9 @@ class Saving:
     ) -> None:
         """
         Args:
-            facts: of each checkpoint beside branch and progress, see `facts_of`.
+            path: the directory of checkpoints, which is made here; it is one node's alone.
+            facts: of each checkpoint beside branch and progress, see `facts_of`. One to go on from must have the same
+                model, trained part and quantisation.
             minutes: between checkpoints, see `checkpoint_seconds`. clock: seconds.
         """
         self.minutes = minutes
@@ -206,7 +208,8 @@ class Saving:
 
     async def _write(self, worker: Worker, directory: Path, step: int, facts: Facts, copied_at: float) -> None:
         """Write what was copied into main memory, and make it the newest whole checkpoint. A task beside the training;
-        `flush` raises its errors. A failure leaves no part of it on the disk."""
+        `flush` raises its errors. An error removes what is there of it. A cancel does not: an unfinished directory
+        stays until the next start (`Checkpoints`), and a `commit` that has begun goes on in its thread."""
         with removed_if_it_fails(directory):
             await worker.call(Write(str(directory)))
             self.next_bytes = await asyncio.to_thread(bytes_under, directory)
@@ -218,11 +221,15 @@ class Saving:
             self._asked = None
 
     def ask(self, step: int) -> None:
-        """Let the owner have `step` in a checkpoint after the running step, unless it is in one already. It returns at
-        once; `status` says `asked` until it is on disk.
+        """Let the owner have what was learned up to `step`, the last finished one, in a checkpoint.
+
+        If no checkpoint has it yet, one is written after the next good step, due or not; a bad step saves nothing. One
+        that is being written and has it is enough if it is on disk before that. If there is nothing to save, nothing
+        happens. It returns at once; `status` says `asked` until the checkpoint is on disk.
 
         Raises:
-            UsageError: the disk has no room for another checkpoint; one that fails ends the node.
+            UsageError: the disk has no room for another checkpoint. To begin it all the same would end the node: with
+                the error of the full disk, which `after_step` raises one step later, or `flush`.
         """
         free = shutil.disk_usage(self._path).free
         if free < self.next_bytes:

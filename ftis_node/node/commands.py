@@ -103,8 +103,8 @@ class Schedule:
         return now - self._busy_at < QUIET_SECONDS
 
     def _others_in(self, text: str) -> bool:
-        """Whether nvidia-smi's text names another busy process on the node's GPU, which is the one that it names for
-        the node's own."""
+        """Whether nvidia-smi's text names another busy process on the node's GPU. That is the one that it names for the
+        node's own process, of several the one listed last; without one there, that of an earlier look."""
         own = self._own()
         busy_cards = set()
         for card, pid, busy in read_pmon(text):
@@ -149,9 +149,10 @@ def read_pmon(text: str) -> Iterator[tuple[str, int, int]]:
 class Commands:
     """The present commands. A command only sets what is read here: `Training` reads it between steps.
 
-    stopping: set once the node is to end within half a minute. deadline: by when it must have ended (`time.monotonic`).
-    finishing: it ends after the running step. why: why the schedule holds it, a sentence; empty if it does not.
-    flush: set if the running step is to wait for nothing.
+    stopping: set once the node is to end within half a minute. deadline: by when it must have ended (`time.monotonic`);
+    0 before. finishing: it ends after the running step. Neither is taken back, but `stop` takes the place of `finish`.
+    why: why the schedule holds it, a sentence; "" if it does not, or the owner paused it.
+    flush: set if the running step is to wait for nothing, because the node pauses or ends.
     """
 
     def __init__(self, schedule: Schedule, *, paused: bool) -> None:
@@ -172,7 +173,7 @@ class Commands:
 
     @property
     def pausing(self) -> bool:
-        """Whether the node is not to train."""
+        """Whether the node is not to train, by its owner or the schedule; a running step is finished."""
         return self._paused or bool(self.why)
 
     def stop(self, seconds: float) -> None:
@@ -183,10 +184,12 @@ class Commands:
         self._note()
 
     def finish(self) -> None:
+        """End the node after the running step, however long that takes."""
         self.finishing = True
         self._note()
 
     def pause(self) -> None:
+        """Train no more after the running step, until `resume`; the schedule does not end this."""
         self._hold(paused=True)
 
     def resume(self) -> None:
@@ -202,7 +205,12 @@ class Commands:
             await asyncio.sleep(LOOK_SECONDS)
 
     async def look(self) -> None:
-        """Ask the schedule."""
+        """Ask the schedule, and hold the node or let it go on if its answer has changed. Called every five seconds and
+        after a change of settings.
+
+        Raises:
+            OSError: see `Schedule.why_not`.
+        """
         why = await self._schedule.why_not()
         if not self._paused and why != self.why:
             self._hold(paused=False, why=why)
@@ -213,11 +221,13 @@ class Commands:
         await self._came.wait()
 
     def _hold(self, *, paused: bool, why: str = "") -> None:
+        """Hold the node from now on by its owner, or by the schedule for this reason, or let it train."""
         self._paused = paused
         self.why = why
         self._note()
 
     def _note(self) -> None:
+        """Set or clear `flush` by the present commands, and wake what waits for the next one."""
         if self.pausing or self.ending:
             self.flush.set()
         else:

@@ -44,7 +44,6 @@ class ComputeProcess:
 
     loaded    what the latest load said of model and task; None before the first, and kept while no process runs
     restarts  failures since the node started
-    note      called when there is a new process, and in a pause, when there is none
     """
 
     def __init__(self, options: JoinOptions) -> None:
@@ -188,10 +187,12 @@ class ComputeProcess:
         self._learned = {name: size for name, size in sizes.items() if size < getattr(self.facts.plan, name)}
 
     async def failed(self, fault: FtisError, written: int) -> bool:
-        """End what is left of the process and pause; return whether to try an older checkpoint.
+        """End what is left of the process and pause for 2 to 30 s, longer each time; return whether to try an older
+        checkpoint. Call it once for each failure, before the next `start`. A death for want of memory halves the next
+        one's micro-batches. Too many open files are no failure of the process: no pause, and not counted.
 
         Args:
-            written: checkpoints so far. Only failures without a new one between them are in a row.
+            written: checkpoints since the node started. Only failures without a new one between them are in a row.
 
         Raises:
             UserError: it failed six times in a row without a checkpoint between them.

@@ -231,6 +231,7 @@ class Node:
         self._stack.callback(told.cancel)
 
     async def _open_network(self, runtime: Path, identity: Identity) -> Libp2p:
+        """Start p2pd, and write its port into the home for the next start. See `assembly.open_network` for errors."""
         transport = await assembly.open_network(self.options, self.settings, runtime, identity)
         self._transport = transport
         self._stack.push_async_callback(transport.close)

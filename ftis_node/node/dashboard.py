@@ -94,7 +94,8 @@ class Dashboard:
 
     @property
     def _metrics(self) -> Route:
-        """They hold no secret."""
+        """The present metrics as Prometheus reads them, for page and local API. They hold no secret, so the page gives
+        them without a token."""
         node = self._node
         return Route("/metrics", lambda: exposition(node.row(), node.peers()), TEXT, open=True)
 
@@ -111,7 +112,7 @@ class Dashboard:
 
 
 def _curves(history: History) -> Route:
-    """The route of the present curves. One request at a time reads what the log has got since."""
+    """The route of the present curves. What the log has got since is read in a thread, for one request at a time."""
     lock = asyncio.Lock()
 
     async def curves() -> object:

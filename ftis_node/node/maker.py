@@ -53,7 +53,10 @@ class Maker:
         return min(self._means.settings.wait, missing * self._means.pace.group_seconds())
 
     async def generate(self, count: int) -> list[Scored]:
-        """Generate, store and announce up to `count` groups, in as many rounds as their slots need.
+        """Generate, store and announce up to `count` groups, in as many rounds as their slots need; 0 or less: none.
+
+        Groups that admission refuses are made up for by another round. When this returns, peers may know of its groups;
+        what an earlier round has announced stays announced if a later one raises.
 
         Raises:
             WorkerFault: every group of a round is unsound, or the engine failed.
@@ -69,6 +72,8 @@ class Maker:
         return groups
 
     async def _generate_round(self, count: int) -> list[Scored]:
+        """One round of up to `count` groups; none if there are no slots. Its number is taken on disk before anything is
+        announced, so no round is ever announced twice."""
         means = self._means
         began = means.clock()
         number = means.store.upcoming_round()

@@ -41,8 +41,12 @@ class Observer:
     def __init__(self, options: JoinOptions, settings: Settings, export: Path | None = None) -> None:
         """
         Args:
-            options: home, and of the run peers and invitation; without either it begins with the peers of before.
-            export: a directory for the page as files, written anew each minute.
+            options: home, and of the run peers (multiaddrs that its owner named) and invitation; without either it
+                begins with the peers of before.
+            export: a directory for the page as files, written anew each minute; None: no files.
+
+        Raises:
+            UsageError: one of the peers is no multiaddr.
         """
         self._options = options
         self._settings = settings
@@ -80,6 +84,8 @@ class Observer:
         self._stopping.set()
 
     async def _start(self, stack: contextlib.AsyncExitStack) -> Overview:
+        """Open the home, find the run and join its swarm; what is begun on the way ends with the stack. See `run` for
+        errors."""
         options = self._options
         home = options.home
         settings = self._settings
@@ -114,6 +120,8 @@ class Observer:
         return overview
 
     async def _look_on(self, overview: Overview, seconds: float) -> None:
+        """Write the page each minute until stopped or for so many seconds. Only the first time a failure ends it
+        (OSError): a directory that was good once is tried again."""
         ends = boot_seconds() + seconds
         self._write(overview)
         while not self._stopping.is_set() and boot_seconds() < ends:
@@ -137,6 +145,8 @@ class Observer:
         replace_bytes(self._export / "swarm.json", to_json(overview.facts()))
 
     def _routes(self, overview: Overview) -> list[Route]:
+        """What the page serves beside its own files: the overview, and metrics, which need no token."""
+
         def metrics() -> bytes:
             return swarm_exposition(msgspec.to_builtins(overview.facts()))
 

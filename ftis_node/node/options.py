@@ -67,7 +67,14 @@ class JoinOptions:
         return run_task or "arithmetic"
 
     def source(self, run_file: RunFile | None) -> Source:
-        """The named task, or the run's, with what the owner says of it, or the run."""
+        """The named task, or the run's, with what the owner says of it, or the run.
+
+        Its rule is the named one, or the run's; None: the task decides, as it does where the run's is code or comes
+        with a package (its name then has a colon). The owner's template is for a new run.
+
+        Args:
+            run_file: None before the run is known, and for a new run.
+        """
         reward = self.reward
         template = self.template
         if run_file is not None:

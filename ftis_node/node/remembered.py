@@ -58,8 +58,10 @@ def _begun(checkpoints: Path) -> tuple[Facts, tuple[str, str] | None]:
 def facts_of(loaded: ModelFacts, model: str) -> Facts:
     """The facts by which a start knows whether, and with which settings, a checkpoint is its own.
 
+    The names are those in manifests on disk. nf4 alone is written down: manifests without a quantisation mean "none".
+
     Args:
-        model: its name, by which a later start finds it.
+        loaded: what was loaded for it. model: its name, by which a later start finds it.
     """
     facts: Facts = {"model": labelled(model, loaded.kind), "optimiser": loaded.plan.optimiser}
     if loaded.plan.quantisation == "nf4":
@@ -123,8 +125,12 @@ def _as_text(value: object) -> str:
 
 
 def recalled(home: Home, settings: Settings, origins: Mapping[str, str]) -> tuple[Settings, dict[str, str]]:
-    """The settings, as `with_begun` gives them, with the home's further values where the owner names none; and the
-    origin of each setting."""
+    """The settings with all of the home's values where the owner names none, and the origin of each setting: what
+    `config show` prints. A start leaves port, optimiser and the like to its parts, which look into the home themselves.
+
+    Args:
+        settings, origins: as `with_begun` gives them, so with the home's model and LoRA layers.
+    """
     port = home.last_port()
     if port and not settings.port and origins["port"] == "default":
         settings = settings.model_copy(update={"port": port})

@@ -56,7 +56,7 @@ async def run_to_join(options: JoinOptions, transport: Transport, patience: floa
 
 
 async def run_to_watch(options: JoinOptions, transport: Transport, patience: float) -> RunFile:
-    """The run of a previous start, or of a peer.
+    """The run of a previous start, or of a peer, for an observer. It loads no task, so none is compared with the run's.
 
     Raises:
         UsageError: the home looks at another run than that of the invitation.
@@ -132,7 +132,9 @@ def check_run(found: RunFile, options: JoinOptions, *, ours: bool) -> None:
 
 
 def roster_of(options: JoinOptions, run: Run, identity: Identity) -> OpenRun:
-    """The members of a run.
+    """The members of a run; an open run's roster (`OpenRun`) takes everybody.
+
+    Each call reads the home's file of members anew; a node's parts share the one of `assembly.build_components`.
 
     Raises:
         UserError: this key is no member, and has no invitation either; or the file of members is damaged.
@@ -213,7 +215,8 @@ def with_remembered(options: JoinOptions) -> JoinOptions:
 
 
 def kept_settings(home: Home) -> dict[str, object]:
-    """The settings of earlier command lines, by name; those that this version does not have are left out."""
+    """The settings of earlier command lines, by name, in the order they were said; those that this version does not
+    have are left out. Nobody has checked the values. Empty for a new home."""
     return {name: value for name, value in _said(home).settings.items() if name in Settings.model_fields}
 
 

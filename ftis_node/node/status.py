@@ -135,7 +135,8 @@ def signs(training: Training, network_down: float, stalled: float) -> Signs:
 
 
 def last_step(last: TakenStep) -> answers.LastStep:
-    """The row of the latest step."""
+    """The row of the latest step. Loss and gradient norm are None if it was skipped or they are not finite: JSON has no
+    NaN."""
     row = last.row()
     for name in ("loss", "gradient_norm"):
         row[name] = finite(row[name])

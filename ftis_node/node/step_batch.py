@@ -68,7 +68,8 @@ class Recent:
 
 
 def describe(own: Sequence[Scored], foreign: Sequence[Scored]) -> BatchReport:
-    """The groups of a step with their packet digests in order, so that a replay can repeat it."""
+    """The groups of a step with their packet digests in order, so that a replay can repeat it. It goes into the step's
+    line of `metrics.jsonl`."""
     return BatchReport(
         own_groups=len(own),
         foreign_groups=len(foreign),

@@ -120,7 +120,7 @@ class Checkpoints:
 
     def latest(self, before: int | None = None) -> tuple[Path, Facts] | None:
         """The newest sound checkpoint and its facts, None if there is none. All of its bytes are read; damaged ones are
-        set aside as ``*.damaged`` on the way.
+        set aside as ``*.damaged`` on the way, and the log says so.
 
         Args:
             before: only those of earlier steps than this one.

@@ -111,8 +111,7 @@ class Home:
     def open(self) -> None:
         """Create and lock the home, and clear what a killed daemon left behind; an open one stays as it is.
 
-        It comes before all other writes. It waits up to half a second for the lock. Children of a killed daemon that
-        are still there are killed.
+        It comes before all other writes. It waits up to half a second for the lock.
 
         Raises:
             UserError: another daemon uses this home, or it cannot be written.
@@ -208,7 +207,8 @@ class Home:
         return directory
 
     def record_runtime(self, directory: Path) -> None:
-        """Write down this process and its runtime directory: clients read them, and the next start clears up."""
+        """Write down this process (its id) and its runtime directory: clients read them, and the next start removes the
+        directory if this daemon is killed. It replaces the record."""
         replace_bytes(self._runtime_file, msgspec.json.encode(Runtime(os.getpid(), str(directory))))
 
     def runtime(self) -> Runtime | None:
@@ -236,8 +236,9 @@ class Home:
         return Path(record.directory) / "api.sock"
 
     def _clear_runtime(self) -> None:
-        """Remove this daemon's sockets and record, or a killed one's. Its children have ended with it: p2pd by the
-        kernel (`p2pd._PRELUDE`), the compute process when its socket closed."""
+        """Remove this daemon's sockets and record, or a killed one's. Only the holder of the lock may do so.
+        Children of a killed one have ended with it: p2pd by the kernel (`p2pd._PRELUDE`), the compute process when its
+        socket closed."""
         record = self.runtime()
         if record is not None:
             shutil.rmtree(record.directory, ignore_errors=True)

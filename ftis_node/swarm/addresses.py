@@ -364,7 +364,7 @@ def port_error(host: str, port: int) -> UserError:
 
 
 def bind(host: str, port: int, kind: socket.SocketKind) -> socket.socket:
-    """A socket on this port, which the caller closes. Raises OSError."""
+    """A socket on this port, which the caller closes. kind: SOCK_STREAM or SOCK_DGRAM. Raises OSError."""
     family = socket.AF_INET
     if ":" in host:
         family = socket.AF_INET6

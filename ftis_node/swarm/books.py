@@ -141,6 +141,8 @@ class Books(dict[bytes, Kind]):
 
     Some books are worth keeping: of authors those with a record, of holders those with a ban. These may have half of
     the places. While they have no more, only other books make room; once they have more, only they do.
+
+    The books on holders are a plain `Books`, which `Reputation` makes; those on authors are a subclass, `AuthorBooks`.
     """
 
     def __init__(

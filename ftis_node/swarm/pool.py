@@ -13,8 +13,8 @@ NO_LIMIT = 1 << 30  # groups: more than there ever are
 
 @dataclass(frozen=True, eq=False)
 class Scored:
-    """An admitted group, own or foreign, with this node's rewards for it [G], none if it can train on none of its
-    completions. born: when its author made it, by the pool's clock."""
+    """An admitted group, own or foreign, with this node's own rewards of its completions [G]; empty if it can train on
+    none of them. born: when its author made it, by the pool's clock (seconds)."""
 
     group: Group
     rewards: tuple[float, ...]

@@ -208,8 +208,7 @@ class Swarm:
     ) -> None:
         """Sign and spread a round of this node's own packets, which the store has; its number is taken (`take_round`).
 
-        issued_at: unix seconds when the round's rows were drawn; None: now.
-        """
+        issued_at: unix seconds when the round's rows were drawn; None: now."""
         announcement = announce(
             self._identity,
             run_id=self.gossip.run_id,

@@ -146,6 +146,8 @@ class Trl(_Trainer):
         super().__init__(policy, settings, unread, size, micro_batch, folder)
         batch = _batch(work)
         self._items = batch["num_items_in_batch"]
+        # A new dict for each step, as TRL's own method makes one: what TRL might put into it or take out of it must not
+        # reach the next step. The tensors are the same in all; TRL shuffles and splits them into new ones.
         self.trainer._generate_and_score_completions = lambda _: dict(batch)
 
     def step(self) -> tuple[float, float]:

@@ -266,7 +266,8 @@ class _Replay:
         self._differences.compare(logged, found)
 
     def _read(self, digests: Sequence[str]) -> list[Scored]:
-        """With rewards by the packets' own text; what the daemon once gave is not asked for."""
+        """Stored groups in this order, with rewards by the packets' own text; what the daemon once gave is not asked
+        for. Raises UserError if one is damaged."""
         groups = []
         for digest in digests:
             group = self._group(bytes.fromhex(digest))
