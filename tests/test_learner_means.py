@@ -68,7 +68,7 @@ def test_it_costs_no_forward_pass_where_the_denominator_does_not_ask_for_it():
     One of a foreign group is computed also where it is evidence on claims, so that none is picked by its own reward.
     """
     group = changed(FOREIGN[0], rewards=MIXED)
-    batch = Batch.of([group], PRESETS["ftis"], "own")
+    batch = Batch.of([group], PRESETS["ftis"])
     judged = [sample.advantage for sample in batch.computed if sample.judged]
     assert 0 in judged
     assert batch.idle["peer"] == 1
@@ -80,7 +80,7 @@ def test_it_costs_no_forward_pass_where_the_denominator_does_not_ask_for_it():
         ("gated", {}, 2),
         ("gated", {"count_dropped": False}, 4),
     ):
-        batch = Batch.of([group], PRESETS[name].replace(**changes), "own")
+        batch = Batch.of([group], PRESETS[name].replace(**changes))
         assert len(batch.computed) == computed
         assert batch.idle["own"] == 4 - computed
 

@@ -169,7 +169,7 @@ def test_uneven_lengths_take_no_more_room_in_attention_than_the_plan_has(budget)
         completions = [completion(length) for length in (*random.integers(1, 4, 11), 60)]
         prompt = [1] * int(random.integers(1, 60))
         groups.append(vertical("own", prompt, completions, [0.0, 1.0] * 6))
-    batch = Batch.of(groups, PRESETS["ftis"], "own")
+    batch = Batch.of(groups, PRESETS["ftis"])
     seen = []
     for part in micro_batches(batch.prompted, budget, True):
         samples = [sample for prompted in part for sample in prompted.samples]

@@ -349,7 +349,7 @@ def test_real_geometries_take_what_is_predicted(name, layers, targets):
 def peak_of_generating(policy, workload, rows):
     """Bytes above the weights that so many completions at their cap take."""
     sampling = Sampling(workload.completion_tokens, 1.1, (policy.vocabulary,))
-    ids = [[2] * workload.prompt_tokens] * (rows // workload.group)
+    ids = [[2 + row % 2, *[2] * (workload.prompt_tokens - 1)] for row in range(rows // workload.group)]
     with Alive() as alive:
         generate(policy, ids, group=workload.group, sampling=sampling, batch=rows)
     return alive.peak
