@@ -49,14 +49,16 @@ def _tables(reports: Mapping[str, Mapping[str, Any]]) -> str:
     for name, report in reports.items():
         hours += report["cpu_hours"]
         for claim in report["claims"]:
-            every.append(("all", claim["verdict"]))
+            every.append(("claims", claim["verdict"]))
             if claim["source"] == "paper":
+                every.append(("of these the paper's", claim["verdict"]))
                 paper.append(_line(name, claim))
             else:
                 ours.append((name, claim["verdict"]))
-    lines = []
-    for _, count, told in tallied(every):
-        lines.append(f"{count} claims: {told}; {hours:.0f} hours of a core.\n")
+    lines = [f"{hours:.0f} hours of a core.", ""]
+    for whose, count, told in tallied(every):
+        lines += [f"* {count} {whose}: {told}."]
+    lines.append("")
     if paper:
         lines += ["**Claims of the paper**", "", "| claim | verdict | difference [95 %] | seeds | report |"]
         lines += ["|---|---|---|---|---|", *paper, ""]
