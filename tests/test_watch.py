@@ -10,8 +10,6 @@ from collections.abc import AsyncIterator
 import aiohttp
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from msgspec.msgpack import encode
 
 from ftis_node.cli.watch import swarm_lines
@@ -19,7 +17,6 @@ from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError, UserError
 from ftis_node.node.observer import EXPORTED, Observer
 from ftis_node.node.options import JoinOptions
-from ftis_node.node.status import self_report as node_report
 from ftis_node.observe.api import link, read_token
 from ftis_node.observe.prometheus import swarm_exposition
 from ftis_node.observe.web import Route, Web
@@ -28,18 +25,15 @@ from ftis_node.store.home import Home
 from ftis_node.swarm import ftis_pb2, self_report
 from ftis_node.swarm.chronicle import HISTORY_ROWS, LEAVING, NODES_MAX, Chronicle, Trend, read_chronicle
 from ftis_node.swarm.handshake import greeting, shake
-from ftis_node.swarm.identity import author_of, peer_id
+from ftis_node.swarm.identity import peer_id
 from ftis_node.swarm.invitation import invite
 from ftis_node.swarm.overview import Overview
 from ftis_node.swarm.roster import Roster
-from ftis_node.swarm.self_report import FENCE, REPORT_BYTES_MAX, REPORTS_TOLD, SelfReport, SelfReports, read_report
-from ftis_node.swarm.signed import Malformed
+from ftis_node.swarm.self_report import FENCE, REPORTS_TOLD, SelfReports
 from tests.support.browser import Browser, missing
 from tests.support.clock import Clock
-from tests.support.damage import damaged
 from tests.support.documented import exposed, metrics
 from tests.support.looking import SCRIPT
-from tests.support.statuses import PEER, TRAINING, answered
 from tests.support.swarm import (
     OTHER_RUN,
     PATIENCE,
@@ -53,19 +47,10 @@ from tests.support.swarm import (
     packet,
     transport,
 )
-from tests.support.talkers import entry, made_by
+from tests.support.talkers import NOW, entry, made_by, report, sent
 from tests.support.watched import WatchedSimulation, watched_eight
 
 ANN, BEN, CARA, EVE = (identity(number) for number in range(1, 5))
-NOW = 1_760_000_000
-
-
-def report(who=ANN, at=NOW, **fields):
-    return SelfReport(**{"run_id": RUN.id, "author": who.author, "at": at, **fields})
-
-
-def sent(who=ANN, at=NOW, **fields):
-    return encode(report(who, at, **fields).signed_by(who))
 
 
 @pytest.fixture
@@ -91,44 +76,6 @@ def reports(who=BEN, *, observing=False, tells=True):
 
 
 # --- self-reports -----------------------------------------------------------------------------------------------------
-
-
-@given(st.binary(max_size=300) | damaged(sent()))
-def test_any_bytes_are_a_report_or_none_and_never_another_error(data):
-    with contextlib.suppress(Malformed):
-        assert read_report(data).run_id is not None
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"pass_at_1": float("nan")},
-        {"pass_at_1": 1.5},
-        {"step": -1},
-        {"bytes_in": 1 << 60},
-        {"name": "n" * 65},
-        {"teachers": {identity(number).author: 1 for number in range(10, 27)}},
-        {"teachers": {b"short": 1}},
-        {"author": b"short"},
-    ],
-)
-def test_claims_that_cannot_be_are_refused(fields):
-    with pytest.raises(Malformed):
-        read_report(encode(msgspec.structs.replace(report(), **fields)))
-
-
-def test_the_largest_report_fits():
-    most = {name: "ü" * 64 for name in ("name", "model", "tokenizer", "version", "reach", "state")}
-    teachers = {identity(number).author: (1 << 53) - 1 for number in range(16)}
-    assert len(sent(**most, teachers=teachers)) <= REPORT_BYTES_MAX
-    with pytest.raises(Malformed, match="more than"):
-        read_report(bytes(REPORT_BYTES_MAX + 1))
-
-
-def test_a_report_names_no_teacher_of_those_that_are_counted_together():
-    told = node_report(answered(**TRAINING, tokenizer="t"), ANN.author, RUN.id)
-    assert told.teachers == {author_of(PEER): 4}
-    assert told.foreign_used == 6
 
 
 def test_a_node_takes_a_report_from_its_author_only_and_an_observer_from_whoever_has_it(clocks):
@@ -230,13 +177,6 @@ def test_free_identities_that_tell_of_themselves_displace_nobody_who_was_there_o
     dana = identity(5)
     books.hear([sent(dana, NOW + 700)], dana.author)
     assert dana.author in nodes, "those that fell silent make room"
-
-
-@pytest.mark.parametrize("private", [False, True], ids=["open", "private"])
-def test_nodes_tell_of_themselves_unless_their_owner_says_never(private):
-    assert Settings().tells_of_itself(private=private)
-    assert not Settings(self_report="never").tells_of_itself(private=private)
-    assert Settings(self_report="private").tells_of_itself(private=private) == private
 
 
 # --- the overview -----------------------------------------------------------------------------------------------------

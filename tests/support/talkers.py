@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from msgspec.msgpack import encode
 
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.announcement import Announcement
@@ -15,6 +16,7 @@ from ftis_node.swarm.gossip import Gossip
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.known import Known, announcement_id
 from ftis_node.swarm.reputation import Reputation
+from ftis_node.swarm.self_report import SelfReport
 from ftis_node.swarm.swarm import QUESTIONS
 from ftis_node.swarm.table import Table
 from tests.support.swarm import RUN, announcement, identity, packet
@@ -114,3 +116,15 @@ def bob() -> Talker:
 def entry(made: Announcement | bytes, age: float = 0.0, held: bytes = b"") -> ftis_pb2.Entry:
     data = made if isinstance(made, bytes) else made.encode()
     return ftis_pb2.Entry(announcement=data, age_ms=int(age * 1000), held=held)
+
+
+NOW = 1_760_000_000  # seconds since 1970, when self-reports are made
+
+
+def report(who: Identity, at: int = NOW, **fields: Any) -> SelfReport:
+    return SelfReport(**{"run_id": RUN.id, "author": who.author, "at": at, **fields})
+
+
+def sent(who: Identity, at: int = NOW, **fields: Any) -> bytes:
+    """A self-report as its author sends it."""
+    return encode(report(who, at, **fields).signed_by(who))
