@@ -76,6 +76,7 @@ LIMITS = [getattr(resource, name) for name in dir(resource) if name.startswith("
 ROOM = 1 << 20  # bytes of a request
 MOST = 64  # descriptors of one
 ABOVE = 200  # descriptors that are not in anybody's way
+ROOT = Path(__file__).parents[2]
 CLONE_PARENT = 0x8000
 CLONE_CHILD_CLEARTID = 0x200000
 CLONE_CHILD_SETTID = 0x1000000
@@ -153,7 +154,7 @@ class Zygotes:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                cwd=Path(__file__).parents[2],
+                cwd=ROOT,
                 env={**environment, "OMP_NUM_THREADS": "1"},
             )
         self._begun.append(zygote)
@@ -161,8 +162,9 @@ class Zygotes:
 
 
 def _key(job: Job) -> Key:
-    """What is imported for a process, and what may have been read meanwhile."""
-    read = frozenset((name, text) for name, text in job.environment.items() if not name.startswith(PASSED))
+    """What is imported for a process, and what may have been read meanwhile; ROOT is where all look."""
+    given = job.environment.items()
+    read = frozenset((name, text.removeprefix(f"{ROOT}:")) for name, text in given if not name.startswith(PASSED))
     return _libraries(job.words), read
 
 
@@ -356,7 +358,7 @@ def _have(job: Job):
     be_quiet()
     sys.path[0] = job.folder
     if job.safe_path:
-        sys.path[0] = str(Path(__file__).parents[2])
+        sys.path[0] = str(ROOT)
     if _libraries(job.words) == LOADED:
         import huggingface_hub.constants
         import torch
