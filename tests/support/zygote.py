@@ -33,6 +33,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from multiprocessing import util
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -89,6 +90,7 @@ Key = tuple[tuple[str, ...], frozenset[tuple[str, str]]]
 _libc = ctypes.PyDLL(None)  # keeps the interpreter's lock, as os.fork does
 _plain = subprocess.Popen._execute_child
 _children = psutil.Process.children
+_spawn = util.spawnv_passfds
 _inherited: dict[Key, socket.socket] = {}  # the zygote of a process that was forked
 
 
@@ -175,6 +177,8 @@ def _libraries(words: Sequence[str]) -> tuple[str, ...]:
             return LOADED
         case [sys.executable, "-u", "-c", line] if line == RUNNER:
             return LOADED
+        case [sys.executable, "-c", _, "--multiprocessing-fork"]:
+            return LOADED  # of the lab's crew
         case [sys.executable, script, *_, "math"] if script == JUDGE:
             return MATHEMATICS
         case [sys.executable, script, *_, rule] if script == JUDGE and rule.partition(":")[0] not in judge.SECONDS:
@@ -208,6 +212,15 @@ def install(zygotes: Zygotes):
                     found.append(child)
         return found
 
+    def spawn(path: bytes, words: Sequence[bytes], descriptors: Sequence[int]) -> int:
+        line = [os.fsdecode(word) for word in words]
+        if not _libraries(line):
+            return _spawn(path, words, descriptors)
+        child = subprocess.Popen(line, pass_fds=descriptors)
+        child.returncode = 0  # who asked waits for it
+        return child.pid
+
+    util.spawnv_passfds = spawn
     subprocess.Popen._execute_child = execute
     psutil.Process.children = children
 
@@ -267,8 +280,8 @@ def main():
     try:
         if first == "-m":
             runpy.run_module(words[0], run_name="__main__", alter_sys=True)
-        elif first == "-u":
-            exec(RUNNER, {"__name__": "__main__"})
+        elif first in ("-u", "-c"):
+            exec(words[first == "-u"], {"__name__": "__main__"})
         else:
             sys.argv.insert(0, first)
             runpy.run_path(first, run_name="__main__")
