@@ -325,8 +325,8 @@ def test_what_fails_in_one_fails_in_all(failing, node_of):
 def test_an_interrupt_ends_the_work_of_all_and_not_what_follows(node_of, work):
     node = node_of("full", 2)
     made = node.made()
-    asked = node.process.ask(WORKS[work](node, 300))
-    time.sleep(0.5)
+    asked = node.process.ask(WORKS[work](node, 120))
+    time.sleep(0.2)
     node.ask(ask.Interrupt())
     with pytest.raises(WorkerFault):
         asked.result()

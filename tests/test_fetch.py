@@ -86,7 +86,7 @@ class Pair:
         await self.serve(serve)
 
     async def answers(self, wanted):
-        async for _, answer in fetch(self.alice, BOB.author, wanted, self.traffic):
+        async for _, answer in fetch(self.alice, self.bob.p2p.peer_id.to_bytes(), wanted, self.traffic):
             yield answer.packet or None
 
     async def fetch(self, wanted):
@@ -107,13 +107,6 @@ async def connected(path):
     async with transport(ALICE, path / "alice") as alice, transport(BOB, path / "bob") as bob:
         await alice.connect(BOB.author, await bob.addresses())
         yield Pair(alice, bob)
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def apart(tmp_path) -> AsyncIterator[Pair]:
-    """A pair that one test may spoil."""
-    async with connected(tmp_path) as made:
-        yield made
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -223,15 +216,18 @@ async def test_unsigned_unasked_twice_or_never_is_its_fault(pair, monkeypatch):
         assert why in await pair.fault(targets(contents), contents[:1]), f"what came before stands: {why}"
 
 
-async def test_a_holder_that_dies_half_way_is_at_fault(apart, monkeypatch):
+async def test_a_holder_that_dies_half_way_is_at_fault(pair, tmp_path, monkeypatch):
     contents = bodies(2)
     came = []
     monkeypatch.setattr(fetching, "CHUNK_SECONDS", 0.5)  # p2pd tells of the end only when both sides have ended
-    await apart.say(chunk(contents[0]), silent=True)
-    with pytest.raises(HolderFault):
-        async for packet in apart.answers(targets(contents)):
-            came.append(packet)
-            os.kill(apart.bob.pid, signal.SIGKILL)
+    async with transport(CAROL, tmp_path) as carol:
+        await pair.alice.connect(CAROL.author, await carol.addresses())
+        dying = Pair(pair.alice, carol)
+        await dying.say(chunk(contents[0]), silent=True)
+        with pytest.raises(HolderFault):
+            async for packet in dying.answers(targets(contents)):
+                came.append(packet)
+                os.kill(carol.pid, signal.SIGKILL)
     assert came == contents[:1]
 
 
@@ -259,13 +255,14 @@ async def test_a_holder_whose_handler_fails_is_at_fault(pair):
     assert "broke its stream" in await pair.fault(targets(bodies(1)), [])
 
 
-async def test_a_holder_without_the_service_or_without_a_connection_is_at_fault(apart):
-    assert "no stream" in await apart.fault(targets(bodies(1)), [])
+async def test_a_holder_without_the_service_or_without_a_connection_is_at_fault(pair):
+    """Alice has no service."""
+    assert "no stream" in await Pair(pair.bob, pair.alice).fault(targets(bodies(1)), [])
     with pytest.raises(HolderFault, match="no stream"):
-        [_ async for _ in fetch(apart.alice, CAROL.author, targets(bodies(1)), Traffic())]
+        [_ async for _ in fetch(pair.alice, identity(4).author, targets(bodies(1)), Traffic())]
 
 
-async def test_a_length_header_of_four_gigabytes_is_the_holders_fault(apart):
+async def test_a_length_header_of_four_gigabytes_is_the_holders_fault(pair):
     async def handler(info, reader, writer):
         await P2P.receive_protobuf(ftis_pb2.FetchRequest, reader)
         writer.write(P2P.MESSAGE_MARKER + (1 << 32).to_bytes(8, "big") + bytes(100_000))
@@ -273,8 +270,9 @@ async def test_a_length_header_of_four_gigabytes_is_the_holders_fault(apart):
             await reader.read()
         writer.close()
 
-    await apart.bob.p2p.add_binary_stream_handler("FtisSwarm.rpc_fetch", handler)
-    assert "no answer" in await apart.fault(targets(bodies(1)), [])
+    await pair.alice.p2p.add_binary_stream_handler("FtisSwarm.rpc_fetch", handler)
+    assert "no answer" in await Pair(pair.bob, pair.alice).fault(targets(bodies(1)), [])
+    await pair.alice.p2p.remove_binary_stream_handler("FtisSwarm.rpc_fetch")
 
 
 # --- a holder among many ----------------------------------------------------------------------------------------------

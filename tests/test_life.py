@@ -101,8 +101,7 @@ def test_a_node_in_the_background_is_paused_resumed_and_finished(node):
     assert "The running node saves first" in exported.stderr
     assert json.loads(exported.stdout)["step"] >= before
 
-    while not read_events(node.home.metrics, "changed"):  # taken before the next step; a pause may come first
-        assert daemon.is_running()
+    until(lambda: read_events(node.home.metrics, "changed"), "the change, before a step")  # a pause may come first
     family = daemon.children()
     assert answer("pause", "--wait", *home) == {"state": "PAUSED", "pausing": True, "finishing": False}
     status = node.status()
@@ -120,8 +119,7 @@ def test_a_node_in_the_background_is_paused_resumed_and_finished(node):
     assert resumed["state"] not in ("PAUSED", "LOADING") and not resumed["pausing"], "it trains again"
     assert "tiny-a (full, float32)" in printed("status", *home)
     node.process = None
-    while node.status().get("step", 0) < step + 2:
-        assert daemon.is_running()
+    until(lambda: node.status().get("step", 0) >= step + 2, "steps after the pause")
     assert "ended" in printed("finish", "--wait", *home)
     gone([daemon])
     last = read_events(node.home.metrics, "step")[-1]["step"]

@@ -27,6 +27,7 @@ from tests.support.swarm import PATIENCE, all_meet, eventually, identity, member
 # --- only dialling ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.virtual_time
 async def test_a_node_that_only_dials_takes_full_part(tmp_path):
     async with (
         member(1, tmp_path) as open_one,
@@ -45,6 +46,7 @@ async def test_a_node_that_only_dials_takes_full_part(tmp_path):
             await eventually(lambda n=node, w=wanted: set(n.admitted) == w, "each gets what the others made")
 
 
+@pytest.mark.virtual_time
 async def test_who_cannot_be_dialled_names_relayed_addresses(tmp_path, monkeypatch):
     async with member(1, tmp_path) as node:
         direct = (await node.transport.addresses())[0]
@@ -70,7 +72,7 @@ async def test_who_cannot_be_dialled_names_relayed_addresses(tmp_path, monkeypat
         assert membership.reachability() is Reachability.OUTBOUND_ONLY
 
 
-async def test_p2pd_tells_how_it_is(tmp_path):
+async def test_p2pd_tells_how_it_is_and_its_log_what_autonat_finds(tmp_path):
     async with transport(identity(1), tmp_path / "a") as one, transport(identity(2), tmp_path / "b") as two:
         await two.connect(identity(1).author, await one.addresses())
         health = await one.health()
@@ -78,13 +80,20 @@ async def test_p2pd_tells_how_it_is(tmp_path):
         assert health.memory_bytes > 1 << 20
         assert health.open_files > 0
         assert health.reachability == "unknown"
+        for line, finding in (
+            ('{"logger":"autonat","msg":"NAT status is private"}', "private"),
+            ('{"logger":"autonat","msg":"dialback failed: NAT status is public"}', "private"),
+            ('{"logger":"swarm2","msg":"NAT status is public"}', "private"),
+            ('["NAT status is public"]', "private"),
+            ('{"logger":"autonat","msg":"NAT status is public"}', "public"),
+            ('{"logger":"autonat","msg":["NAT status is unknown"]}', "public"),
+            ('{"logger":"autonat","msg":"NAT status is unknown"}', "unknown"),
+        ):
+            one.p2p._take(line)
+            health = await one.health()
+            assert health.reachability == finding, line
         await one.close()
         assert await one.health() is None
-
-
-async def test_what_is_announced_is_what_others_hear(tmp_path):
-    async with transport(identity(1), tmp_path, announce=("/ip4/8.8.4.4/tcp/4001",)) as network:
-        assert await network.addresses() == [f"/ip4/8.8.4.4/tcp/4001/p2p/{identity(1).peer_id}"]
 
 
 # --- what a node does not do for strangers ----------------------------------------------------------------------------
@@ -110,10 +119,7 @@ async def reached_through(relay, shy, caller):
     return True
 
 
-@pytest.mark.parametrize("asked", [False, True])
-async def test_row_39_others_are_reached_through_a_public_node_only_if_its_owner_asked_for_that(
-    asked, tmp_path, monkeypatch
-):
+async def test_row_39_others_are_reached_through_a_public_node_only_if_its_owner_asked_for_that(tmp_path, monkeypatch):
     kind = p2pd._private
 
     def public(sockets, *more):  # AutoNAT does not call a loopback address so
@@ -121,35 +127,21 @@ async def test_row_39_others_are_reached_through_a_public_node_only_if_its_owner
 
     monkeypatch.setattr(p2pd, "_private", public)
     async with (
-        transport(identity(1), tmp_path / "a", relay_for_others=asked) as relay,
+        transport(identity(1), tmp_path / "a", relay_for_others=True) as relay,
         transport(identity(2), tmp_path / "b", listen=False) as shy,
         transport(identity(3), tmp_path / "c") as caller,
+        transport(identity(4), tmp_path / "d") as other,
     ):
-        assert await reached_through(relay, shy, caller) is asked
+        assert not await reached_through(other, shy, caller)
+        assert await reached_through(relay, shy, caller)
 
 
-async def test_row_40_p2pd_listens_for_peers_and_for_nobody_else(tmp_path):
-    async with transport(identity(1), tmp_path, quic=True) as network:
+async def test_row_40_p2pd_listens_for_peers_and_for_nobody_else_and_tells_what_is_announced(tmp_path):
+    async with transport(identity(1), tmp_path, quic=True, announce=("/ip4/8.8.4.4/tcp/4001",)) as network:
+        assert await network.addresses() == [f"/ip4/8.8.4.4/tcp/4001/p2p/{identity(1).peer_id}"]
         held = psutil.Process(network.pid).net_connections("inet")
         assert {one.laddr.port for one in held if one.status == psutil.CONN_LISTEN} == {network.port}
         assert {one.laddr.port for one in held if one.type == socket.SOCK_DGRAM} <= {network.port}
-
-
-async def test_what_autonat_finds_is_read_from_p2pds_log(tmp_path, monkeypatch):
-    async with transport(identity(1), tmp_path) as network:
-        take = network.p2p._take
-        for line, finding in (
-            ('{"logger":"autonat","msg":"NAT status is private"}', "private"),
-            ('{"logger":"autonat","msg":"dialback failed: NAT status is public"}', "private"),
-            ('{"logger":"swarm2","msg":"NAT status is public"}', "private"),
-            ('["NAT status is public"]', "private"),
-            ('{"logger":"autonat","msg":"NAT status is public"}', "public"),
-            ('{"logger":"autonat","msg":["NAT status is unknown"]}', "public"),
-            ('{"logger":"autonat","msg":"NAT status is unknown"}', "unknown"),
-        ):
-            take(line)
-            health = await network.health()
-            assert health.reachability == finding, line
 
 
 # --- one key, one node ------------------------------------------------------------------------------------------------

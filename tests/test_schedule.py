@@ -1,5 +1,6 @@
 """When a node trains: hours, battery, another program on its GPU, and a machine that was asleep."""
 
+import asyncio
 import stat
 import time
 from datetime import datetime, timedelta
@@ -265,13 +266,12 @@ def test_after_a_sleep_of_the_machine_two_daemons_learn_from_one_another_again(j
     assert used_twice(first) == used_twice(second) == 0
 
 
+@pytest.mark.virtual_time
 async def test_after_a_night_asleep_what_is_old_is_old_and_peers_go_on_at_once(tmp_path):
     asleep = 0.0
-    clocks = Clocks(
-        boot=lambda: time.clock_gettime(time.CLOCK_BOOTTIME) + asleep,
-        unix=lambda: time.time() + asleep,
-        thread=time.thread_time,
-    )
+    awake = asyncio.get_running_loop().time
+    began = time.time()
+    clocks = Clocks(boot=lambda: awake() + asleep, unix=lambda: began + awake() + asleep, thread=time.thread_time)
     with replaced(clocks):
         async with (
             member(1, tmp_path, unix=unix_seconds) as ann,

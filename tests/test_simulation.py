@@ -201,7 +201,7 @@ def test_fast_authors_do_not_serve_everybody():
 
 def test_a_view_holds_64_and_who_has_peers_enough_greets_less(monkeypatch):
     """Beside nodes that never have enough, and greet whom they hear of."""
-    scenario = Scenario(nodes=72, seconds=12.0, arrival_seconds=4.0)
+    scenario = Scenario(nodes=68, seconds=10.0, arrival_seconds=4.0)
     settled = Simulation(scenario).run()
     monkeypatch.setattr(swarm, "ENOUGH_PEERS", 1000)
     crowd = Simulation(scenario)
@@ -227,5 +227,5 @@ def test_row_38_what_the_busiest_node_of_the_dht_sends_grows_far_slower_than_the
 
 
 def test_row_38_nodes_with_peers_enough_hardly_look_up():
-    figures = Simulation(Scenario(nodes=24, seconds=60.0, arrival_seconds=5.0, session_seconds=1e9)).run()
+    figures = Simulation(Scenario(nodes=24, seconds=40.0, arrival_seconds=5.0, session_seconds=1e9)).run()
     assert figures["look_ups_per_node_hour"] == 0

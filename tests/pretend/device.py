@@ -24,7 +24,6 @@ import torch
 from torch.nn import functional
 from torch.nn.attention import varlen
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
 
 from tests.pretend import graphs
@@ -127,10 +126,16 @@ def _computing() -> contextlib.AbstractContextManager[Any]:
 def _inner(value: Any) -> Any:
     if isinstance(value, Pretend):
         return value.inner
+    if isinstance(value, list | tuple):
+        return [_inner(one) for one in value]
     return _CPU if isinstance(value, torch.device) and value.type == NAME else value
 
 
-def _outer(value: Any) -> Any:
+def _outer(value: Any, known: dict[int, Pretend]) -> Any:
+    if isinstance(value, list | tuple):
+        return type(value)(_outer(one, known) for one in value)
+    if id(value) in known:
+        return known[id(value)]
     return Pretend(value) if isinstance(value, torch.Tensor) else value
 
 
@@ -140,12 +145,12 @@ def _on_device(device: Any) -> bool:
 
 def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     name = func._schema.name.split("::")[-1]
-    flat = tree_flatten((args, kwargs))[0]
+    flat = graphs.leaves((args, kwargs))
     mine = [value for value in flat if isinstance(value, Pretend)]
     device = kwargs.get("device") or next((value for value in flat if isinstance(value, torch.device)), None)
     if not mine and not _on_device(device):
         return func(*args, **kwargs)
-    if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd") and name not in _WHOLE:
+    if graphs.is_composite(func) and name not in _WHOLE:
         with _Mode():
             return func.decompose(*args, **kwargs)
     if func in (_aten.copy_.default, _aten._copy_from.default):
@@ -170,16 +175,15 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         with _computing():
             return Pretend(torch.bmm(args[0].inner.to(dtype), args[1].inner.to(dtype)))
     with _computing():
-        made = func(*tree_map(_inner, args), **tree_map(_inner, kwargs))
+        made = func(*map(_inner, args), **{key: _inner(value) for key, value in kwargs.items()})
     if func is _aten._local_scalar_dense.default:
         return made
     if func._schema.is_mutable:
-        known = {id(value.inner): value for value in mine}
-        return tree_map(lambda value: known.get(id(value), _outer(value)), made)
+        return _outer(made, {id(value.inner): value for value in mine})
     if torch.is_inference_mode_enabled() and mine and not mine[0].is_inference() and name in _VIEWS:
         with torch.inference_mode(False):  # a view of a tensor from outside counts versions as that does
-            return tree_map(_outer, made)
-    return tree_map(_outer, made)
+            return _outer(made, {})
+    return _outer(made, {})
 
 
 def _by_mask(name: str, args: Any) -> bool:

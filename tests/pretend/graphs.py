@@ -8,17 +8,31 @@ outside, shows as other tokens. Reading a value and drawing random numbers while
 from __future__ import annotations
 
 import contextlib
+from functools import cache
 from itertools import count
 from typing import Any
 from weakref import WeakSet
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten
 
 capturing: list[CUDAGraph] = []  # at most one
 _pools: dict[Any, WeakSet[CUDAGraph]] = {}  # those that captured into each
 _handles = count(1)
+
+
+def leaves(value: Any) -> list[Any]:
+    """What lies in tuples, lists and dictionaries."""
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, list | tuple):
+        return [value]
+    return [leaf for one in value for leaf in leaves(one)]
+
+
+@cache
+def is_composite(func: Any) -> bool:
+    return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
 
 
 class CaptureError(RuntimeError):
@@ -40,19 +54,19 @@ class CUDAGraph(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
+        if is_composite(func):
             with self:
                 return func.decompose(*args, **kwargs)
         if func is torch.ops.aten._local_scalar_dense.default or torch.Tag.nondeterministic_seeded in func.tags:
             raise CaptureError(f"operation not permitted when stream is capturing: {func}")
-        given = [one for one in tree_flatten((args, kwargs))[0] if isinstance(one, torch.Tensor)]
+        given = [one for one in leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
         if func._schema.is_mutable:
             for one in given:  # also what is only read: it is the same afterwards
                 storage = one.untyped_storage()
                 self._before.setdefault(storage.data_ptr(), (storage, storage.clone()))
         made = func(*args, **kwargs)
         known = {one.untyped_storage().data_ptr() for one in given}
-        results = [one for one in tree_flatten(made)[0] if isinstance(one, torch.Tensor)]
+        results = [one for one in leaves(made) if isinstance(one, torch.Tensor)]
         new = [one for one in results if one.untyped_storage().data_ptr() not in known]
         assert not new or len(new) == len(results), func
         if new or func._schema.is_mutable:
@@ -75,7 +89,7 @@ class CUDAGraph(TorchDispatchMode):
         """Do it all again."""
         self.replayed += 1
         for func, args, kwargs, new in self._steps:
-            made = [one for one in tree_flatten(func(*args, **kwargs))[0] if isinstance(one, torch.Tensor)]
+            made = [one for one in leaves(func(*args, **kwargs)) if isinstance(one, torch.Tensor)]
             for to, result in zip(new, made, strict=False):
                 to.copy_(result)
 

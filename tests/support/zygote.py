@@ -33,6 +33,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from multiprocessing import util
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -76,6 +77,7 @@ LIMITS = [getattr(resource, name) for name in dir(resource) if name.startswith("
 ROOM = 1 << 20  # bytes of a request
 MOST = 64  # descriptors of one
 ABOVE = 200  # descriptors that are not in anybody's way
+ROOT = Path(__file__).parents[2]
 CLONE_PARENT = 0x8000
 CLONE_CHILD_CLEARTID = 0x200000
 CLONE_CHILD_SETTID = 0x1000000
@@ -88,6 +90,7 @@ Key = tuple[tuple[str, ...], frozenset[tuple[str, str]]]
 _libc = ctypes.PyDLL(None)  # keeps the interpreter's lock, as os.fork does
 _plain = subprocess.Popen._execute_child
 _children = psutil.Process.children
+_spawn = util.spawnv_passfds
 _inherited: dict[Key, socket.socket] = {}  # the zygote of a process that was forked
 
 
@@ -153,7 +156,7 @@ class Zygotes:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                cwd=Path(__file__).parents[2],
+                cwd=ROOT,
                 env={**environment, "OMP_NUM_THREADS": "1"},
             )
         self._begun.append(zygote)
@@ -161,8 +164,9 @@ class Zygotes:
 
 
 def _key(job: Job) -> Key:
-    """What is imported for a process, and what may have been read meanwhile."""
-    read = frozenset((name, text) for name, text in job.environment.items() if not name.startswith(PASSED))
+    """What is imported for a process, and what may have been read meanwhile; ROOT is where all look."""
+    given = job.environment.items()
+    read = frozenset((name, text.removeprefix(f"{ROOT}:")) for name, text in given if not name.startswith(PASSED))
     return _libraries(job.words), read
 
 
@@ -173,6 +177,8 @@ def _libraries(words: Sequence[str]) -> tuple[str, ...]:
             return LOADED
         case [sys.executable, "-u", "-c", line] if line == RUNNER:
             return LOADED
+        case [sys.executable, "-c", _, "--multiprocessing-fork"]:
+            return LOADED  # of the lab's crew
         case [sys.executable, script, *_, "math"] if script == JUDGE:
             return MATHEMATICS
         case [sys.executable, script, *_, rule] if script == JUDGE and rule.partition(":")[0] not in judge.SECONDS:
@@ -206,6 +212,15 @@ def install(zygotes: Zygotes):
                     found.append(child)
         return found
 
+    def spawn(path: bytes, words: Sequence[bytes], descriptors: Sequence[int]) -> int:
+        line = [os.fsdecode(word) for word in words]
+        if not _libraries(line):
+            return _spawn(path, words, descriptors)
+        child = subprocess.Popen(line, pass_fds=descriptors)
+        child.returncode = 0  # who asked waits for it
+        return child.pid
+
+    util.spawnv_passfds = spawn
     subprocess.Popen._execute_child = execute
     psutil.Process.children = children
 
@@ -265,8 +280,8 @@ def main():
     try:
         if first == "-m":
             runpy.run_module(words[0], run_name="__main__", alter_sys=True)
-        elif first == "-u":
-            exec(RUNNER, {"__name__": "__main__"})
+        elif first in ("-u", "-c"):
+            exec(words[first == "-u"], {"__name__": "__main__"})
         else:
             sys.argv.insert(0, first)
             runpy.run_path(first, run_name="__main__")
@@ -356,7 +371,7 @@ def _have(job: Job):
     be_quiet()
     sys.path[0] = job.folder
     if job.safe_path:
-        sys.path[0] = str(Path(__file__).parents[2])
+        sys.path[0] = str(ROOT)
     if _libraries(job.words) == LOADED:
         import huggingface_hub.constants
         import torch
