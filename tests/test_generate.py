@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from ftis_node.draw import draw
 from ftis_node.packet import Group, encode, prompt_digests
 from ftis_node.policy.generate.cache import SharedCache
+from ftis_node.policy.generate.prefill import beginning_of
 from ftis_node.policy.generate.sampler import noise_of
 from ftis_node.policy.generate.stream import Sampling, generate
 from ftis_node.swarm.admission import AdmissionContext, admit
@@ -182,6 +183,8 @@ def test_what_prompts_begin_with_is_read_once_for_all(window, read):
     with watched_forwards(policy) as shapes:
         groups = generate(policy, prompts, group=2, sampling=sampling, generator=seeded(5), batch=4)
     assert shapes[0] == read
+    if window == 79:  # static shapes have columns in eights
+        assert beginning_of(replace(policy, graphs=True), prompts, window) is None
     assert sum(rows * tokens for rows, tokens in shapes) < 500
     assert logprob_errors(policy, prompts, groups, sampling.temperature).max() < 1e-4
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import os
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
@@ -92,8 +93,9 @@ def test_a_home_of_the_first_versions_which_has_no_number_is_refused(home):
 
 def test_files_named_once_are_found_from_anywhere(home, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    held_out = tmp_path / "e.jsonl"
-    named = JoinOptions(home, data=Path("copy.jsonl"), eval_data=Path("e.jsonl"))
+    odd = os.fsdecode(b"e\xe9.jsonl")  # no UTF-8
+    held_out = tmp_path / odd
+    named = JoinOptions(home, data=Path("copy.jsonl"), eval_data=Path(odd))
     remember_files(named, "rows.jsonl", RUN)
     monkeypatch.chdir("/")
     found = with_remembered(JoinOptions(home))

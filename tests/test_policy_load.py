@@ -237,9 +237,13 @@ def tensor(*shape, end=4):
     return {"dtype": "F32", "shape": list(shape), "data_offsets": [0, end]}
 
 
+def forty(part, **one):
+    """A part of a tokenizer that does the same forty times."""
+    return {part.replace("pret", "pre_t"): {"type": "Sequence", f"{part}s": [one] * 40}}
+
+
 def replaced(part, pattern, content):
-    """A part of a tokenizer that replaces forty times."""
-    return {part: {"type": "Sequence", f"{part}s": [{"type": "Replace", "pattern": pattern, "content": content}] * 40}}
+    return forty(part, type="Replace", pattern=pattern, content=content)
 
 
 MARKED = {
@@ -266,6 +270,8 @@ MARKED = {
         ("tokenizer.json", replaced("normalizer", {"Regex": "x*"}, "1")),
         ("tokenizer.json", replaced("normalizer", {"String": ""}, "1")),
         ("tokenizer.json", replaced("decoder", {"String": "1"}, "11")),
+        ("tokenizer.json", forty("normalizer", type="ByteLevel")),
+        ("tokenizer.json", forty("pretokenizer", type="ByteLevel", add_prefix_space=False, trim_offsets=True)),
         ("tokenizer.json", {"post_processor": MARKED}),
     ],
 )

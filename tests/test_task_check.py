@@ -226,12 +226,14 @@ def test_rows_that_teach_are_kept_also_by_a_command_that_goes_on(kept):
     assert len(lines(held_out(kept))) == checked("arithmetic")["held_out"]
 
     whole = tried.read_bytes()
-    tried.write_bytes(whole[:-9])  # killed within a line
+    odd = whole.replace(b'"samples": 4, "right"', b'"samples": "x", "right"', 1)  # by a person
+    assert odd != whole
+    tried.write_bytes(odd[:-9])  # killed within a line
     assert answer(*line)["tried"] == 12
-    assert tried.read_bytes().startswith(whole[:-9] + b"\n")
-    assert len(tried.read_bytes().splitlines()) == 14
+    assert tried.read_bytes().startswith(odd[:-9] + b"\n")
+    assert len(tried.read_bytes().splitlines()) == 15
     assert answer(*line, *ALL)["rows"] == 12
-    assert len(tried.read_bytes().splitlines()) == 14, "other bounds need no new samples"
+    assert len(tried.read_bytes().splitlines()) == 15, "other bounds need no new samples"
     assert checked(kept)["rows"] > 0, "it is a task"
 
 
@@ -249,7 +251,7 @@ def test_a_filter_refuses_what_it_cannot_do_and_overwrites_nothing(kept):
     tried = kept.with_name("kept.jsonl.tried")
     tried.write_text('{"task": "another"}\n')
     assert "another task, model, template or number of samples" in no_filter()
-    tried.unlink()
+    tried.write_text("")  # begun by whoever was killed at once
     kept.write_text("mine")
     assert "did not make it" in no_filter()
     assert kept.read_text() == "mine"

@@ -303,12 +303,16 @@ def _tried_before(notes: Path, of: Mapping[str, object]) -> dict[int, TriedRow]:
     Raises UsageError for those of another task, model or number of samples."""
     from ftis_node.evaluate.learnable import TriedRow
 
-    if not notes.exists():
+    if not notes.exists() or not notes.stat().st_size:
         return {}
-    if [head["of"] for head in read_events(notes, "filtering")][:1] != [of]:
+    if [head.get("of") for head in read_events(notes, "filtering")][:1] != [of]:
         raise UsageError(
             f"{notes} is of another task, model, template or number of samples.",
             "Name another --output, or remove that file.",
         )
-    rows = [msgspec.convert(event, TriedRow) for event in read_events(notes, "row")]
-    return {one.row: one for one in rows}
+    done = {}
+    for event in read_events(notes, "row"):
+        with suppress(msgspec.ValidationError):  # a person's change
+            one = msgspec.convert(event, TriedRow)
+            done[one.row] = one
+    return done

@@ -2,6 +2,7 @@
 for later starts that do not: the run, the paths of its files, the node's name, and its settings."""
 
 import asyncio
+import json
 import logging
 import os
 from dataclasses import replace
@@ -13,7 +14,7 @@ import msgspec
 from ftis_node.config.run import Run, RunFile, check_task, in_short, load_run_file, refuse_horizontal
 from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError, UserError, raise_all
-from ftis_node.host.files import kept, replace_bytes
+from ftis_node.host.files import kept, replace_text
 from ftis_node.node.options import JoinOptions
 from ftis_node.store.home import Home
 from ftis_node.swarm.handshake import STARTING_SECONDS, fetch_run
@@ -178,7 +179,7 @@ def remember_files(options: JoinOptions, task: str, run_id: bytes) -> None:
     if files["data"] is None and file is not None:
         files["data"] = str(file.resolve())
     said = _Said(run=run_id.hex(), name=options.name or None, settings=dict(options.kept), **files)
-    replace_bytes(options.home.task_files, msgspec.json.encode(said), durable=True)
+    replace_text(options.home.task_files, json.dumps(msgspec.to_builtins(said)), durable=True)
 
 
 def agreed(home: Home, run_id: bytes) -> bool:
@@ -231,6 +232,9 @@ class _Said(msgspec.Struct, frozen=True):
 
 
 def _said(home: Home) -> _Said:
-    """Read what the home keeps; nothing if the file is missing or damaged."""
-    decode = msgspec.json.Decoder(_Said).decode
+    """Read what the home keeps; nothing if the file is missing or damaged. `json` takes paths that are not UTF-8."""
+
+    def decode(data: bytes) -> _Said:
+        return msgspec.convert(json.loads(data), _Said)
+
     return kept(home.task_files, decode, "name the task's files again, if it does not find them.") or _Said()

@@ -1,7 +1,7 @@
 """Loading a policy: weights, tokenizer, LoRA, device and dtype."""
 
 import json
-import re
+import math
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -39,9 +39,20 @@ with warnings.catch_warnings(action="ignore"):  # of HF_HUB_DISABLE_PROGRESS_BAR
     enable_progress_bars()  # of downloads
 
 _IF_THERE = {f"_raise_exceptions_for_{trouble}": False for trouble in ("missing_entries", "connection_errors")}
-_GROWTH = 256  # by what a tokenizer replaces
-_TEXT = r'"((?:\\.|[^"\\])*)"'  # a text in JSON
-_REPLACE = re.compile(rf'"pattern":{{"(\w+)":{_TEXT}}},"content":{_TEXT}')
+_GROWTH = 1 << 14  # by all parts of a tokenizer together
+# By kinds of parts: how many times longer each makes a text, at most; what a precompiled table has is not looked at.
+_LONGER = {
+    "ByteLevel": 4,
+    "NFC": 3,
+    "NFD": 4,
+    "NFKC": 18,
+    "NFKD": 18,
+    "Precompiled": 100,
+    "Metaspace": 2,
+    "BPEDecoder": 2,
+    "CTC": 2,
+    "WordPiece": 2,
+}
 _TEMPLATE = 1 << 14  # characters of its template
 
 # How long the hub may take to show that it is there.
@@ -94,30 +105,40 @@ def _generation_ends(source: str, where: Mapping[str, bool]) -> list[int]:
 
 def _refuse_growth(backend: Tokenizer | None, name: str) -> None:
     """Raise UsageError for a tokenizer that makes a text far longer: a few bytes in its file are enough for a billion
-    times, by a normaliser or decoder that replaces one text by a longer one again and again, or a long post-processor's
-    template around each text.
+    times, by parts that each make it longer by a little, or by a long post-processor's template around each text.
 
     backend: the part of it that is not Python; None: it has none, and passes.
     """
-    parts = [_state_of(getattr(backend, part, None)) for part in ("normalizer", "decoder")]
-    template = _state_of(getattr(backend, "post_processor", None))
-    growth = 1
-    for kind, pattern, content in _REPLACE.findall("".join(parts)):
-        longest = len(content)
-        if kind == "Regex" or not pattern:
-            longest += 1  # it may find nothing at all, before each character
-        growth *= max(1, longest)
-    if growth > _GROWTH or len(template) > _TEMPLATE:
+    growth = math.prod(_growth(_state_of(backend, part)) for part in ("normalizer", "pre_tokenizer", "decoder"))
+    if growth > _GROWTH or len(json.dumps(_state_of(backend, "post_processor"))) > _TEMPLATE:
         raise UsageError(
             f"The tokenizer of {name!r} makes texts many times longer.", "Use the tokenizer that the model came with."
         )
 
 
-def _state_of(part: Any) -> str:
-    """A part of a tokenizer as JSON; empty if there is none."""
-    if part is None:
-        return ""
-    return str(part.__getstate__().decode())
+def _growth(part: Any) -> int:
+    """How many times longer a part of a tokenizer can make a text, with all parts in it. part: as JSON has it."""
+    if isinstance(part, list):
+        return math.prod(map(_growth, part))
+    if not isinstance(part, dict):
+        return 1
+    own = _LONGER.get(part.get("type"), 1)
+    if part.get("type") == "Replace":
+        found = part["pattern"]
+        own = max(1, len(part["content"]))
+        if "Regex" in found or not found.get("String"):
+            own += 1  # it may find nothing at all, before each character
+    if part.get("type") == "Prepend":
+        own = 1 + len(part["prepend"])
+    return own * _growth(list(part.values()))
+
+
+def _state_of(backend: Tokenizer | None, part: str) -> Any:
+    """A part of a tokenizer as JSON has it; None if there is none."""
+    found = getattr(backend, part, None)
+    if found is None:
+        return None
+    return json.loads(found.__getstate__())
 
 
 def load_policy(

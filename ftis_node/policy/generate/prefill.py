@@ -78,7 +78,7 @@ def beginning_of(
     lengths = [len(prompt) for prompt in prompts]
     alike = takewhile(lambda column: len(set(column)) == 1, zip(*prompts, strict=False))
     length = min(sum(1 for _ in alike), min(lengths) - 1)  # each has a last token of its own
-    if len(prompts) < 2 or length < least or max(lengths) > window:
+    if len(prompts) < 2 or length < least or _width(policy, prompts) > window:
         return None
     cache = _growing()
     ids = torch.tensor([prompts[0][:length]])
@@ -98,10 +98,7 @@ def read(
         first: the number of the first of them among all prompts, which `Read` is told.
         beginning: what they begin with, by `beginning_of`; it stays as it is. None: each is read whole.
     """
-    multiple = 1
-    if policy.graphs:
-        multiple = ALIGNED
-    width = -(-max(map(len, prompts)) // multiple) * multiple
+    width = _width(policy, prompts)
     begun = 0
     cache = _growing()
     if beginning is not None:
@@ -115,6 +112,14 @@ def read(
         _close(cache, mask)
     known = mask.sort(1).values  # padding on the left
     return Read(first, logits, cache, known.numpy().astype(np.bool_))
+
+
+def _width(policy: Policy, prompts: Prompts) -> int:
+    """The columns that these prompts take side by side."""
+    longest = max(map(len, prompts))
+    if policy.graphs:
+        return -(-longest // ALIGNED) * ALIGNED
+    return longest
 
 
 def _logits(policy: Policy, ids: Tensor, mask: Tensor, cache: DynamicCache) -> Tensor:
