@@ -358,7 +358,8 @@ def _generating(g: Geometry, workload: Workload, setup: Setup, device: Device) -
     cache = rows * (wide + workload.completion_tokens) * row_bytes
     ahead = 0
     if g.decoded:
-        ahead = together * row_bytes  # rows that wait have no place yet
+        # Rows that wait have no place yet; and what all prompts begin with is read once.
+        ahead = (together + workload.prompt_tokens) * row_bytes
     else:
         cache = round(CACHE_GROWTH[device] * cache)
         reading += prompts * row_bytes - cache

@@ -122,7 +122,7 @@ def _growth(part: Any) -> int:
         return math.prod(map(_growth, part))
     if not isinstance(part, dict):
         return 1
-    own = _LONGER.get(part.get("type"), 1)
+    own = _LONGER.get(str(part.get("type")), 1)
     if part.get("type") == "Replace":
         found = part["pattern"]
         own = max(1, len(part["content"]))
