@@ -84,6 +84,22 @@ def test_a_signal_ends_all(tmp_path, line, wanted, number):
     ends(process, wanted, lambda: process.send_signal(number))
 
 
+def test_a_compute_process_that_is_stopped_dies_with_its_killed_daemon(tmp_path):
+    told = os.environ | ENVIRONMENT | {"PYTHONPATH": str(tmp_path)}
+    process = subprocess.Popen(daemon(tmp_path), cwd=ROOT, env=told, start_new_session=True, **NO_TERMINAL)
+
+    def stop_and_kill():
+        log = tmp_path / "home" / "metrics.jsonl"
+        while not (log.exists() and '"event": "step"' in log.read_text()):  # then both have loaded
+            time.sleep(0.2)
+        for child, line in descendants(process.pid).items():
+            if "ftis_node.worker" in line:
+                child.suspend()
+        process.kill()
+
+    ends(process, {"ftis_node.worker": 2, "judge_child": 1}, stop_and_kill)
+
+
 @pytest.mark.parametrize("shell", [True, False])
 @pytest.mark.parametrize(
     ("target", "wanted"),

@@ -105,6 +105,7 @@ def export(
 def save_first(path: Path) -> None:
     """Let the node that trains on a home save what it has learned; nothing happens where none runs."""
     place = Home(path)
-    if place.in_use() and not place.observes:
+    trains = place.run_file.is_file() and not place.observes
+    if trains and place.in_use():
         say("The running node saves first; --no-save takes its last checkpoint.", error=True)
         saved(path)

@@ -48,6 +48,11 @@ def listen(stop: Callable[[int], None]) -> None:
         loop.add_signal_handler(signal.SIGHUP, stop, 129)
     parent = os.environ.pop(PARENT, "")
     if parent:
-        ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+        signal_with_parent(signal.SIGTERM)
         if os.getppid() != int(parent):  # it ended before this
             stop(0)
+
+
+def signal_with_parent(number: int) -> None:
+    """Have the kernel send this process a signal when the thread that started it has ended, also if that was killed."""
+    ctypes.CDLL(None).prctl(_PDEATHSIG, number, 0, 0, 0)

@@ -133,7 +133,7 @@ class History:
             self.version += 1
         every = 1
         if self._file is None:
-            every = max(1, sum(part.length() for part in parts) // WHOLE)
+            every = max(1, -(-sum(part.length() for part in parts) // WHOLE))
         self._file = file
         for part in parts:
             if part.number >= self._part:

@@ -12,6 +12,7 @@ from queue import Queue
 from ftis_node.errors import UserError
 from ftis_node.host.interruption import Interrupted
 from ftis_node.host.loading import loading
+from ftis_node.host.loops import signal_with_parent
 from ftis_node.worker.messages import REQUESTS, Call, Fault, Reply, decoded, encoded, pack, receive
 
 with loading():
@@ -77,6 +78,7 @@ def main() -> None:
     # peft calls deprecated functions of transformers; a person can do nothing about it.
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers|peft")
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the network process decides when to end
+    signal_with_parent(signal.SIGKILL)  # it does not see that the socket is closed while it is stopped, or stuck in C
     _Dispatcher(Connection(int(sys.argv[1]))).serve()
 
 
