@@ -1,6 +1,6 @@
-"""Writes docs/settings.md, and the table of named objectives in docs/method.md, from the classes.
+"""Writes docs/settings.md, docs/files.md, and the table of named objectives in docs/method.md, from the classes.
 
-After a change of `Settings`, `TASKS` or the methods: ``python -m tests.settings_page docs`` (`make settings`).
+After a change of `Settings`, `TASKS`, the methods, or a file's first sentence or constants: ``python -m tests.settings_page docs`` (`make settings`).
 """
 
 import re
@@ -17,6 +17,7 @@ from ftis_node.config.profiles import TASKS
 from ftis_node.config.settings import LIVE, Settings
 from ftis_node.methods import METHODS, NAMES
 from ftis_node.methods.choices import PART_LIMITS
+from tests import file_map
 
 _METHODS = "<!-- methods -->\n"
 _UNIT = re.compile(r"\[(?P<unit>[^]]+)\] ")
@@ -173,4 +174,5 @@ def _bounds(metadata: Any) -> Iterator[str]:
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
     (folder / "settings.md").write_text(document(), encoding="utf-8")
+    (folder / "files.md").write_text(file_map.page(), encoding="utf-8")
     (folder / "method.md").write_text(with_methods((folder / "method.md").read_text("utf-8")), encoding="utf-8")

@@ -12,7 +12,7 @@ from ftis_node.config.run import RunFile, dump_run_file, load_run_file
 from ftis_node.config.settings import Settings, collect
 from ftis_node.errors import UsageError
 from ftis_node.worker.planning import memory_budget, memory_limit
-from tests import settings_page
+from tests import file_map, settings_page
 from tests.support.begun import begun
 from tests.support.cli import answer, misused, printed
 from tests.support.swarm import RUN
@@ -24,6 +24,7 @@ def test_the_documents_are_what_the_classes_say():
     page = DOCUMENT.with_name("method.md").read_text(encoding="utf-8")
     assert DOCUMENT.read_text(encoding="utf-8") == settings_page.document(), "run make settings"
     assert page == settings_page.with_methods(page), "run make settings"
+    assert DOCUMENT.with_name("files.md").read_text(encoding="utf-8") == file_map.page(), "run make settings"
 
 
 def test_every_setting_says_what_it_does_and_has_a_group():
