@@ -8,7 +8,7 @@ PROGRAM = Path(__file__).parent.parent / "ftis_node"
 HEAD = """# Every file in a line
 
 `make settings` writes this page. A line has the file, the first sentence of what it says of itself, and the constants
-at its top. Where to change what, in words: [architecture.md](architecture.md#where-would-i-change-).
+at its top. Where to change what, in words: [architecture.md](architecture.md).
 """
 
 

@@ -1,6 +1,7 @@
 """Writes docs/settings.md, docs/files.md, and the table of named objectives in docs/method.md, from the classes.
 
-After a change of `Settings`, `TASKS`, the methods, or a file's first sentence or constants: ``python -m tests.settings_page docs`` (`make settings`).
+After a change of `Settings`, `TASKS`, the methods, or of a file's first sentence or constants:
+``python -m tests.settings_page docs`` (`make settings`).
 """
 
 import re
