@@ -23,7 +23,7 @@ from ftis_node.swarm.limits import Bounded
 from ftis_node.swarm.signed import Signed
 
 KEYS_MAX = 4096  # that redeemed an invitation
-LONGEST = 2  # certificates in a chain
+CHAIN_MAX = 2  # certificates in a chain
 RECORD_BYTES_MAX = 2048  # of a chain or a removal
 AHEAD = 3 * 3600  # seconds by which an issuer's clock may be ahead
 MEMBERS_ONLY = "the run is private; ask a member for an invitation"
@@ -149,7 +149,7 @@ class MembersBook(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True
         are not checked."""
         if not chain:
             return MEMBERS_ONLY
-        if len(chain) > LONGEST:
+        if len(chain) > CHAIN_MAX:
             return NOT_APPOINTED
         issuer = self.founder
         for certificate in chain:

@@ -37,7 +37,7 @@ _CHILD = Path(__file__).with_name("judge_child.py")
 _REPLY_BYTES = 1 << 16
 SECONDS: Mapping[str, float] = {"math": 1.0, "regex": 0.5, "tests": 3.0, "reasoning-gym": 3.0, "verifiers": 5.0}
 MEMORY_BYTES = 1 << 30
-_LARGER: Mapping[str, int] = {"verifiers": 4 << 30}  # bytes of address space; it imports much
+_MEMORY_BYTES_OF: Mapping[str, int] = {"verifiers": 4 << 30}  # bytes of address space; it imports much
 _STARTING: Mapping[str, float] = {"reasoning-gym": 120.0, "verifiers": 600.0}  # seconds; some load a dataset
 _LONGEST: Mapping[str, int] = {"math": ANSWER_CHARACTERS, "regex": TEXT_CHARACTERS, "tests": TEXT_CHARACTERS}
 
@@ -192,7 +192,7 @@ class Judge(Asked):
         self.takes_gold = kind not in ("tests", "verifiers")
         if seconds is None:
             seconds = SECONDS[kind]
-        memory = memory or _LARGER.get(kind, MEMORY_BYTES)
+        memory = memory or _MEMORY_BYTES_OF.get(kind, MEMORY_BYTES)
         super().__init__(task or kind, seconds, _STARTING.get(kind, START_SECONDS), memory)
 
     def another(self) -> Self:
