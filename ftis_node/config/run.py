@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypedDict
 
 import pydantic
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
@@ -30,8 +30,16 @@ from ftis_node.text import in_toml
 RUN_FILE_CHARACTERS_MAX = 1 << 16
 
 
-# Values of a run that nobody chose; the group size is the paper's.
-RUN_DEFAULTS: Mapping[str, Any] = {"group": 12, "slots": 32, "temperature": 1.0}
+class RunDefaults(TypedDict):
+    """Values of a `Run` that nobody chose."""
+
+    group: int
+    slots: int
+    temperature: float
+
+
+# Defaults of a run; the group size is the paper's.
+RUN_DEFAULTS: RunDefaults = {"group": 12, "slots": 32, "temperature": 1.0}
 
 CODE = "code:"
 """Prefix of a run's `reward` where that is its owners' code; 40 hex digits of its sha256 follow."""

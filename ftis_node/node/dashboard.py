@@ -14,7 +14,7 @@ from ftis_node.node.step_batch import Shown
 from ftis_node.observe.api import read_token
 from ftis_node.observe.history import History
 from ftis_node.observe.prometheus import exposition
-from ftis_node.observe.web import TEXT, Api, Order, Route, Web
+from ftis_node.observe.web import TEXT, Api, Order, Route, Web, to_json
 from ftis_node.worker.client import WorkerDied, WorkerFault
 from ftis_node.worker.messages import GroupText, ReadableGroup, Texts
 
@@ -112,13 +112,17 @@ class Dashboard:
 
 
 def _curves(history: History) -> Route:
-    """The route of the present curves. What the log has got since is read in a thread, for one request at a time."""
+    """The route of the present curves. What the log has got since is read in a thread, for one request at a time; the
+    bytes are made anew only if that was anything, for of a long run they are many."""
     lock = asyncio.Lock()
+    body = to_json(history.facts())
 
-    async def curves() -> object:
+    async def curves() -> bytes:
+        nonlocal body
         async with lock:
-            await asyncio.to_thread(history.follow)
-            return history.facts()
+            if await asyncio.to_thread(history.follow):
+                body = to_json(history.facts())
+            return body
 
     return Route("/api/history", curves)
 
