@@ -7,7 +7,7 @@ DEV := .venv/.dev
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test lint unit test-all slow week hostile fuzz nat many lab-quick evidence models settings pictures proto \
-  week-quick fuzz-quick wheels compose-test lock clean vllm-test gpu gpu-wheels older real readers
+  week-quick fuzz-quick wheels compose-test lock clean vllm-test gpu gpu-wheels older real readers record
 
 demo: $(STAMP)
 	$(BIN)/ftis-node demo
@@ -89,6 +89,10 @@ real: $(DEV)
 # found is kept in build/readers.
 readers: $(DEV)
 	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-2} $(BIN)/python -m tests.manual.readers $(ARGS)
+
+# What a real model answers to a task's rows, sampled once for many trials of the lab: ARGS="FOLDER ROWS.jsonl --output FILE".
+record: $(DEV)
+	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-2} $(BIN)/python -m tests.manual.record $(ARGS)
 
 # The compute side with the oldest torch and transformers that it is tested with, in an environment of its own.
 # PyPI's torch brings CUDA, 1.7 GB; TORCH_CPU_INDEX names an index with PyTorch's CPU wheels.

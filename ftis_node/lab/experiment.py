@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_vali
 from ftis_node.errors import did_you_mean
 from ftis_node.lab.events import HELD_OUT
 from ftis_node.lab.manifest import ALL, ATTACK, METHOD, Claim
-from ftis_node.lab.payloads import RANDOM, SCRIPTS
+from ftis_node.lab.payloads import RANDOM, RECORDED, SCRIPTS
 from ftis_node.lab.recipes import NAMED
 from ftis_node.lab.vocabularies import TOKENIZERS
 from ftis_node.worker.messages import OWN_DATA
@@ -79,6 +79,8 @@ class NodeSpec(_Table):
     """One node. speed: how many times as fast as the others; script: a partner that does not train, see `scripts`.
 
     model: beside a script the built-in model whose tokenizer it writes in, and whose log-probs it copies.
+    samples: the file of groups that the script `recorded` gives, see `scripts.Recorded`; of its model only the
+        tokenizer counts.
     own_data: the task of rows that it alone draws from, for `own_data_share` of its batch.
     """
 
@@ -86,6 +88,7 @@ class NodeSpec(_Table):
     model: str = ""
     warm: WarmUp | None = None
     script: str = ""
+    samples: str = ""
     own_data: str = ""
     speed: float = Field(1.0, gt=0)
     settings: _Values = {}
@@ -97,8 +100,10 @@ class NodeSpec(_Table):
         origins = [of_a_model, self.warm is not None, bool(self.script)]
         if sum(origins) != 1:
             raise ValueError(f"node {self.name} needs exactly one of `model`, `warm` and `script`")
-        _refer(f"node {self.name}", "script", self.script, ("", *SCRIPTS))
-        if self.script and self.model and SCRIPTS[self.script][0] == RANDOM:
+        _refer(f"node {self.name}", "script", self.script, ("", RECORDED, *SCRIPTS))
+        if bool(self.samples) != (self.script == RECORDED):
+            raise ValueError(f"node {self.name}: `samples` belongs to the script {RECORDED!r}, which needs it")
+        if self.model and self.script in SCRIPTS and SCRIPTS[self.script][0] == RANDOM:
             raise ValueError(f"the script {self.script!r} writes tokens of tiny-a only: leave `model` out")
         return self
 

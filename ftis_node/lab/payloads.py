@@ -29,6 +29,7 @@ GIBBERISH = "gibberish"
 PAYLOADS = (INJECTION, FALSE_REASONING, PADDING, GIBBERISH)
 TOKENS = "tokens"
 
+RECORDED = "recorded"
 RANDOM = "random-reasoning"
 OWN = "own"
 LOW = "low"

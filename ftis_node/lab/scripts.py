@@ -1,4 +1,6 @@
-"""Partners that follow a script: they generate by rule, never train, and are there to be learned from at one's peril.
+"""Partners that never train: those that follow a script, and those whose groups were recorded.
+
+A script generates by rule, and is there to be learned from at one's peril.
 
 Their answers are right half of the time. Those of `random-reasoning` and `lying` come after reasoning that has nothing
 to do with them; all others put a payload (see `payloads`) into what is right, and reason truly before a wrong answer,
@@ -14,16 +16,19 @@ stands at its first byte. A reader with the built-in model's tokenizer then has 
 claim is the very one that the script chose.
 """
 
+import json
 import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TypeAlias, TypeVar, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ftis_node.errors import UsageError
 from ftis_node.lab.compute import InProcess
 from ftis_node.lab.payloads import CAREFUL, COPIED, HIGH, LOW, RANDOM, SCRIPTS, reasoning, room, true_reasoning
 from ftis_node.packet import Completion, TextPacket, decode, encode
@@ -47,43 +52,99 @@ Written: TypeAlias = tuple[list[int], list[float]]
 """Token ids of a completion, and their log-probs by the script's own rule."""
 
 
-class Scripted(InProcess):
-    """The compute of such a partner: an engine for everything but sampling. The task must be of
-    arithmetic's kind, as `lab.sums` is too.
+class Partner(InProcess):
+    """The compute of a partner that never trains: an engine for everything but sampling. What it gives for a row is
+    `_group`'s.
 
-    script: a name of `payloads.SCRIPTS`. seed: the trial's; what is written follows from it and the rows asked for.
+    seed: the trial's; what is given follows from it and the rows asked for.
     """
 
-    def __init__(self, script: str, seed: int) -> None:
+    def __init__(self, seed: int) -> None:
         super().__init__()
-        self._writes, self._claims = SCRIPTS[script]
         self._seed = seed
 
     async def call(self, request: Request[Answer]) -> Answer:
-        """As `InProcess.call`; what is to be generated is written by the script."""
+        """As `InProcess.call`, but nothing is sampled."""
         if isinstance(request, Generate):
             return cast(Answer, self._generate(request))
         return await super().call(request)
 
     def _generate(self, request: Generate) -> Generated:
-        """Sound packets for these rows, in their order, each written and claimed by the script."""
+        """Sound packets for these rows, in their order."""
         engine = self.engine
         rng = random.Random(f"{self._seed}/{list(request.rows)}")
-        write = self._payload
-        if self._writes == RANDOM:
-            write = self._at_random
         slots = request.slots or range(len(request.rows))
         answers = []
         for slot, row in zip(slots, request.rows, strict=True):
-            example = engine.task.train[row]
-            written = [write(example, rng) for _ in range(engine.run.completions)]
-            completions = self._claimed(row, written)
             place = Slot(request.author, request.round, slot, request.policy_step)
-            prompt = engine.task.prompt(example)
-            packet = engine.packets.write(place, prompt, engine.prompts[row], completions)
+            prompt = engine.task.prompt(engine.task.train[row])
+            packet = engine.packets.write(place, prompt, engine.prompts[row], self._group(row, rng))
             packet = _by_bytes(packet)
             answers.append(ScoredPacket(packet, engine.rewards(row, packet)))
         return Generated(answers, seconds=0.0, generation_batch=len(request.rows))
+
+    def _group(self, row: int, rng: random.Random) -> list[Completion]:
+        """The completions of one group for this row."""
+        raise NotImplementedError
+
+
+class Recorded(Partner):
+    """A partner whose groups a model sampled before, so that many trials need its work once.
+
+    samples: the file of them, see `read_samples`.
+    """
+
+    def __init__(self, samples: str, seed: int) -> None:
+        """Raises UsageError, see `read_samples`."""
+        super().__init__(seed)
+        self._samples = samples
+        self._groups = read_samples(samples)
+
+    def _group(self, row: int, rng: random.Random) -> list[Completion]:
+        """One of the groups of this row's question, by chance. Raises UsageError if there is none."""
+        question = self.engine.task.train[row].question
+        if question not in self._groups:
+            raise UsageError(f"{self._samples} has no group for the row {question!r}.", "Record all rows of the task.")
+        packet = decode(rng.choice(self._groups[question]))
+        if isinstance(packet, TextPacket):
+            raise UsageError(f"{self._samples} has groups of a text run.", "Record them in a run of one tokenizer.")
+        return list(packet.completions())
+
+
+def read_samples(path: str) -> dict[str, list[bytes]]:
+    """Packets by their question. Each line of the file is a JSON object of `question` and `packet`, in hexadecimal.
+
+    Raises:
+        UsageError: the file cannot be read, or a line is none.
+    """
+    groups: dict[str, list[bytes]] = {}
+    try:
+        for line in Path(path).read_text().splitlines():
+            recorded = json.loads(line)
+            groups.setdefault(recorded["question"], []).append(bytes.fromhex(recorded["packet"]))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{path} has no recorded groups: {error}.", "Make it by `make record`.") from None
+    return groups
+
+
+class Scripted(Partner):
+    """A partner that writes by rule. The task must be of arithmetic's kind, as `lab.sums` is too.
+
+    script: a name of `payloads.SCRIPTS`.
+    """
+
+    def __init__(self, script: str, seed: int) -> None:
+        super().__init__(seed)
+        self._writes, self._claims = SCRIPTS[script]
+
+    def _group(self, row: int, rng: random.Random) -> list[Completion]:
+        """Completions that are written and claimed by the script."""
+        write = self._payload
+        if self._writes == RANDOM:
+            write = self._at_random
+        example = self.engine.task.train[row]
+        written = [write(example, rng) for _ in range(self.engine.run.completions)]
+        return self._claimed(row, written)
 
     def _claimed(self, row: int, written: Sequence[Written]) -> list[Completion]:
         """Completions with the log-probs that the script claims of them.

@@ -63,8 +63,9 @@ class TrialSpec(BaseModel):
         if self.clock.per == "group":
             del facts["clock"]["per"]
         for member in facts["members"]:
-            if not member["own_data"]:
-                del member["own_data"]
+            for later in ("own_data", "samples"):
+                if not member[later]:
+                    del member[later]
             warm = member["warm"]
             if warm is not None and warm["long"] is None:
                 del warm["long"]
@@ -84,6 +85,7 @@ class TrialSpec(BaseModel):
             named[also.name] = also.data or _if_file(also.task)
         for member in self.members:
             named[f"own data of {member.name}"] = _if_file(member.own_data)
+            named[f"samples of {member.name}"] = member.samples
         named["data"] = self.data
         named["eval_data"] = self.eval_data
         named["task"] = _if_file(self.task)

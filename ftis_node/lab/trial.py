@@ -23,7 +23,7 @@ from ftis_node.lab.exchange import Network
 from ftis_node.lab.experiment import NodeSpec
 from ftis_node.lab.federation import Federation, average, check_alike
 from ftis_node.lab.participant import Participant, kept, number, run_of
-from ftis_node.lab.scripts import Scripted
+from ftis_node.lab.scripts import Recorded, Scripted
 from ftis_node.lab.spec import TrialSpec
 from ftis_node.lab.starts import model_of
 from ftis_node.learner import Learner
@@ -209,6 +209,8 @@ class Trial:
 
     def _compute(self, member: NodeSpec) -> Compute:
         """What a member computes with, not started yet; a script is always in this process."""
+        if member.samples:
+            return Recorded(member.samples, self.spec.seed)
         if member.script:
             return Scripted(member.script, self.spec.seed)
         if self._processes:

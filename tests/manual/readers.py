@@ -44,8 +44,8 @@ PEER = "peer"
 Readings = dict[tuple[str, str], dict[str, Any]]  # by reader and author
 
 
-def opened(model: str, any_tokenizer: bool) -> Engine:
-    """An engine of a model, in the run that all models share."""
+def opened(model: str, any_tokenizer: bool, task: str = TASK, **others: Any) -> Engine:
+    """An engine of a model, in the run that all models share. others: fields of `messages.Load`."""
     flags = {
         "model": model,
         "device": "cpu",
@@ -55,7 +55,7 @@ def opened(model: str, any_tokenizer: bool) -> Engine:
     }
     settings, _ = collect(task="", flags=flags, environment={})
     engine = Engine()
-    facts = engine.load(settings, TASK, caps=CAPS, code=True)
+    facts = engine.load(settings, task, caps=CAPS, code=True, **others)
     engine.open(run_for(facts.shared() | CAPS, any_tokenizer=any_tokenizer, group=CAPS["group"]))
     return engine
 
