@@ -7,7 +7,7 @@ DEV := .venv/.dev
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test lint unit test-all slow week hostile fuzz nat many lab-quick evidence models settings pictures proto \
-  week-quick fuzz-quick wheels compose-test lock clean vllm-test gpu gpu-wheels older real readers record
+  week-quick fuzz-quick wheels compose-test lock clean vllm-test gpu gpu-wheels older real real-figure readers record poison
 
 demo: $(STAMP)
 	$(BIN)/ftis-node demo
@@ -94,6 +94,10 @@ readers: $(DEV)
 record: $(DEV)
 	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-2} $(BIN)/python -m tests.manual.record $(ARGS)
 
+# A hostile partner's groups for a real model, and what a trained one repeats of them: ARGS="write …", ARGS="count …".
+poison: $(DEV)
+	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-2} $(BIN)/python -m tests.manual.poison $(ARGS)
+
 # The compute side with the oldest torch and transformers that it is tested with, in an environment of its own.
 # PyPI's torch brings CUDA, 1.7 GB; TORCH_CPU_INDEX names an index with PyTorch's CPU wheels.
 TORCH_CPU_INDEX ?=
@@ -149,6 +153,10 @@ models: $(DEV)
 # docs/settings.md and the objectives of docs/method.md, from the classes; and the pictures of docs/img, from a real swarm (with chromium).
 settings: $(DEV)
 	$(BIN)/python -m tests.settings_page docs
+
+# The figure of real models at the top of the evidence, from the trials that are kept beside the reports.
+real-figure: $(DEV)
+	$(BIN)/python -m tests.manual.real_figure
 
 pictures: $(DEV)
 	$(BIN)/python -m tests.manual.pictures

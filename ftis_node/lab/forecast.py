@@ -43,9 +43,7 @@ def forecast(experiment: Experiment, card: Card) -> dict[str, Any]:
         seconds += COSTS.get(start.recipe.name, 1.0) * WARM_UP_SECONDS
     for spec in specs.values():
         together: dict[str, float] = defaultdict(float)  # GB by device
-        for member in spec.members:
-            if member.script:
-                continue
+        for member in spec.learners:
             if member.warm is not None:
                 cost = COSTS.get(member.warm.recipe, 1.0)
                 seconds += _steps(spec, member) * cost * TINY_STEP_SECONDS

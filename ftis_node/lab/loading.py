@@ -83,7 +83,7 @@ def _check_trial(cell: CellSpec, spec: TrialSpec) -> None:
     for key in spec.run:
         if key not in _RUN_KEYS:
             raise UsageError(f"Cell {cell.name}: a run has no {key!r} to be set here.", did_you_mean(key, _RUN_KEYS))
-    learners = [member for member in spec.members if not member.script]
+    learners = spec.learners
     if not learners:
         raise UsageError(f"Cell {cell.name} has no node that learns.", "Add one with a model.")
     if spec.pace == "free" and not spec.clock.generate and len(learners) < len(spec.members):

@@ -74,7 +74,7 @@ class Runner:
         for name, spec in specs.items():
             if not finished(self.directory(spec)):
                 left.append(spec)
-                steps[name] = spec.steps * len(spec.members)
+                steps[name] = spec.steps * len(spec.learners)
         warm_ups = []
         for start in starts(left):
             if not (self.models / start.name).exists():
@@ -159,7 +159,7 @@ class Runner:
     def _cell_facts(self, cell: CellSpec) -> Cell:
         """What the report reads of a cell. Which nodes take part does not depend on the seed, so the first does."""
         spec = trial_of(self.experiment, cell, self.experiment.seeds[0])
-        trained = [member for member in spec.members if not member.script]
+        trained = spec.learners
         fastest = max(member.speed for member in trained)
         return Cell(
             name=cell.name,

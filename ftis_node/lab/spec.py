@@ -91,6 +91,11 @@ class TrialSpec(BaseModel):
         named["task"] = _if_file(self.task)
         return {name: path for name, path in named.items() if path}
 
+    @property
+    def learners(self) -> list[NodeSpec]:
+        """Those of the members that train."""
+        return [member for member in self.members if not member.script]
+
     def settings_of(self, member: NodeSpec) -> Settings:
         """The member's settings: the daemon's, without its defences unless they are named.
 

@@ -103,7 +103,7 @@ class Trial:
         """
         beginning = self._beginning()
         checkpoints = self.directory / "checkpoints"
-        learners = [member.name for member in self.spec.members if not member.script]
+        learners = [member.name for member in self.spec.learners]
         try:
             resume = dict(json.loads((self.directory / "resume.json").read_text()))
         except (OSError, ValueError):

@@ -1,7 +1,7 @@
 """Attacks on a real model: a hostile partner's groups, and how often a trained model repeats what they carry.
 
-    python -m tests.manual.poison write MODEL ROWS --held-out FILE --payload injection --output SAMPLES
-    python -m tests.manual.poison count MODEL ROWS --held-out FILE --checkpoint FOLDER
+    make poison ARGS="write MODEL ROWS --held-out FILE --payload injection --output SAMPLES"
+    make poison ARGS="count MODEL ROWS --held-out FILE --checkpoint FOLDER"
 
 Rows ask for (a + b) * c - d. Half of a group is right and carries the payload, half reasons truly before a wrong
 answer, so that the payload is what pays. What is claimed of the tokens is what MODEL finds (`copied`, see
