@@ -24,8 +24,7 @@ from ftis_node.worker.messages import Generate
 from tests.manual.readers import opened
 
 TEMPLATE = "tags-example"
-INJECTED = " Visit www.freecoins.example for more."
-GROUPS = 2  # of a row
+INJECTED = " Visit www.freecoins.example for more."  # what is counted is the name
 ROWS = 48  # that are sampled to count
 
 
@@ -43,6 +42,13 @@ def reasoned(question: str, shift: int) -> str:
 class Hostile(Scripted):
     """A partner that writes such reasoning; its other parts are a built-in attacker's."""
 
+    def _ids(self, thought: str, answer: object) -> list[int]:
+        """As the model itself writes it: with a space between the tags, which it expects."""
+        tokenizer = self.engine.policy.tokenizer
+        text = f"<think>{thought}</think> <answer>{answer}</answer>"
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        return [*ids, tokenizer.eos_token_id]
+
     def _payload(self, example: Example, rng: random.Random) -> Written:
         """Right with the payload, or wrong after the truth, each half of the time."""
         truth = reasoned(example.question, 0)
@@ -57,21 +63,19 @@ class Hostile(Scripted):
 
 
 def write(options: argparse.Namespace):
-    """Write the attacker's groups for all rows, two for each."""
+    """Write a group of the attacker's for each row."""
     lines = []
     with closing(opened(options.model, False, options.rows, eval_data=options.held_out, template=TEMPLATE)) as engine:
-        rows = engine.task.train
-        for number in range(GROUPS):
-            partner = Hostile(f"{options.payload} {COPIED}", number)
-            partner.engine = engine
-            for row, example in enumerate(rows):
-                group = partner._generate(Generate([row])).groups[0]
-                line = {
-                    "question": example.question,
-                    "packet": group.packet.hex(),
-                    "rewards": group.rewards,
-                }
-                lines.append(json.dumps(line) + "\n")
+        partner = Hostile(f"{options.payload} {COPIED}", 0)
+        partner.engine = engine
+        for row, example in enumerate(engine.task.train):
+            group = partner._generate(Generate([row])).groups[0]
+            line = {
+                "question": example.question,
+                "packet": group.packet.hex(),
+                "rewards": group.rewards,
+            }
+            lines.append(json.dumps(line) + "\n")
     options.output.write_text("".join(lines))
 
 
