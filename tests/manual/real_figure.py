@@ -1,7 +1,7 @@
 """The figure of real models at the top of the evidence: `make real-figure` draws docs/evidence/real.png.
 
 It reads the trials that are kept beside the reports: pass@1 of held-out questions against steps, a panel a node, a
-colour an arm; seeds are thin lines, their means thick ones.
+colour an arm; seeds that all arms have are thin lines, their means thick ones.
 """
 
 import json
@@ -40,6 +40,7 @@ class Curve:
 
     cell: str
     label: str
+    seed: int
     at: dict[int, float]
 
 
@@ -59,7 +60,7 @@ def curves(name: str, node: str) -> Iterator[Curve]:
             for event in events:
                 if event["event"] == "evaluation" and event["node"] == node and event["set"] == "held-out":
                     at[event["step"]] = event["pass_at_1"]
-            yield Curve(cell.name, cell.label, at)
+            yield Curve(cell.name, cell.label, seed, at)
 
 
 def draw(axes: Any, name: str, node: str, title: str) -> dict[str, Any]:
@@ -67,15 +68,18 @@ def draw(axes: Any, name: str, node: str, title: str) -> dict[str, Any]:
     of_cells = defaultdict(list)
     for curve in curves(name, node):
         of_cells[curve.cell].append(curve)
-        axes.plot(list(curve.at), list(curve.at.values()), color=COLOURS[curve.cell], linewidth=0.7, alpha=0.5)
+    seeds = set.intersection(*({curve.seed for curve in some} for some in of_cells.values()))
+    for cell, some in of_cells.items():
+        of_cells[cell] = [curve for curve in some if curve.seed in seeds]
+        for curve in of_cells[cell]:
+            axes.plot(list(curve.at), list(curve.at.values()), color=COLOURS[cell], linewidth=0.7, alpha=0.5)
     drawn_lines = {}
     for cell, some in of_cells.items():
         steps = list(some[0].at)
         means = [sum(curve.at[step] for curve in some) / len(some) for step in steps]
         (line,) = axes.plot(steps, means, color=COLOURS[cell], linewidth=2.0, marker="o", markersize=3)
         drawn_lines[some[0].label] = line
-    seeds = max(map(len, of_cells.values()), default=0)
-    axes.set_title(f"{title}, {counted(seeds, 'seed')}", fontsize=8)
+    axes.set_title(f"{title}, {counted(len(seeds), 'seed')}", fontsize=8)
     axes.set_xlabel("steps")
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_ylim(0, 1)
