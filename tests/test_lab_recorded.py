@@ -34,7 +34,9 @@ def trial(samples, **parts):
 
 
 def test_a_node_trains_on_recorded_groups_and_the_partner_never_steps(samples, tmp_path):
-    found = run(trial(samples), tmp_path)
+    whole = trial(samples)
+    assert [member.name for member in whole.learners] == ["A"], "whose steps are counted"
+    found = run(whole, tmp_path)
     steps = kind(found, "step")
     assert {event["node"] for event in steps} == {"A"}
     assert all(event["foreign_groups"] == 2 for event in steps)
