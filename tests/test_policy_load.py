@@ -1,6 +1,7 @@
 """A model is found by its name and loaded as asked, or the person is told what to do instead."""
 
 import ctypes
+import gc
 import json
 import re
 import resource
@@ -141,11 +142,12 @@ def anonymous():
 
 @pytest.mark.parametrize(("saved", "kind"), [("float32", "nf4"), ("bfloat16", "none")])
 def test_a_cast_goes_matrix_by_matrix(saved, kind, tmp_path, monkeypatch):
-    """Into four bits here, and whole onto a device without memory. What quantises on a CPU takes four fp32 matrices."""
+    """Into four bits here, and whole onto a device without memory. What quantises on a CPU takes four fp32 matrices;
+    a process that has run many tests before was seen to take three more."""
     sizes = {
         "hidden_size": 512,
         "intermediate_size": 1408,
-        "num_hidden_layers": 6,
+        "num_hidden_layers": 12,
         "initializer_range": 0.02,
     }
     model = Qwen2ForCausalLM(tiny_config(**sizes)).to(getattr(torch, saved))
@@ -160,6 +162,7 @@ def test_a_cast_goes_matrix_by_matrix(saved, kind, tmp_path, monkeypatch):
         monkeypatch.setattr(load, "choose_device", lambda _: torch.device("meta"))
         monkeypatch.setattr(load, "ready", lambda policy, texts: policy)
     peak = [0]
+    gc.collect()  # what earlier tests left must not be freed halfway
     before = anonymous()
     done = threading.Event()
 
@@ -173,7 +176,7 @@ def test_a_cast_goes_matrix_by_matrix(saved, kind, tmp_path, monkeypatch):
     done.set()
     watching.join()
     assert policy.dtype == torch.float16
-    assert peak[0] - max(before, anonymous()) < 6 * matrix < whole / 2
+    assert peak[0] - max(before, anonymous()) < 10 * matrix < whole / 2
 
 
 def test_full_training_trains_everything_lora_its_layers_only_and_changes_nothing_at_first(folder):
