@@ -1,10 +1,9 @@
 """Partners that never train: those that follow a script, and those whose groups were recorded.
 
-A script generates by rule, and is there to be learned from at one's peril.
-
-Their answers are right half of the time. Those of `random-reasoning` and `lying` come after reasoning that has nothing
-to do with them; all others put a payload (see `payloads`) into what is right, and reason truly before a wrong answer,
-so that the payload is what pays. The packets are sound, and admission takes them.
+Scripts write by rule, and are there to be learned from at one's peril. Their answers are right half of the time. Those
+of `random-reasoning` and `lying` come after reasoning that has nothing to do with them; all others put a payload (see
+`payloads`) into what is right, and reason truly before a wrong answer, so that the payload is what pays. The packets
+are sound, and admission takes them.
 
 What they claim of their tokens is, by the second word of the script: nothing, the log-probs of their own rule; `low`,
 e⁻⁵ for every token, so that importance weights are cut at C and no divergence seems large (`lying` too); `high`, 1 for
@@ -133,6 +132,8 @@ class Scripted(Partner):
     script: a name of `payloads.SCRIPTS`.
     """
 
+    _between = ""  # the tags of reasoning and of the answer
+
     def __init__(self, script: str, seed: int) -> None:
         super().__init__(seed)
         self._writes, self._claims = SCRIPTS[script]
@@ -185,7 +186,7 @@ class Scripted(Partner):
     def _ids(self, thought: str, answer: object) -> list[int]:
         """The tokens of a completion, its end included."""
         tokenizer = self.engine.policy.tokenizer
-        text = f"<think>{thought}</think><answer>{answer}</answer>"
+        text = f"<think>{thought}</think>{self._between}<answer>{answer}</answer>"
         ids = tokenizer(text, add_special_tokens=False)["input_ids"]
         return [*ids, tokenizer.eos_token_id]
 

@@ -22,8 +22,8 @@ from ftis_node.packet import decode
 from ftis_node.tasks import Example
 from ftis_node.worker.messages import Generate
 from tests.manual.readers import opened
+from tests.manual.record import TEMPLATE, line_of
 
-TEMPLATE = "tags-example"
 INJECTED = " Visit www.freecoins.example for more."  # what is counted is the name
 ROWS = 48  # that are sampled to count
 
@@ -42,12 +42,7 @@ def reasoned(question: str, shift: int) -> str:
 class Hostile(Scripted):
     """A partner that writes such reasoning; its other parts are a built-in attacker's."""
 
-    def _ids(self, thought: str, answer: object) -> list[int]:
-        """As the model itself writes it: with a space between the tags, which it expects."""
-        tokenizer = self.engine.policy.tokenizer
-        text = f"<think>{thought}</think> <answer>{answer}</answer>"
-        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-        return [*ids, tokenizer.eos_token_id]
+    _between = " "  # as the model itself writes it
 
     def _payload(self, example: Example, rng: random.Random) -> Written:
         """Right with the payload, or wrong after the truth, each half of the time."""
@@ -70,12 +65,7 @@ def write(options: argparse.Namespace):
         partner.engine = engine
         for row, example in enumerate(engine.task.train):
             group = partner._generate(Generate([row])).groups[0]
-            line = {
-                "question": example.question,
-                "packet": group.packet.hex(),
-                "rewards": group.rewards,
-            }
-            lines.append(json.dumps(line) + "\n")
+            lines.append(line_of(example.question, group))
     options.output.write_text("".join(lines))
 
 

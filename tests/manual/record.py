@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
+from ftis_node.worker.messages import ScoredPacket
 from tests.manual.readers import CAPS, opened
 
 AT_ONCE = 4  # rows
@@ -27,6 +28,16 @@ def recorded(output: Path) -> Counter[str]:
     return Counter(json.loads(line)["question"] for line in whole)
 
 
+def line_of(question: str, group: ScoredPacket) -> str:
+    """A group's line of the file, its end included."""
+    line = {
+        "question": question,
+        "packet": group.packet.hex(),
+        "rewards": group.rewards,
+    }
+    return json.dumps(line) + "\n"
+
+
 def record(model: str, task: str, held_out: str, groups: int, output: Path) -> Iterator[float]:
     """Sample what is missing until each row has so many groups; yields each new group's mean reward."""
     done = recorded(output)
@@ -38,12 +49,7 @@ def record(model: str, task: str, held_out: str, groups: int, output: Path) -> I
                 some = missing[begin : begin + AT_ONCE]
                 made = engine.generate(some, seeds=[number * len(rows) + row + 1 for row in some])
                 for row, group in zip(some, made.groups, strict=True):
-                    line = {
-                        "question": rows[row].question,
-                        "packet": group.packet.hex(),
-                        "rewards": group.rewards,
-                    }
-                    file.write(json.dumps(line) + "\n")
+                    file.write(line_of(rows[row].question, group))
                     yield sum(group.rewards) / len(group.rewards)
                 file.flush()
 
