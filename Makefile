@@ -94,6 +94,10 @@ readers: $(DEV)
 record: $(DEV)
 	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-2} $(BIN)/python -m tests.manual.record $(ARGS)
 
+# A base model's first lessons, from written solutions: ARGS="FOLDER SOLUTIONS.jsonl --output FOLDER".
+warm-up: $(DEV)
+	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-2} $(BIN)/python -m tests.manual.warm_up $(ARGS)
+
 # A hostile partner's groups for a real model, and what a trained one repeats of them: ARGS="write …", ARGS="count …".
 poison: $(DEV)
 	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-2} $(BIN)/python -m tests.manual.poison $(ARGS)

@@ -82,11 +82,35 @@ def warm_up(
     tokenizer = TOKENIZERS[recipe.tokenizer]()
     model = build_model(recipe, tokenizer)
     lessons = _lessons(recipe, task, rng)
+    if not teach(model, tokenizer, lessons, recipe, stopping=stopping):
+        return None
+    return model, tokenizer
+
+
+def teach(
+    model: Any,
+    tokenizer: Any,
+    lessons: Callable[[], list[tuple[str, str]]],
+    recipe: Recipe,
+    *,
+    stopping: Callable[[], bool] = lambda: False,
+) -> bool:
+    """Teach a model in place by supervised learning; what of it needs no gradient stays. Afterwards it is in evaluation
+    mode.
+
+    Args:
+        lessons: draws the next batch of prompts and completions.
+        recipe: its steps and learning rate; the rest of it is not looked at.
+        stopping: asked before each step.
+
+    Returns:
+        Whether it came to the end; not if `stopping` said so.
+    """
     optimiser = torch.optim.AdamW(model.parameters(), lr=recipe.rate)
     model.train()
     for step in range(recipe.steps):
         if stopping():
-            return None
+            return False
         for group in optimiser.param_groups:
             group["lr"] = _rate(recipe, step)
         ids, labels = _batch(tokenizer, lessons())
@@ -97,7 +121,8 @@ def warm_up(
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimiser.step()
-    return model.eval(), tokenizer
+    model.eval()
+    return True
 
 
 def _rate(recipe: Recipe, step: int) -> float:
@@ -139,7 +164,7 @@ def _batch(tokenizer: Any, pairs: list[tuple[str, str]]) -> tuple[torch.Tensor, 
     """Token ids [N, T], padded on the right, and labels [N, T] with −100 for prompts and padding. Each answer gets the
     end's id. Labels are not shifted: the caller compares position t with label t + 1."""
     prompts = tokenizer([prompt for prompt, _ in pairs])["input_ids"]
-    answers = tokenizer([answer for _, answer in pairs])["input_ids"]
+    answers = tokenizer([answer for _, answer in pairs], add_special_tokens=False)["input_ids"]
     sequences = []
     targets = []
     for prompt, answer in zip(prompts, answers, strict=True):
