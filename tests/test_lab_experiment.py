@@ -18,6 +18,7 @@ HEAD = 'name = "x"\nseeds = [0]\nsteps = 2\n[[nodes]]\nname = "A"\nmodel = "tiny
 SCRIPTED = '[[nodes]]\nname = "S"\nscript = "lying"\n'
 OWNER = HEAD + 'own_data = "arithmetic"\n'
 FEDERATED = "collaboration = 'federated'\naverage.weights = 'gain'\n"
+TEXT = "[run]\nany_tokenizer = true\n"
 CELL = '[[cells]]\nname = "c"\n'
 CLAIM = "[[claims]]\ntext='t'\ncompare='less'\na='c'\nb='c'\n"
 
@@ -44,6 +45,7 @@ def written(path, text):
         (HEAD.replace("model", "warm.long = 0.5\nwarm.recipe") + CELL, "the task is of lab.parity", "Mend"),
         (HEAD + CELL + CLAIM.replace("b='c'", "b='d'"), "cell 'd'", "Mend"),
         (HEAD + "[run]\ngrup = 4\n" + CELL, "a run has no 'grup'", "group"),
+        (HEAD + TEXT + "prompt_tokens = 64\n" + CELL, "has no prompt_tokens", "other cells"),
         (HEAD + CELL + "settings = { seed = 3 }\n", "'seed' is not a setting here", "seeds"),
         (HEAD + CELL + "vary = { threshold = [] }\n", "no cell", "Mend"),
         (HEAD.replace('model = "tiny-a"', 'script = "lying"') + CELL, "no node that learns", "model"),

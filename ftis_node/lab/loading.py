@@ -83,6 +83,8 @@ def _check_trial(cell: CellSpec, spec: TrialSpec) -> None:
     for key in spec.run:
         if key not in _RUN_KEYS:
             raise UsageError(f"Cell {cell.name}: a run has no {key!r} to be set here.", did_you_mean(key, _RUN_KEYS))
+    if spec.run.get("any_tokenizer") and "prompt_tokens" in spec.run:
+        raise UsageError(f"Cell {cell.name}: a run of any tokenizer has no prompt_tokens.", "Set it in other cells.")
     learners = spec.learners
     if not learners:
         raise UsageError(f"Cell {cell.name} has no node that learns.", "Add one with a model.")

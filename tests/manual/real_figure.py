@@ -22,7 +22,11 @@ PANELS = (  # experiment, node, title
     ("real/parameters", "A", "A: in full, beside its LoRA twin"),
     ("real/parameters", "L", "L: with LoRA, beside its full twin"),
     ("real/peer", "A", "rows failed 16 of 16 times"),
+    ("real/pairs", "A", "A: 0.5B, LoRA"),
+    ("real/pairs", "B", "B: 1.5B, LoRA"),
+    ("real/pairs", "G", "G: Gemma 270M, LoRA"),
 )
+ACROSS = 3
 COLOURS = {
     "ftis": PALETTE[5],
     "gated": PALETTE[3],
@@ -30,6 +34,13 @@ COLOURS = {
     "sgt": PALETTE[6],
     "twice": PALETTE[1],
     "alone": PALETTE[1],
+    "size": PALETTE[5],
+    "text": PALETTE[3],
+    "alone-A": PALETTE[1],
+    "alone-B": PALETTE[1],
+    "alone-G": PALETTE[1],
+    "unshared-A": PALETTE[0],
+    "unshared-G": PALETTE[0],
     "unshared": PALETTE[0],
 }
 
@@ -60,7 +71,8 @@ def curves(name: str, node: str) -> Iterator[Curve]:
             for event in events:
                 if event["event"] == "evaluation" and event["node"] == node and event["set"] == "held-out":
                     at[event["step"]] = event["pass_at_1"]
-            yield Curve(cell.name, cell.label, seed, at)
+            if at:
+                yield Curve(cell.name, cell.label, seed, at)
 
 
 def draw(axes: Any, name: str, node: str, title: str) -> dict[str, Any]:
@@ -90,12 +102,13 @@ def draw(axes: Any, name: str, node: str, title: str) -> dict[str, Any]:
 def main():
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(WIDTH, 3.2), layout="constrained")
-    grid = figure.subplots(1, len(PANELS), sharey=True)
+    figure = Figure(figsize=(WIDTH, 5.6), layout="constrained")
+    grid = figure.subplots(len(PANELS) // ACROSS, ACROSS, sharey=True)
     of_labels = {}
-    for axes, (name, node, title) in zip(grid, PANELS, strict=True):
+    for axes, (name, node, title) in zip(grid.flat, PANELS, strict=True):
         of_labels |= draw(axes, name, node, title)
-    grid[0].set_ylabel("pass@1")
+    for axes in grid[:, 0]:
+        axes.set_ylabel("pass@1")
     figure.legend(of_labels.values(), of_labels, loc="outside lower center", ncols=5, fontsize=8)
     save(figure, OUT)
     print(OUT)
