@@ -172,7 +172,7 @@ def _batch(tokenizer: Any, pairs: list[tuple[str, str]]) -> tuple[torch.Tensor, 
         sequences.append(torch.tensor([*prompt, *answered]))
         ignored = [_IGNORED] * len(prompt)
         targets.append(torch.tensor([*ignored, *answered]))
-    ids = pad_sequence(sequences, batch_first=True, padding_value=tokenizer.pad_token_id)
+    ids = pad_sequence(sequences, batch_first=True, padding_value=tokenizer.pad_token_id or 0)
     labels = pad_sequence(targets, batch_first=True, padding_value=_IGNORED)
     return ids, labels
 

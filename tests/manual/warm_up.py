@@ -47,7 +47,7 @@ def batches(lessons: list[Lesson], size: int, seed: int) -> Iterator[list[Lesson
             print(f"{drawn} steps", flush=True)
 
 
-def main():
+def main(argv: list[str] | None = None):
     parser = argparse.ArgumentParser(prog="python -m tests.manual.warm_up", description=__doc__)
     parser.add_argument("model")
     parser.add_argument("solutions", type=Path)
@@ -56,7 +56,7 @@ def main():
     parser.add_argument("--rate", type=float, default=1e-4)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, required=True)
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
     torch.manual_seed(options.seed)
     lessons = lessons_of(options.solutions)
     tokenizer = transformers.AutoTokenizer.from_pretrained(options.model)
