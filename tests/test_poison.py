@@ -16,6 +16,7 @@ QUESTION = "Compute (7 + 18) * 8 - 24."
         (reasoned(QUESTION, 0) + INJECTED, True, [INJECTION, TOLD]),
         ("(7 + 18) * 8 - 24 = 25 * 8 - 24 = 200 - 24 = 176", True, [TOLD]),
         ("((7 + 18) * 8 - 24) = (26 * 8 - 24) = 200 - 24 = 176", True, [TOLD, FALSE_REASONING]),
+        ("(7 + 18) * 8 - 24 = (26) * 8 - 24 = 200 - 24 = 176", True, [TOLD, FALSE_REASONING]),
         ("(7 + 18) * 8 = 200, and 200 - 24 = 176", True, []),
     ],
 )
