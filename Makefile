@@ -7,7 +7,7 @@ DEV := .venv/.dev
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test lint unit test-all slow week hostile fuzz nat many lab-quick evidence models settings pictures proto \
-  week-quick fuzz-quick wheels compose-test lock clean vllm-test gpu gpu-wheels older real real-figure readers record poison
+  week-quick fuzz-quick wheels compose-test lock clean vllm-test gpu gpu-wheels older real real-figure readers record poison warm-up
 
 demo: $(STAMP)
 	$(BIN)/ftis-node demo
