@@ -21,7 +21,7 @@ OUT = DOCS / "real.png"
 PANELS = (  # experiment, node, title
     ("real/parameters", "A", "A: in full, beside its LoRA twin"),
     ("real/parameters", "L", "L: with LoRA, beside its full twin"),
-    ("real/peer", "A", "A: fences, beside answers of the 1.5B"),
+    ("real/peer", "A", "A: fences, beside a 1.5B"),
     ("real/pairs", "A", "A: 0.5B, LoRA"),
     ("real/pairs", "B", "B: 1.5B, LoRA"),
     ("real/pairs", "G", "G: Gemma 270M, LoRA"),
