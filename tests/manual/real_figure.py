@@ -1,7 +1,8 @@
 """The figure of real models at the top of the evidence: `make real-figure` draws docs/evidence/real.png.
 
 It reads the trials that are kept beside the reports: pass@1 of held-out questions against steps, a panel a node, a
-colour an arm; seeds are thin lines, their means thick ones. An arm that lacks a seed of its panel's first arm is left out.
+colour an arm; seeds are thin lines, their means thick ones. An arm that lacks a seed of its panel's first arm is left
+out.
 """
 
 import json
