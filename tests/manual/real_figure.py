@@ -1,8 +1,8 @@
 """The figure of real models at the top of the evidence: `make real-figure` draws docs/evidence/real.png.
 
 It reads the trials that are kept beside the reports: pass@1 of held-out questions against steps, a panel a node, a
-colour an arm; seeds are thin lines, their means thick ones. An arm that lacks a seed of its panel's first arm is left
-out.
+colour an arm; seeds are thin lines, their means thick ones. An arm whose seeds are not those of its panel's first arm
+is left out.
 """
 
 import json
@@ -81,8 +81,8 @@ def draw(axes: Any, name: str, node: str, title: str) -> dict[str, Any]:
     of_cells = defaultdict(list)
     for curve in curves(name, node):
         of_cells[curve.cell].append(curve)
-    first = next(iter(of_cells.values()))
-    seeds = {curve.seed for curve in first}
+    first_arm = next(iter(of_cells.values()))
+    seeds = {curve.seed for curve in first_arm}
     drawn_lines = {}
     for cell, some in of_cells.items():
         if {curve.seed for curve in some} != seeds:
